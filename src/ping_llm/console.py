@@ -1,0 +1,48 @@
+"""What a person sees while a command works: progress on a terminal, nothing in a pipe or a log."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import TimeRemainingColumn as RemainingColumn
+
+out = Console(highlight=False)
+"""Results. Programs read this stream, so nothing else is ever printed to it."""
+
+err = Console(stderr=True, highlight=False)
+"""Progress, notes and errors."""
+
+
+class Advance(Protocol):
+    """Reports work done. `total` may be given late, when it becomes known."""
+
+    def __call__(self, amount: float = 1, *, total: float | None = None) -> None: ...
+
+
+@contextmanager
+def progress(description: str, total: float | None = None) -> Iterator[Advance]:
+    """A progress bar on standard error that is only drawn on a terminal.
+
+    >>> with progress("reading", total=3) as advance:
+    ...     for _ in range(3):
+    ...         advance()
+    """
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        RemainingColumn(),
+    )
+    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as bar:
+        task = bar.add_task(description, total=total)
+
+        def advance(amount: float = 1, *, total: float | None = None) -> None:
+            if total is not None:
+                bar.update(task, total=total)
+            bar.advance(task, amount)
+
+        yield advance

@@ -1,0 +1,9 @@
+"""The one exception a user is meant to see: the command line prints its message as a single line and exits non-zero."""
+
+
+class PingLlmError(Exception):
+    """Something is wrong with what the user gave us (a file, an option, a folder), and the message says what to do."""
+
+
+class MeasurementError(PingLlmError):
+    """A measurement that cannot be used, met under `--strict`. The message names the file and the row."""
