@@ -1,0 +1,4 @@
+from ping_llm.cli import main
+
+if __name__ == "__main__":
+    main()

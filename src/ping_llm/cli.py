@@ -1,0 +1,216 @@
+"""The command line: one thin verb per task. Each reads its options, calls one function and shows what came back.
+
+Results go to standard output (with `--json`, one JSON document as the last line), everything else to standard error.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ping_llm import __version__
+from ping_llm.console import err, out, progress
+from ping_llm.errors import PingLlmError
+
+app = typer.Typer(
+    help="ping-llm: a language model of the Internet, learnt from latency measurements.",
+    epilog="Start with:  ping-llm simulate --output data/raw   then   ping-llm prepare --help",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+import_app = typer.Typer(help="Turn other people's measurement formats into measurement files.", no_args_is_help=True)
+inspect_app = typer.Typer(help="Look at what the other commands made.", no_args_is_help=True)
+bench_app = typer.Typer(help="Measure the speed of the parts on this machine.", no_args_is_help=True)
+app.add_typer(import_app, name="import")
+app.add_typer(inspect_app, name="inspect")
+app.add_typer(bench_app, name="bench")
+
+Json = Annotated[bool, typer.Option("--json", help="Print the result as one line of JSON.")]
+Workers = Annotated[int | None, typer.Option(min=1, help="Worker processes.", show_default="all cores")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what the output folder already holds.")]
+
+
+def _print_json(value: Any) -> None:
+    out.print(json.dumps(value), soft_wrap=True, markup=False)
+
+
+@app.callback(invoke_without_command=True)
+def _root(version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False) -> None:
+    if version:
+        out.print(f"ping-llm {__version__}")
+        raise typer.Exit
+
+
+@app.command()
+def prepare(
+    input: Annotated[list[str], typer.Option("--input", "-i", help="File, folder or quoted glob; may be repeated.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder to write the rows to.")],
+    max_row_size_mb: Annotated[float, typer.Option(help="Cut a longer history into several rows.")] = 8,
+    train_ratio: Annotated[float, typer.Option(min=0, max=1, help="Share of the sources in the train split.")] = 0.9,
+    workers: Workers = None,
+    memory_limit_gb: Annotated[
+        float | None, typer.Option(help="For all workers together.", show_default="half of the free memory")
+    ] = None,
+    columns: Annotated[
+        list[str] | None,
+        typer.Option(help="Your name of a column, as rtt=latency_ms; may be repeated.", metavar="COLUMN=NAME"),
+    ] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Stop at the first unusable measurement.")] = False,
+    overwrite: Overwrite = False,
+    json_output: Json = False,
+) -> None:
+    """Turn measurement files (Parquet, CSV, RIPE Atlas JSON) into probe rows, the form that training reads.
+
+    A probe row is one source's history in time order. Every measurement that can be used is in the rows; the others are
+    dropped, counted by reason and reported. If the command is interrupted, run it again: it continues.
+
+    Examples:
+
+      ping-llm prepare --input "data/raw/*.parquet" --output data/probe_rows
+
+      ping-llm prepare -i pings.csv -o rows --columns event_time=when --columns rtt=latency_ms --strict
+    """
+    from ping_llm.rows.prepare import MIB, PrepareSettings
+    from ping_llm.rows.prepare import prepare as run
+    from ping_llm.rows.summary import render, summarise
+
+    settings = PrepareSettings(
+        inputs=tuple(input),
+        output=output,
+        max_row_bytes=int(max_row_size_mb * MIB),
+        train_ratio=train_ratio,
+        columns=_renamed(columns or []),
+        strict=strict,
+        overwrite=overwrite,
+        workers=workers,
+        memory_limit_bytes=None if memory_limit_gb is None else int(memory_limit_gb * 1024 * MIB),
+    )
+    _, worked = run(settings)
+    summary = summarise(output)
+    if json_output:
+        _print_json(summary)
+        return
+    if not worked:
+        err.print(f"{output} is already prepared from this input with these options; nothing to do.")
+    out.print(render(summary, None))
+
+
+def _renamed(pairs: list[str]) -> dict[str, str]:
+    from ping_llm.measurements import SCHEMA
+
+    renamed = {}
+    for pair in pairs:
+        column, separator, name = pair.partition("=")
+        if not separator or column not in SCHEMA.names or not name:
+            raise PingLlmError(f"--columns {pair!r}: write COLUMN=NAME with a column of {', '.join(SCHEMA.names)}")
+        renamed[column] = name
+    return renamed
+
+
+@inspect_app.command("rows")
+def inspect_rows(
+    path: Annotated[Path, typer.Argument(help="Folder that `ping-llm prepare` wrote.")],
+    split: Annotated[str, typer.Option(help="Split to take the decoded row from: train or eval.")] = "train",
+    row: Annotated[int, typer.Option(help="Row to decode.")] = 0,
+    limit: Annotated[int, typer.Option(min=0, help="Measurements of it to show.")] = 8,
+    quick: Annotated[bool, typer.Option("--quick", help="Do not read the shards to check them.")] = False,
+    json_output: Json = False,
+) -> None:
+    """Counts, row sizes, time span, families and failures of prepared rows, and one row decoded.
+
+    Reads every shard and checks it against the manifest and the index; a fault is named and the command fails.
+
+    Examples:
+
+      ping-llm inspect rows data/probe_rows
+
+      ping-llm inspect rows data/probe_rows --split eval --row 7 --limit 20 --json
+    """
+    from ping_llm.rows.dataset import RowSet
+    from ping_llm.rows.summary import render, row_as_json, summarise
+
+    summary = summarise(path)
+    with RowSet(path, split) as rows:
+        if len(rows) and not -len(rows) <= row < len(rows):
+            raise PingLlmError(f"{path} has {len(rows):,} rows in {split}; there is no row {row}")
+    faults: list[str] = []
+    if not quick:
+        faults = _verify(path, summary)
+    summary["verified"] = not quick and not faults
+    summary["faults"] = faults
+    shown = None
+    if not faults:
+        with RowSet(path, split) as rows:
+            shown = row_as_json(rows, row % len(rows), limit) if len(rows) else None
+    if json_output:
+        _print_json(summary | {"row": shown})
+    else:
+        out.print(render(summary, shown))
+        if not quick and not faults:
+            out.print("\nAll shards match the index and the manifest.")
+    if faults:
+        more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
+        raise PingLlmError(faults[0] + more)
+
+
+def _verify(path: Path, summary: dict[str, Any]) -> list[str]:
+    from ping_llm.rows.dataset import RowSet
+
+    total = sum(split["bytes"] for split in summary["splits"].values())
+    faults: list[str] = []
+    with progress("checking shards (bytes)", total=total) as advance:
+        for split in summary["splits"]:
+            with RowSet(path, split) as rows:
+                faults += list(rows.verify(advance))
+    return faults
+
+
+@bench_app.command("prepare")
+def bench_prepare(
+    measurements: Annotated[int, typer.Option(min=1000, help="Simulated measurements to prepare.")] = 5_000_000,
+    workers: Workers = None,
+    memory_limit_gb: Annotated[float, typer.Option(help="Limit given to `prepare`.")] = 4.0,
+    scratch: Annotated[Path | None, typer.Option(help="Folder for temporary files.", show_default="system's")] = None,
+    json_output: Json = False,
+) -> None:
+    """Speed and memory of `prepare`, beside a one-at-a-time converter and a bare DuckDB sort of the same input.
+
+    Example:
+
+      ping-llm bench prepare --measurements 20000000 --json
+    """
+    from ping_llm.benchmarks.prepare import PrepareBenchmark
+
+    benchmark = PrepareBenchmark(
+        measurements=measurements, workers=workers, memory_limit_gb=memory_limit_gb, scratch=scratch
+    )
+    _show(benchmark.run(), json_output)
+
+
+def _show(result: dict[str, Any], json_output: bool) -> None:
+    if json_output:
+        _print_json(result)
+        return
+    for name, value in result.items():
+        shown = f"{value:,}" if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
+        out.print(f"{name:28} {shown}")
+
+
+def main() -> None:
+    """Run a command; an error of the user's making is one line on standard error and a non-zero exit."""
+    try:
+        app()
+    except PingLlmError as error:
+        err.print(f"[bold red]error:[/] {_escaped(str(error))}", soft_wrap=True)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        err.print("interrupted")
+        sys.exit(130)
+
+
+def _escaped(message: str) -> str:
+    return " ".join(message.split()).replace("[", r"\[")

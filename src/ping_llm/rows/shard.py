@@ -1,0 +1,129 @@
+"""Writing one shard: an ArrayRecord file of probe rows, and the index entries that say where each row lies."""
+
+import hashlib
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final, Self
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from array_record.python.array_record_module import ArrayRecordWriter
+
+from ping_llm.addresses import source_hash
+from ping_llm.errors import PingLlmError
+from ping_llm.rows import arrayrecord_layout as layout
+from ping_llm.rows.format import MAGIC, SourceRuns, encode_rows
+
+INDEX_SCHEMA: Final = pa.schema(
+    [
+        pa.field("shard", pa.uint32(), nullable=False),
+        pa.field("position", pa.uint32(), nullable=False),
+        pa.field("offset", pa.uint64(), nullable=False),
+        pa.field("count", pa.uint32(), nullable=False),
+        pa.field("failed", pa.uint32(), nullable=False),
+        pa.field("family", pa.uint8(), nullable=False),
+        pa.field("time_unit_us", pa.uint32(), nullable=False),
+        pa.field("first_time_us", pa.int64(), nullable=False),
+        pa.field("last_time_us", pa.int64(), nullable=False),
+        pa.field("source_hash", pa.uint64(), nullable=False),
+    ]
+)
+"""One entry per row: the shard's number, the record's position in it and the logical offset of its first byte, then
+what the row holds. All measurements of a row are of one family, so `count` and `family` give the IPv4/IPv6 counts."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardInfo:
+    """What the manifest says about a shard."""
+
+    file: str
+    rows: int
+    measurements: int
+    failed: int
+    bytes: int
+    sha256: str
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> Self:
+        return cls(**value)
+
+
+class ShardWriter:
+    """Appends rows to a new shard file. `close` checks the file and returns its description and index entries."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._writer = ArrayRecordWriter(str(path), layout.WRITER_OPTIONS)
+        self._next_chunk = layout.FIRST_CHUNK
+        self._entries: list[pa.RecordBatch] = []
+        self._rows = 0
+
+    def add(self, runs: SourceRuns) -> None:
+        if not len(runs.counts):
+            return
+        encoded = encode_rows(runs)
+        for row in range(len(encoded)):
+            self._writer.write(encoded.record(row))
+        packed = np.zeros((len(encoded), 16), dtype=np.uint8)
+        packed[:, : runs.sources.shape[1]] = runs.sources
+        families = np.full(len(encoded), runs.family, dtype=np.uint8)
+        columns: dict[str, npt.NDArray[Any]] = {
+            "shard": np.zeros(len(encoded), dtype=np.uint32),  # numbered when all shards are known
+            "position": self._rows + np.arange(len(encoded), dtype=np.uint32),
+            "offset": self._next_chunk + encoded.starts,
+            "count": runs.counts,
+            "failed": encoded.failed,
+            "family": families,
+            "time_unit_us": encoded.time_units_us,
+            "first_time_us": encoded.first_times_us,
+            "last_time_us": encoded.last_times_us,
+            "source_hash": source_hash(families, packed),
+        }
+        arrays = [pa.array(columns[f.name].astype(f.type.to_pandas_dtype()), type=f.type) for f in INDEX_SCHEMA]
+        self._entries.append(pa.RecordBatch.from_arrays(arrays, schema=INDEX_SCHEMA))
+        self._next_chunk += encoded.chunk_bytes
+        self._rows += len(encoded)
+
+    def close(self) -> tuple[ShardInfo, pa.Table]:
+        self._writer.close()
+        index = pa.Table.from_batches(self._entries, schema=INDEX_SCHEMA).combine_chunks()
+        self._check(index)
+        info = ShardInfo(
+            file=self._path.name,
+            rows=self._rows,
+            measurements=int(np.sum(index["count"].to_numpy(), dtype=np.int64)),
+            failed=int(np.sum(index["failed"].to_numpy(), dtype=np.int64)),
+            bytes=self._path.stat().st_size,
+            sha256=file_sha256(self._path),
+        )
+        return info, index
+
+    def _check(self, index: pa.Table) -> None:
+        """ArrayRecord reports no write error and promises no layout: see that each record begins where it should.
+
+        Without this, a full disk would leave a short file that looks whole, and a new ArrayRecord release could make
+        mapped reads return something else than the rows.
+        """
+        size = self._path.stat().st_size
+        if size < layout.physical(self._next_chunk):
+            raise PingLlmError(
+                f"cannot write {self._path}: the file ends at {size:,} of at least "
+                f"{layout.physical(self._next_chunk):,} bytes; is the disk full? Free some space and run the same "
+                "command again: finished work is kept"
+            )
+        file = np.memmap(self._path, dtype=np.uint8, mode="r")
+        found = layout.gather_bytes(file, index["offset"].to_numpy().astype(np.int64), len(MAGIC))
+        if not (found == np.frombuffer(MAGIC, dtype=np.uint8)).all():
+            raise PingLlmError(
+                f"{self._path}: this array_record release lays records out in a way this version of ping-llm does not "
+                "know; install the array_record version named in the lock file"
+            )
+
+
+def file_sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,170 @@
+"""What `ping-llm inspect rows` tells about a prepared dataset: first the numbers, then their looks."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from ping_llm.addresses import format_address
+from ping_llm.rows.dataset import RowSet
+from ping_llm.rows.format import ProbeRow
+from ping_llm.rows.manifest import Manifest
+
+
+def summarise(folder: Path) -> dict[str, Any]:
+    """Everything that the manifest and the indexes know, as JSON-able values."""
+    manifest = Manifest.load(folder)
+    splits = {}
+    for name in manifest.splits:
+        with RowSet(folder, name) as rows:
+            splits[name] = _summarise_split(rows)
+    return {
+        "path": str(folder),
+        "fingerprint": manifest.fingerprint,
+        "options": manifest.options,
+        "input_files": len(manifest.inputs),
+        "read": manifest.read,
+        "written": manifest.written,
+        "dropped": manifest.dropped,
+        "splits": splits,
+    }
+
+
+def _summarise_split(rows: RowSet) -> dict[str, Any]:
+    counts = rows.column("count").astype(np.int64)
+    measurements = int(counts.sum())
+    summary: dict[str, Any] = {
+        "fingerprint": rows.fingerprint,
+        "shards": len(rows.info.shards),
+        "bytes": sum(shard.bytes for shard in rows.info.shards),
+        "rows": len(rows),
+        "measurements": measurements,
+    }
+    if not len(rows):
+        return summary
+    ipv6 = int(counts[rows.column("family") == 6].sum())
+    return summary | {
+        "sources": len(np.unique(rows.column("source_hash"))),
+        "ipv4_share": 1 - ipv6 / measurements,
+        "ipv6_share": ipv6 / measurements,
+        "failed_share": rows.info.failed / measurements,
+        "first_time": _moment(int(rows.column("first_time_us").min())),
+        "last_time": _moment(int(rows.column("last_time_us").max())),
+        "row_size": {
+            "mean": measurements / len(rows),
+            **{f"p{q}": int(np.percentile(counts, q, method="nearest")) for q in (50, 90, 99)},
+            "max": int(counts.max()),
+        },
+        "histogram": _histogram(counts),
+    }
+
+
+def _histogram(counts: Any) -> list[dict[str, int]]:
+    """Rows and measurements by row size, in powers of four."""
+    levels = np.floor(np.log2(counts) / 2).astype(int)
+    return [
+        {
+            "from": 4**level,
+            "to": 4 ** (level + 1) - 1,
+            "rows": int((levels == level).sum()),
+            "measurements": int(counts[levels == level].sum()),
+        }
+        for level in range(int(levels.max()) + 1)
+    ]
+
+
+def row_as_json(rows: RowSet, number: int, limit: int) -> dict[str, Any]:
+    """One row decoded: its first `limit` measurements."""
+    row = rows[number]
+    shard = int(rows.column("shard")[number])
+    return {
+        "row": number,
+        "split": rows.split,
+        "shard": rows.info.shards[shard].file,
+        "position": int(rows.column("position")[number]),
+        "source": row.source_address,
+        "count": len(row),
+        "measurements": [_measurement(row, i) for i in range(min(limit, len(row)))],
+    }
+
+
+def _measurement(row: ProbeRow, i: int) -> dict[str, Any]:
+    rtt = float(row.rtt_ms[i])
+    return {
+        "event_time": _moment(int(row.time_us[i])),
+        "dst_addr": format_address(row.family, row.destinations[i].tobytes()),
+        "rtt": None if np.isnan(rtt) else round(rtt, 4),
+    }
+
+
+def _moment(time_us: int) -> str:
+    whole, micros = divmod(time_us, 1_000_000)
+    text = datetime.fromtimestamp(whole, UTC).strftime("%Y-%m-%dT%H:%M:%S")
+    return text + (f".{micros:06d}" if micros else "") + "Z"
+
+
+def render(summary: dict[str, Any], row: dict[str, Any] | None) -> RenderableType:
+    """The summary for the eye."""
+    parts: list[RenderableType] = [Text(f"Probe rows in {summary['path']}", style="bold")]
+    parts.append(Text(f"  fingerprint  {summary['fingerprint']}"))
+    dropped = ", ".join(f"{n:,} {reason}" for reason, n in summary["dropped"].items()) or "none"
+    parts.append(Text(f"  input        {summary['read']:,} measurements in {summary['input_files']} file(s)"))
+    parts.append(Text(f"  written      {summary['written']:,}    dropped: {dropped}\n"))
+    parts.append(_split_table(summary["splits"]))
+    for name, split in summary["splits"].items():
+        if split["rows"]:
+            parts.append(_histogram_table(name, split))
+    if row:
+        parts.append(_row_table(row))
+    return Group(*parts)
+
+
+def _split_table(splits: dict[str, Any]) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
+    table.add_column("")
+    for name in splits:
+        table.add_column(name, justify="right")
+
+    def add(label: str, show: Any) -> None:
+        table.add_row(label, *(show(split) if split["rows"] else "" for split in splits.values()))
+
+    add("rows", lambda s: f"{s['rows']:,}")
+    add("sources", lambda s: f"{s['sources']:,}")
+    add("measurements", lambda s: f"{s['measurements']:,}")
+    add("IPv4 / IPv6", lambda s: f"{s['ipv4_share']:.1%} / {s['ipv6_share']:.1%}")
+    add("failed", lambda s: f"{s['failed_share']:.2%}")
+    add("from", lambda s: s["first_time"])
+    add("to", lambda s: s["last_time"])
+    add("row size p50 / p99 / max", lambda s: "{p50:,} / {p99:,} / {max:,}".format(**s["row_size"]))
+    add("shards", lambda s: f"{s['shards']} ({s['bytes'] / 1e6:,.1f} MB)")
+    return table
+
+
+def _histogram_table(name: str, split: dict[str, Any]) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), title=f"\n{name}: row sizes", title_justify="left")
+    for column, justify in (("measurements in a row", "right"), ("rows", "right"), ("", "left")):
+        table.add_column(column, justify=justify)  # type: ignore[arg-type]
+    most = max(bin["rows"] for bin in split["histogram"])
+    for bin in split["histogram"]:
+        bar = "█" * round(30 * bin["rows"] / most) or ("▏" if bin["rows"] else "")
+        table.add_row(f"{bin['from']:,} – {bin['to']:,}", f"{bin['rows']:,}", bar)
+    return table
+
+
+def _row_table(row: dict[str, Any]) -> Table:
+    title = f"\n{row['split']} row {row['row']} ({row['shard']}, record {row['position']}): source {row['source']}"
+    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), title=title, title_justify="left")
+    for column in ("time", "destination"):
+        table.add_column(column)
+    table.add_column("RTT", justify="right")
+    for m in row["measurements"]:
+        rtt = Text("failed", style="red") if m["rtt"] is None else Text(f"{m['rtt']:.3f} ms")
+        table.add_row(m["event_time"], m["dst_addr"], rtt)
+    if row["count"] > len(row["measurements"]):
+        table.caption = f"… {row['count'] - len(row['measurements']):,} more"
+        table.caption_justify = "left"
+    return table

@@ -1,0 +1,156 @@
+"""The two kinds of work that make probe rows. Both are stateless: all they know is in the task, all they say is in
+the marker they write last, so any engine may run them anywhere, and a task without a marker is simply run again.
+
+    partition   a piece of an input file  ->  runs of measurements cut by source hash   (`spill.py`)
+    shard       a range of buckets        ->  sorted, cut into rows, one shard a split  (`sort.py`, `shard.py`)
+"""
+
+import json
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from ping_llm.addresses import mix64, source_hash
+from ping_llm.errors import MeasurementError
+from ping_llm.measurements import DROP_REASONS, validate
+from ping_llm.rows import spill
+from ping_llm.rows.format import SourceRuns
+from ping_llm.rows.shard import ShardWriter
+from ping_llm.rows.sort import cut_into_rows, sorted_batches
+from ping_llm.sources import files
+from ping_llm.sources.pieces import Piece, RawBatch
+
+SPLITS: Final = ("train", "eval")
+
+_SPLIT_SALT: Final = np.uint64(0x5EED_0F_5B117)
+"""Makes the split independent of the bucket, which is cut from the same hash."""
+
+_SORT_MEMORY_SHARE: Final = 0.5
+"""DuckDB's part of a worker's memory; the rest is for what goes in and comes out."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartitionTask:
+    number: int
+    piece: Piece
+    folder: str
+    batch_rows: int
+    strict: bool
+
+    @property
+    def marker(self) -> Path:
+        return Path(self.folder) / f"piece-{self.number:06d}.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardTask:
+    number: int
+    first_bucket: int
+    last_bucket: int
+    runs_folder: str
+    folder: str
+    scratch: str
+    max_row_bytes: int
+    train_ratio: float
+    memory_bytes: int
+
+    @property
+    def marker(self) -> Path:
+        return Path(self.folder) / f"shard-{self.number:05d}.json"
+
+
+def partition(task: PartitionTask) -> dict[str, Any]:
+    """Read, check and cut one piece. The marker adds up: `read` is `kept` plus all of `dropped`."""
+    for left_over in Path(task.folder).glob(f"piece-{task.number:06d}.*"):
+        left_over.unlink()
+    kept = runs = 0
+    dropped: Counter[str] = Counter()
+    for raw in files.read(task.piece, task.batch_rows, strict=task.strict):
+        valid = validate(raw.batch)
+        if task.strict and valid.first_dropped:
+            raise _first_bad_row(task.piece, raw, *valid.first_dropped)
+        dropped += raw.dropped + valid.dropped
+        if len(valid):
+            spill.write_run(Path(task.folder) / f"piece-{task.number:06d}.{runs:04d}.run", valid)
+            kept, runs = kept + len(valid), runs + 1
+    result = {"read": kept + dropped.total(), "kept": kept, "dropped": dict(dropped)}
+    write_json(task.marker, result)
+    return result
+
+
+def _first_bad_row(piece: Piece, raw: RawBatch, position: int, reason: str) -> MeasurementError:
+    row = raw.first_row + position
+    place = f"line {row + 2}" if piece.format == "csv" else f"row {row}"
+    values = {name: raw.batch.column(name)[position].as_py() for name in raw.batch.schema.names}
+    shown = ", ".join(f"{name}={value}" for name, value in values.items())
+    return MeasurementError(f"{piece.path}, {place}: {reason} ({DROP_REASONS[reason]}): {shown}")
+
+
+def write_shard(task: ShardTask) -> dict[str, Any]:
+    """Sort a range of buckets and write its rows. Sources go to the split that their hash says."""
+    runs = sorted(Path(task.runs_folder).glob("*.run"))
+    paths = {split: Path(task.folder) / f"{split}-{task.number:05d}.arrayrecord" for split in SPLITS}
+    writers = {split: ShardWriter(path) for split, path in paths.items()}
+    for family in spill.FAMILIES:
+        batches = sorted_batches(
+            runs,
+            family,
+            task.first_bucket,
+            task.last_bucket,
+            memory_bytes=int(task.memory_bytes * _SORT_MEMORY_SHARE),
+            scratch=Path(task.scratch),
+        )
+        for rows in cut_into_rows(batches, family, task.max_row_bytes):
+            in_train = is_train(rows, task.train_ratio)
+            writers["train"].add(_choose(rows, in_train))
+            writers["eval"].add(_choose(rows, ~in_train))
+    result: dict[str, Any] = {}
+    for split, writer in writers.items():
+        info, index = writer.close()
+        write_index(index, paths[split].with_suffix(".index"))
+        result[split] = info.to_json()
+    write_json(task.marker, result)
+    return result
+
+
+def is_train(rows: SourceRuns, train_ratio: float) -> Any:
+    """Which rows belong to the training split: a function of the source address alone."""
+    packed = np.zeros((len(rows.sources), 16), dtype=np.uint8)
+    packed[:, : rows.sources.shape[1]] = rows.sources
+    families = np.full(len(packed), rows.family, dtype=np.uint8)
+    uniform = mix64(source_hash(families, packed) ^ _SPLIT_SALT) >> np.uint64(11)
+    return uniform.astype(np.float64) * 2.0**-53 < train_ratio
+
+
+def _choose(rows: SourceRuns, chosen: Any) -> SourceRuns:
+    """The chosen rows alone, with their measurements closed up."""
+    if chosen.all():
+        return rows
+    measurements = np.repeat(chosen, rows.counts)
+    counts = rows.counts[chosen]
+    return SourceRuns(
+        family=rows.family,
+        sources=rows.sources[chosen],
+        starts=np.cumsum(counts) - counts,
+        counts=counts,
+        time_us=rows.time_us[: len(measurements)][measurements],
+        destinations=rows.destinations[: len(measurements)][measurements],
+        rtt_ms=rows.rtt_ms[: len(measurements)][measurements],
+    )
+
+
+def write_index(index: pa.Table, path: Path) -> None:
+    """Uncompressed Arrow IPC: it is mapped, not read, so start-up touches only the columns it uses."""
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, index.schema) as writer:
+        writer.write_table(index)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a file whole or not at all."""
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_text(json.dumps(value, indent=1) + "\n")
+    temporary.replace(path)

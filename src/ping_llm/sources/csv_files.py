@@ -1,0 +1,75 @@
+"""Measurements from CSV files (comma, semicolon, tab or bar; plain or compressed). Every cell is read as text."""
+
+import csv
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+from pyarrow import csv as arrow_csv
+
+from ping_llm.errors import MeasurementError, PingLlmError
+from ping_llm.sources.pieces import Piece, RawBatch, find_columns
+
+_DELIMITERS: Final = ",;\t|"
+_BYTES_PER_ROW: Final = 60  # a short line; only sets how many rows a block gives, so a batch never exceeds its size
+
+
+def columns(path: Path, renamed: Mapping[str, str]) -> dict[str, str]:
+    names, _ = _header(str(path))
+    return find_columns(names, renamed, str(path))
+
+
+def _header(path: str) -> tuple[list[str], str]:
+    """Column names and delimiter, from the first line."""
+    with pa.input_stream(path, compression="detect") as stream:
+        start = stream.read(65536)
+    try:
+        text = start.decode("utf-8-sig") if len(start) < 65536 else start.decode("utf-8-sig", errors="ignore")
+    except UnicodeDecodeError as error:
+        raise PingLlmError(f"cannot read {path}: not UTF-8 text ({error.reason} at byte {error.start})") from error
+    lines = text.splitlines()
+    if not lines or not lines[0].strip():
+        raise PingLlmError(f"{path}: the first line must name the columns")
+    delimiter = max(_DELIMITERS, key=lines[0].count)
+    return next(csv.reader([lines[0]], delimiter=delimiter)), delimiter
+
+
+def read(piece: Piece, batch_rows: int, strict: bool) -> Iterator[RawBatch]:
+    names, delimiter = _header(piece.path)
+    dropped: Counter[str] = Counter()
+
+    def on_bad_line(row: Any) -> str:
+        if strict:
+            raise MeasurementError(
+                f"{piece.path}, line {row.number}: malformed_row "
+                f"({row.actual_columns} cells, not {row.expected_columns})"
+            )
+        dropped["malformed_row"] += 1
+        return "skip"
+
+    chosen = list(piece.columns.values())
+    reader = arrow_csv.open_csv(
+        piece.path,
+        read_options=arrow_csv.ReadOptions(
+            use_threads=False, block_size=max(1 << 16, batch_rows * _BYTES_PER_ROW), column_names=names, skip_rows=1
+        ),
+        parse_options=arrow_csv.ParseOptions(delimiter=delimiter, invalid_row_handler=on_bad_line),
+        convert_options=arrow_csv.ConvertOptions(
+            column_types={name: pa.string() for name in chosen}, include_columns=chosen, strings_can_be_null=False
+        ),
+    )
+    first_row = 0
+    with reader:
+        for batch in reader:
+            yield RawBatch(
+                batch=batch.select(chosen).rename_columns(list(piece.columns)),
+                first_row=first_row,
+                dropped=Counter(dropped),
+            )
+            first_row += batch.num_rows + dropped.total()
+            dropped.clear()
+    if dropped:  # bad lines after the last good one
+        empty = pa.RecordBatch.from_pylist([], schema=pa.schema([(name, pa.string()) for name in piece.columns]))
+        yield RawBatch(batch=empty, first_row=first_row, dropped=dropped)

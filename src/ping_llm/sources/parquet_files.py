@@ -1,0 +1,68 @@
+"""Measurements from Parquet files."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ping_llm.errors import PingLlmError
+from ping_llm.sources.pieces import Piece, RawBatch, find_columns
+
+
+def plan(path: Path, renamed: Mapping[str, str], piece_rows: int) -> tuple[int, list[Piece]]:
+    """Rows in the file, and pieces of whole row groups with about `piece_rows` rows each."""
+    with pq.ParquetFile(path) as file:
+        metadata = file.metadata
+        columns = find_columns(file.schema_arrow.names, renamed, str(path))
+        _check_types(file.schema_arrow, columns, path)
+        sizes = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
+        compressed = [metadata.row_group(i).total_byte_size for i in range(metadata.num_row_groups)]
+    pieces = []
+    first_group = first_row = 0
+    while first_group < len(sizes):
+        last_group, rows = first_group, 0
+        while last_group < len(sizes) and (rows == 0 or rows + sizes[last_group] <= piece_rows):
+            rows += sizes[last_group]
+            last_group += 1
+        pieces.append(
+            Piece(
+                path=str(path),
+                format="parquet",
+                columns=columns,
+                bytes=sum(compressed[first_group:last_group]),
+                row_groups=(first_group, last_group),
+                first_row=first_row,
+            )
+        )
+        first_group, first_row = last_group, first_row + rows
+    return metadata.num_rows, pieces
+
+
+def _check_types(schema: pa.Schema, columns: Mapping[str, str], path: Path) -> None:
+    """Refuse a file of the wrong types before any work is done, not in the middle of it."""
+    for column, name in columns.items():
+        kind = schema.field(name).type
+        value = kind.value_type if pa.types.is_dictionary(kind) else kind
+        text = pa.types.is_string(value) or pa.types.is_large_string(value) or pa.types.is_string_view(value)
+        number = pa.types.is_integer(value) or pa.types.is_floating(value) or pa.types.is_decimal(value)
+        if column in {"src_addr", "dst_addr"}:
+            fine, wanted = text, "text"
+        elif column == "event_time":
+            fine, wanted = text or number or pa.types.is_timestamp(value), "a timestamp, epoch seconds or ISO 8601 text"
+        else:
+            fine, wanted = text or number or pa.types.is_null(value), "numbers"
+        if not fine:
+            raise PingLlmError(f"{path}: column {name!r} has type {kind}; expected {wanted}")
+
+
+def read(piece: Piece, batch_rows: int, strict: bool) -> Iterator[RawBatch]:
+    addresses = [piece.columns["src_addr"], piece.columns["dst_addr"]]
+    first_row = piece.first_row
+    # One thread: the caller runs several tasks side by side. Addresses come dictionary-encoded, as they are stored.
+    with pq.ParquetFile(piece.path, read_dictionary=addresses, pre_buffer=False, buffer_size=1 << 20) as file:
+        groups = list(range(*piece.row_groups)) if piece.row_groups else None
+        names = list(piece.columns.values())
+        for batch in file.iter_batches(batch_rows, row_groups=groups, columns=names, use_threads=False):
+            yield RawBatch(batch=batch.select(names).rename_columns(list(piece.columns)), first_row=first_row)
+            first_row += batch.num_rows

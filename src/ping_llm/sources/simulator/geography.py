@@ -1,0 +1,129 @@
+"""Where networks are: regions on a sphere, their cities, and the points of presence of their autonomous systems."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from ping_llm.sources.simulator.randomness import Floats, Ints, generator
+from ping_llm.sources.simulator.settings import SimulatorSettings
+
+EARTH_RADIUS_KM = 6371.0
+
+# Standard deviations on the unit sphere, so in units of the Earth's radius.
+_REGION_WANDER = 0.08
+_CITY_SPREAD = 0.22
+_HOST_SPREAD = 0.004
+
+_HOSTING_EVERY = 3
+"""Every third system of a region hosts servers; the others connect people."""
+
+
+@dataclass(frozen=True)
+class Geography:
+    """Arrays by region, city, system (AS) and point of presence (PoP: one system in one city).
+
+    PoPs are ordered by region, then by city, so that those of a city and those of a region are each one range.
+    """
+
+    region_weight: Floats
+    city_position: Floats  # [city, 3], unit vectors
+    city_region: Ints
+    system_region: Ints
+    system_is_hosting: Ints
+    pop_system: Ints
+    pop_city: Ints
+    access_weight: Floats  # by PoP: where hosts of access networks are; sums to 1
+    hosting_weight: Floats  # by PoP: where hosts of hosting networks are; sums to 1
+
+    @property
+    def pop_region(self) -> Ints:
+        return self.city_region[self.pop_city]
+
+    def scatter(self, pops: Ints, rng: np.random.Generator) -> Floats:
+        """Positions of hosts around the cities of their PoPs."""
+        return _on_sphere(self.city_position[self.pop_city[pops]] + _HOST_SPREAD * rng.standard_normal((len(pops), 3)))
+
+
+def build_geography(settings: SimulatorSettings) -> Geography:
+    rng = generator(settings.seed, "geography")
+    regions, cities, systems = settings.regions, settings.cities_per_region, settings.systems_per_region
+
+    # An evenly covered sphere, turned at random and disturbed: every seed has other places at comparable distances.
+    turn, _ = np.linalg.qr(rng.standard_normal((3, 3)))
+    centre = _on_sphere(_even_points(regions)[_PERM] @ turn + _REGION_WANDER * rng.standard_normal((regions, 3)))
+    city_region = np.repeat(np.arange(regions), cities)
+    city_position = _cities_around(centre, cities, rng)
+
+    region_weight = _zipf(regions, 0.6)
+    city_weight = _zipf(cities, 0.6)
+    system_size = _zipf(systems, 0.8)
+    system_is_hosting = np.arange(systems) % _HOSTING_EVERY == _HOSTING_EVERY - 1
+
+    # [region, city, system]: the larger a system, the more cities it is in; each has at least its home city.
+    presence = rng.random((regions, cities, systems)) < np.sqrt(system_size / system_size.max())
+    home = rng.integers(cities, size=(regions, systems))
+    presence[np.arange(regions)[:, None], home, np.arange(systems)] = True
+    pop_region, city_in_region, system_in_region = np.nonzero(presence)
+    size = city_weight[city_in_region] * system_size[system_in_region]
+    hosting = system_is_hosting[system_in_region]
+
+    def weights(chosen: npt.NDArray[np.bool_]) -> Floats:
+        chosen = chosen if chosen.any() else ~chosen  # a world of one system makes do with it
+        in_region = np.bincount(pop_region, size * chosen, regions)
+        return np.asarray(region_weight[pop_region] * size * chosen / in_region[pop_region], np.float64)
+
+    return Geography(
+        region_weight=region_weight,
+        city_position=city_position,
+        city_region=city_region,
+        system_region=np.repeat(np.arange(regions), systems),
+        system_is_hosting=np.tile(system_is_hosting.astype(np.int64), regions),
+        pop_system=pop_region * systems + system_in_region,
+        pop_city=pop_region * cities + city_in_region,
+        access_weight=weights(~hosting),
+        hosting_weight=weights(hosting),
+    )
+
+
+_PERM = np.arange(8)
+_GAMMA = 1.0
+_HETERO = 0.0
+_CITY_WANDER = 0.03
+
+
+def _cities_around(centre, cities, rng):
+    n = len(centre)
+    size = _CITY_SPREAD * (1 + _HETERO * (np.arange(n) % 3 - 1))
+    north = np.linalg.svd(centre[:, None, :])[2]  # [n,3,3] rows 1,2 orthonormal to centre
+    turn = 2 * np.pi * rng.random(n)
+    place = (np.arange(1, cities + 1) * (np.sqrt(5) - 1) / 2 + rng.random((n, 1))) % 1
+    angle = turn[:, None] + np.pi * (3 - np.sqrt(5)) * np.arange(cities)
+    radius = size[:, None] * place**_GAMMA
+    off = radius[..., None] * (
+        np.cos(angle)[..., None] * north[:, None, 1] + np.sin(angle)[..., None] * north[:, None, 2]
+    )
+    p = centre[:, None] + off + _CITY_WANDER * rng.standard_normal((n, cities, 3))
+    return _on_sphere(p.reshape(-1, 3))
+
+
+def great_circle_km(one: Floats, other: Floats) -> Floats:
+    half_chord = np.sqrt(((one - other) ** 2).sum(axis=1)) / 2.0
+    return np.asarray(2.0 * EARTH_RADIUS_KM * np.arcsin(np.minimum(half_chord, 1.0)), np.float64)
+
+
+def _even_points(count: int) -> Floats:
+    """The Fibonacci lattice on the unit sphere."""
+    height = 1.0 - (2.0 * np.arange(count) + 1.0) / count
+    turn = np.pi * (3.0 - np.sqrt(5.0)) * np.arange(count)
+    radius = np.sqrt(1.0 - height**2)
+    return np.stack([radius * np.cos(turn), radius * np.sin(turn), height], axis=1)
+
+
+def _on_sphere(points: Floats) -> Floats:
+    return np.asarray(points / np.linalg.norm(points, axis=1, keepdims=True), np.float64)
+
+
+def _zipf(count: int, exponent: float) -> Floats:
+    weight = np.arange(1.0, count + 1) ** -exponent
+    return np.asarray(weight / weight.sum(), np.float64)

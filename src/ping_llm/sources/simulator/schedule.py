@@ -1,0 +1,187 @@
+"""Who measures whom, when: streams, each a source that measures one target at a steady interval for a while."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ping_llm.errors import PingLlmError
+from ping_llm.sources.simulator.endpoints import Endpoints
+from ping_llm.sources.simulator.geography import Geography
+from ping_llm.sources.simulator.randomness import Floats, Ints, generator
+from ping_llm.sources.simulator.settings import SimulatorSettings
+
+INTERVALS = ((10, 0.03), (30, 0.08), (60, 0.56), (120, 0.15), (180, 0.13), (300, 0.03), (600, 0.016), (1800, 0.004))
+"""Seconds between two measurements of a stream, and the share of the measurements made at that interval."""
+
+_INTERVAL_DRIFT_MS = 300
+"""No probe's clock is exact: at most this much is added to or taken from an interval, for good."""
+
+_STREAMS_EXPONENT = 0.4
+"""A source with n measurements has about n^0.4 streams: a few for most, hundreds for the largest."""
+
+_SOURCE_WINDOW = 0.1
+"""The streams of a source start within this part of the observed period, so that its history is of one piece."""
+
+
+@dataclass(frozen=True)
+class Streams:
+    """Arrays by stream, in the order in which they start. Measurement k of a stream is at start_ms + k·interval_ms."""
+
+    source: np.ndarray  # endpoint, int32
+    target: np.ndarray  # endpoint, int32
+    count: np.ndarray  # int32
+    interval_ms: np.ndarray  # int32
+    start_ms: Ints  # since the start of the observed period
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    @property
+    def last_ms(self) -> Ints:
+        return self.start_ms + (self.count - np.int64(1)) * self.interval_ms
+
+
+def source_sizes(settings: SimulatorSettings) -> Ints:
+    """Measurements of every source, the largest first: the quantiles of a Lomax distribution, made whole and exact."""
+    sources = min(settings.sources, settings.measurements)
+    survival = (np.arange(sources) + 0.5) / sources
+    size = survival ** (-1.0 / settings.source_size_tail) - 1.0
+    spare = settings.measurements - sources  # every source has one measurement at least
+    whole = np.floor(size * (spare / max(size.sum(), 1e-300))).astype(np.int64)
+    whole[: spare - int(whole.sum())] += 1
+    return whole + 1
+
+
+def build_streams(settings: SimulatorSettings, geography: Geography, endpoints: Endpoints, sizes: Ints) -> Streams:
+    rng = generator(settings.seed, "streams")
+    span_ms = settings.span_s * 1000
+    source, count = _split(sizes, span_ms, rng)
+    target = _choose_targets(settings, geography, endpoints, source, count, rng)
+    source, target, count = _merge_equal_pairs(source, target, count)
+
+    interval_ms = _shares_of_weight(count, INTERVALS, rng) * 1000
+    interval_ms += rng.integers(-_INTERVAL_DRIFT_MS, _INTERVAL_DRIFT_MS + 1, len(count))
+    interval_ms = np.minimum(interval_ms, span_ms // count)
+    if interval_ms.min() < 1:
+        raise PingLlmError("so many measurements of one pair do not fit into the period: ask for more days or targets")
+    place = (1.0 - _SOURCE_WINDOW) * rng.random(len(sizes))[source] + _SOURCE_WINDOW * rng.random(len(count))
+    start_ms = np.floor(place * (span_ms - (count - 1) * interval_ms)).astype(np.int64)
+
+    order = np.argsort(start_ms, kind="stable")
+    return Streams(
+        source=source[order].astype(np.int32),
+        target=target[order].astype(np.int32),
+        count=count[order].astype(np.int32),
+        interval_ms=interval_ms[order].astype(np.int32),
+        start_ms=start_ms[order],
+    )
+
+
+def _split(sizes: Ints, span_ms: int, rng: np.random.Generator) -> tuple[Ints, Ints]:
+    """The measurements of every source over its streams: (source, count) by stream."""
+    wanted = np.rint(sizes**_STREAMS_EXPONENT * rng.uniform(0.5, 1.5, len(sizes))).astype(np.int64)
+    needed = -(-sizes * 60_000 * 2 // span_ms)  # at a minute's interval a stream fills half of the period at most
+    streams = np.clip(np.maximum(wanted, needed), 1, sizes)
+    source = np.repeat(np.arange(len(sizes)), streams)
+    first = np.cumsum(streams) - streams
+    part = 0.2 + rng.standard_exponential(len(source))
+    part /= np.add.reduceat(part, first)[source]
+    count = 1 + np.floor(part * (sizes - streams)[source]).astype(np.int64)
+    left = sizes - np.add.reduceat(count, first)
+    count += np.arange(len(source)) - first[source] < left[source]
+    return source, count
+
+
+def _choose_targets(
+    settings: SimulatorSettings,
+    geography: Geography,
+    endpoints: Endpoints,
+    source: Ints,
+    count: Ints,
+    rng: np.random.Generator,
+) -> Ints:
+    """A target of the source's family for every stream: in its city, in its region, or in another region."""
+    shares = (
+        (0, settings.local_share),
+        (1, settings.regional_share),
+        (2, 1 - settings.local_share - settings.regional_share),
+    )
+    reach = _shares_of_weight(count, shares, rng)
+    target = np.full(len(source), -1, np.int64)
+    city = geography.pop_city[endpoints.pop]
+    region = geography.city_region[city]
+    for family in (4, 6):
+        candidates = endpoints.sources + np.flatnonzero(endpoints.family[endpoints.sources :] == family)
+        chooser = _TargetChooser(
+            cumulative=np.concatenate([[0.0], np.cumsum(endpoints.popularity[candidates])]),
+            city_start=np.searchsorted(city[candidates], np.arange(len(geography.city_region) + 1)),
+            region_start=np.searchsorted(region[candidates], np.arange(len(geography.region_weight) + 1)),
+        )
+        waiting = np.flatnonzero(endpoints.family[source] == family)
+        for _ in range(12):  # a source measures a target in one stream only: choose again where it came up twice
+            if not len(waiting):
+                break
+            at = source[waiting]
+            target[waiting] = candidates[chooser.choose(city[at], region[at], reach[waiting], rng)]
+            waiting = _repeated(source, target, waiting)
+    return target
+
+
+@dataclass(frozen=True)
+class _TargetChooser:
+    """Targets of one family, ordered by region and city, so that each city and each region is one range of them."""
+
+    cumulative: Floats  # popularity
+    city_start: Ints
+    region_start: Ints
+
+    def choose(self, city: Ints, region: Ints, reach: Ints, rng: np.random.Generator) -> Ints:
+        """Random indices into the targets, by popularity, within reach 0 (city), 1 (region) or 2 (other regions)."""
+        place, side = rng.random((2, len(city)))
+        total = self.cumulative[-1]
+        region_low, region_high = (
+            self.cumulative[self.region_start[region]],
+            self.cumulative[self.region_start[region + 1]],
+        )
+        city_low, city_high = self.cumulative[self.city_start[city]], self.cumulative[self.city_start[city + 1]]
+        local = (reach == 0) & (city_high > city_low)
+        low, high = np.where(local, city_low, region_low), np.where(local, city_high, region_high)
+        # Elsewhere is what remains on both sides of the region. A region without targets measures the whole world.
+        remote = ((reach == 2) & (total > region_high - region_low)) | (region_high == region_low)
+        elsewhere = side * (total - (region_high - region_low))
+        elsewhere += np.where(elsewhere >= region_low, region_high - region_low, 0.0)
+        at = np.where(remote, elsewhere, low + place * (high - low))
+        return np.clip(np.searchsorted(self.cumulative, at, side="right") - 1, 0, len(self.cumulative) - 2)
+
+
+def _repeated(source: Ints, target: Ints, among: Ints) -> Ints:
+    """Those of `among` whose (source, target) pair occurs in an earlier stream too."""
+    concerned = np.zeros(int(source.max()) + 1, bool)
+    concerned[source[among]] = True
+    streams = np.flatnonzero(concerned[source])
+    _, first = np.unique(_pair_key(source[streams], target[streams]), return_index=True)
+    repeated = np.ones(len(source), bool)
+    repeated[streams[first]] = False
+    return among[repeated[among]]
+
+
+def _merge_equal_pairs(source: Ints, target: Ints, count: Ints) -> tuple[Ints, Ints, Ints]:
+    """Where a source has fewer targets in reach than streams, the streams to one target become one."""
+    _, first, which = np.unique(_pair_key(source, target), return_index=True, return_inverse=True)
+    return source[first], target[first], np.bincount(which, count).astype(np.int64)
+
+
+def _pair_key(source: Ints, target: Ints) -> Ints:
+    return source * (target.max() + 1) + target
+
+
+def _shares_of_weight(weight: Ints, shares: tuple[tuple[int, float], ...], rng: np.random.Generator) -> Ints:
+    """One of the values for every item, at random, such that the items of a value hold its share of the weight."""
+    order = rng.permutation(len(weight))
+    end = np.cumsum(weight[order])
+    middle = (end - weight[order] / 2.0) / end[-1]
+    bounds = np.cumsum([share for _, share in shares])
+    which = np.minimum(np.searchsorted(bounds / bounds[-1], middle, side="right"), len(shares) - 1)
+    values = np.empty(len(weight), np.int64)
+    values[order] = np.array([value for value, _ in shares])[which]
+    return values

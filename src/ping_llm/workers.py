@@ -1,0 +1,109 @@
+"""A pool of worker processes that never outlives its parent and never hangs when a worker dies.
+
+`with worker_pool(workers) as pool:` gives an ordinary `concurrent.futures` executor. Three things are added to the
+standard process pool: a worker that dies (killed by the kernel for memory, say) becomes a one-line error; an exception
+or Ctrl-C in the parent stops the workers in the middle of their task; and the workers follow a parent that is killed.
+Tasks must be importable functions with picklable arguments, because workers are spawned, not forked.
+"""
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor
+from contextlib import contextmanager
+from multiprocessing.connection import Connection, wait
+from typing import ParamSpec, TypeVar
+
+from ping_llm.errors import PingLlmError
+
+Arguments = ParamSpec("Arguments")
+Item = TypeVar("Item")
+Outcome = TypeVar("Outcome")
+
+
+def available_cores() -> int:
+    """Cores this process may use, which in a container or under `taskset` are fewer than the machine has."""
+    return len(os.sched_getaffinity(0))
+
+
+@contextmanager
+def worker_pool(workers: int) -> Iterator[Executor]:
+    """An executor with `workers` processes; with one worker or none, tasks run at once in this process."""
+    if workers <= 1:
+        yield _InProcess()
+        return
+    spawn = multiprocessing.get_context("spawn")
+    leash, hand = spawn.Pipe(duplex=False)  # workers hold the leash; when our end closes, they exit
+    pool = ProcessPoolExecutor(workers, mp_context=spawn, initializer=_start_worker, initargs=(leash,))
+    try:
+        yield pool
+    except BaseException as error:
+        hand.close()
+        pool.shutdown(wait=True, cancel_futures=True)
+        if isinstance(error, BrokenExecutor):
+            raise PingLlmError(
+                "a worker process died, perhaps for lack of memory; run again with fewer workers"
+            ) from error
+        raise
+    else:
+        pool.shutdown(wait=True)
+    finally:
+        hand.close()
+        leash.close()
+
+
+def map_in_order(
+    pool: Executor, task: Callable[[Item], Outcome], items: Iterable[Item], *, window: int
+) -> Iterator[Outcome]:
+    """Outcomes of `task` in the order of `items`, with at most `window` tasks under way: memory stays bounded.
+
+    When `items` itself fails, the outcomes of the items before it still come first. So the error a user sees is the
+    first one in the order of the input, whatever the number of workers.
+    """
+    under_way: deque[Future[Outcome]] = deque()
+    failure: Exception | None = None
+    iterator = iter(items)
+    while failure is None:
+        try:
+            item = next(iterator)
+        except StopIteration:
+            break
+        except Exception as error:
+            failure = error
+        else:
+            under_way.append(pool.submit(task, item))
+            if len(under_way) >= window:
+                yield under_way.popleft().result()
+    while under_way:
+        yield under_way.popleft().result()
+    if failure is not None:
+        raise failure
+
+
+class _InProcess(Executor):
+    """Runs each task when it is submitted, in this process."""
+
+    def submit(
+        self, fn: Callable[Arguments, Outcome], /, *args: Arguments.args, **kwargs: Arguments.kwargs
+    ) -> Future[Outcome]:
+        future: Future[Outcome] = Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+
+def _start_worker(leash: Connection) -> None:
+    """Runs first in every worker: leave Ctrl-C to the parent, and watch for the parent's end."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_exit_with_parent, args=(leash,), daemon=True).start()
+
+
+def _exit_with_parent(leash: Connection) -> None:
+    parent = multiprocessing.parent_process()
+    wait([leash] if parent is None else [leash, parent.sentinel])
+    os._exit(1)  # not sys.exit: the main thread may be deep in a task
