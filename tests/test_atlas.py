@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -210,12 +211,17 @@ class TestDrops:
         assert {reason for reason, _ in UNUSABLE} == set(DROP_REASONS)
         assert [reason for reason in DROP_REASONS if f"`{reason}`" not in documented] == []
 
-    def test_an_element_of_an_array_is_named_by_its_number(self, tmp_path: Path) -> None:
+    def test_an_element_of_an_array_is_named_by_its_number(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(atlas_stream, "BLOCK_BYTES", 1000)
         file = tmp_path / "in.json"
-        file.write_text(json.dumps([ping(), ping(), ping(type="dns"), ping(timestamp=None)], indent=1))
-        report = import_atlas([file], tmp_path / "out", chunk_bytes=100)
-        assert report.examples["not_ping"].startswith(f"{file} element 3: ")
-        with pytest.raises(MeasurementError, match=" element 3: not_ping"):
+        file.write_text(json.dumps([*[ping()] * 50, ping(type="dns"), ping(timestamp=None)], indent=1))
+        for chunk_bytes in (100, 2000, 1 << 20):
+            report = import_atlas([file], tmp_path / f"{chunk_bytes}", chunk_bytes=chunk_bytes)
+            assert report.examples["not_ping"].startswith(f"{file} element 51: ")
+            assert report.examples["missing_time"].startswith(f"{file} element 52: ")
+        with pytest.raises(MeasurementError, match=" element 51: not_ping"):
             import_atlas([file], tmp_path / "strict", strict=True)
 
     def test_a_bad_value_inside_an_array_element_costs_that_element_only(self, tmp_path: Path) -> None:
@@ -466,32 +472,40 @@ class TestOutput:
             (moment, "198.51.100.1", "192.0.2.7", 4, None),
         ]
 
-    def test_the_bytes_do_not_depend_on_workers_or_chunks(self, tmp_path: Path, many_files: list[Path]) -> None:
+    def test_the_bytes_do_not_depend_on_workers_or_chunks(
+        self, tmp_path: Path, many_files: list[Path], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         def imported(name: str, files: list[Path], **options: Any) -> dict[str, bytes]:
             import_atlas(files, tmp_path / name, rows_per_file=2000, **options)
             return {path.name: path.read_bytes() for path in (tmp_path / name).iterdir()}
 
         alone = imported("one", many_files, workers=1)
         assert sorted(alone) == [f"measurements-{i:05d}.parquet" for i in range(5)]
-        assert imported("small chunks", many_files, workers=1, chunk_bytes=9999) == alone
+        monkeypatch.setattr(atlas_stream, "BLOCK_BYTES", 5000)
+        assert imported("small chunks", many_files, workers=1, chunk_bytes=5000) == alone
         assert imported("by file", many_files, workers=2, chunk_bytes=77777) == alone
         assert imported("by chunk", many_files[:1], workers=2, chunk_bytes=77777) == imported(
             "one file", many_files[:1], workers=1
         )
 
-    def test_files_and_row_groups_have_their_exact_size(self, tmp_path: Path) -> None:
-        def batch(rows: int) -> Any:
-            moments = pa.array([TIME] * rows, pa.int64()).cast(SCHEMA.field("event_time").type)
-            columns = [moments, ["9.9.9.9"] * rows, ["8.8.8.8"] * rows, pa.array([4] * rows, pa.int8())]
-            return pa.RecordBatch.from_arrays([*columns, pa.array([1.0] * rows, pa.float32())], schema=SCHEMA)
-
-        with MeasurementWriter(tmp_path, rows_per_file=ROWS_PER_GROUP + 1000) as writer:
-            for rows in (ROWS_PER_GROUP - 1, 5, 0, 2000, 3):
-                writer.write(batch(rows))
-        groups = []
-        for name in writer.names:
-            metadata = pq.ParquetFile(tmp_path / f"{name}.tmp").metadata
-            groups.append([metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)])
+    def test_files_and_row_groups_have_their_exact_size_however_the_batches_are_cut(self, tmp_path: Path) -> None:
+        rows = ROWS_PER_GROUP + 2007
+        times = pa.array(range(TIME, TIME + rows), pa.int64()).cast(SCHEMA.field("event_time").type)
+        text = pa.array([f"198.51.100.{i * i % 251}" for i in range(rows)])
+        ones = pa.array([4] * rows, pa.int8())
+        batch = pa.RecordBatch.from_arrays([times, text, text, ones, ones.cast(pa.float32())], schema=SCHEMA)
+        contents = []
+        for number, cuts in enumerate([[], [1, 5000, 5000, 23_456, ROWS_PER_GROUP + 1], list(range(0, rows, 977))]):
+            folder = tmp_path / str(number)
+            folder.mkdir()
+            with MeasurementWriter(folder, rows_per_file=ROWS_PER_GROUP + 1000) as writer:
+                for start, end in pairwise([0, *cuts, rows]):
+                    writer.write(batch.slice(start, end - start))
+            files = [folder / f"{name}.tmp" for name in writer.names]
+            contents.append([file.read_bytes() for file in files])
+        assert contents[0] == contents[1] == contents[2]
+        metadata = [pq.ParquetFile(file).metadata for file in files]
+        groups = [[one.row_group(i).num_rows for i in range(one.num_row_groups)] for one in metadata]
         assert groups == [[ROWS_PER_GROUP, 1000], [1007]]
 
     def test_measurements_already_there_are_kept_unless_overwriting(self, tmp_path: Path) -> None:
@@ -636,17 +650,17 @@ def _running(pid: int) -> bool:
         return False
 
 
-POOL_SCRIPT = """
+POOL_SCRIPT = r"""
 import os, sys, time
 from ping_llm.workers import map_in_order, worker_pool
 
 def nap(seconds):
-    print(os.getpid(), flush=True)
+    os.write(1, b"%d\n" % os.getpid())  # in one piece: both workers write to the same pipe
     time.sleep(seconds)
 
 if __name__ == "__main__":
     with worker_pool(2) as pool:
-        list(map_in_order(pool, nap, [60, 60], window=2))
+        list(map_in_order(pool, nap, [60, 0], window=2))  # one worker is busy, one idle
 """
 
 
@@ -659,6 +673,10 @@ class TestWorkerPool:
     def test_one_worker_is_this_process(self) -> None:
         with worker_pool(1) as pool:
             assert pool.submit(os.getpid).result() == os.getpid()
+
+    def test_ctrl_c_is_left_to_the_parent(self) -> None:
+        with worker_pool(2) as pool:
+            assert pool.submit(signal.getsignal, signal.SIGINT).result() == signal.SIG_IGN
 
     def test_no_more_than_the_window_is_under_way(self) -> None:
         begun: list[int] = []
@@ -691,12 +709,19 @@ class TestWorkerPool:
         script = tmp_path / "script.py"
         script.write_text(POOL_SCRIPT)
         with subprocess.Popen(
-            [sys.executable, script], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+            [sys.executable, script],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            start_new_session=True,
         ) as parent:
             assert parent.stdout is not None
             workers = [int(parent.stdout.readline()) for _ in range(2)]
-            parent.send_signal(sent)
-            parent.wait(timeout=20)
+            if sent == signal.SIGINT:
+                os.killpg(parent.pid, sent)  # as a terminal does for Ctrl-C
+            else:
+                parent.send_signal(sent)
+            assert parent.wait(timeout=20) != 0
         deadline = time.monotonic() + 20
         while any(map(_running, workers)) and time.monotonic() < deadline:
             time.sleep(0.05)

@@ -46,6 +46,92 @@ def _root(version: Annotated[bool, typer.Option("--version", help="Print the ver
 
 
 @app.command()
+def simulate(
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder to write the measurement files to.")],
+    measurements: Annotated[int, typer.Option("--measurements", "-n", min=1, help="How many to make.")] = 1_000_000,
+    seed: Annotated[int, typer.Option(help="Another seed is another Internet.")] = 0,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Another simulator setting; may be repeated.", metavar="NAME=VALUE"),
+    ] = None,
+    overwrite: Overwrite = False,
+    json_output: Json = False,
+) -> None:
+    """Make measurements of a synthetic Internet whose true answers are known.
+
+    The defaults resemble a real RIPE Atlas extract. The same options always give the same bytes. The folder also gets
+    world.json, from which Python callers rebuild the Internet and ask for the true distribution of any measurement.
+
+    Examples:
+
+      ping-llm simulate --output data/raw
+
+      ping-llm simulate -n 20000000 --seed 7 --set ipv6_share=0 --set days=30 -o data/raw-ipv4
+    """
+    import dataclasses
+
+    from ping_llm.sources.simulator import SimulatorSettings
+    from ping_llm.sources.simulator import simulate as run
+
+    values = dataclasses.asdict(SimulatorSettings(measurements=measurements, seed=seed))
+    given = SimulatorSettings.from_json(values | _parsed_settings(settings or []))
+    with progress("simulating", total=given.measurements) as advance:
+        summary = run(given, output, overwrite=overwrite, on_progress=advance)
+    _show(summary.to_json(), json_output)
+
+
+def _parsed_settings(pairs: list[str]) -> dict[str, Any]:
+    parsed = {}
+    for pair in pairs:
+        name, separator, text = pair.partition("=")
+        if not separator:
+            raise PingLlmError(f"--set {pair!r}: write NAME=VALUE")
+        try:
+            parsed[name] = json.loads(text)
+        except ValueError:
+            parsed[name] = text
+    return parsed
+
+
+@import_app.command("atlas")
+def import_atlas(
+    files: Annotated[list[Path], typer.Argument(help="Result files: JSON array or lines, plain, .gz or .bz2.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder to write the measurement files to.")],
+    packets: Annotated[
+        str, typer.Option(help="`min`: one measurement per result, its minimum RTT; `each`: one per packet.")
+    ] = "min",
+    strict: Annotated[bool, typer.Option("--strict", help="Stop at the first unusable result.")] = False,
+    workers: Workers = None,
+    overwrite: Overwrite = False,
+    json_output: Json = False,
+) -> None:
+    """Turn RIPE Atlas ping results, of any firmware, into measurement files (Parquet).
+
+    Takes what the API gives (one JSON array) and the daily dumps (one object per line). Every result is in the output
+    or is counted under the reason why it is not.
+
+    Examples:
+
+      ping-llm import atlas ping-2024-05-01T*.bz2 --output data/raw
+
+      ping-llm import atlas results.json --packets each --output data/raw --json
+    """
+    from ping_llm.sources.atlas import import_atlas as run
+
+    with progress("importing (bytes)") as advance:
+        report = run(
+            files,
+            output,
+            packets=packets,  # type: ignore[arg-type]  # checked there
+            strict=strict,
+            workers=workers,
+            overwrite=overwrite,
+            on_progress=advance,
+        )
+    _show(report.to_json(), json_output)
+
+
+@app.command()
 def prepare(
     input: Annotated[list[str], typer.Option("--input", "-i", help="File, folder or quoted glob; may be repeated.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder to write the rows to.")],

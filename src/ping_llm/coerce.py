@@ -31,6 +31,8 @@ def time_microseconds(column: Any) -> tuple[npt.NDArray[np.int64], Flags, Flags]
     if _is_text(kind):
         return _text_times(plain)
     missing = _is_null(plain)
+    if pa.types.is_null(kind):
+        return np.zeros(len(column), dtype=np.int64), missing, _none(column)
     if pa.types.is_timestamp(kind):
         ticks = plain.cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False)
         return _to_microseconds(ticks, _TICKS_PER_SECOND[kind.unit]), missing, _none(column)

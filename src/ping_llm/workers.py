@@ -3,7 +3,8 @@
 `with worker_pool(workers) as pool:` gives an ordinary `concurrent.futures` executor. Three things are added to the
 standard process pool: a worker that dies (killed by the kernel for memory, say) becomes a one-line error; an exception
 or Ctrl-C in the parent stops the workers in the middle of their task; and the workers follow a parent that is killed.
-Tasks must be importable functions with picklable arguments, because workers are spawned, not forked.
+Tasks must be importable functions with picklable arguments, because workers are spawned, not forked; for the same
+reason a script that uses the pool needs an `if __name__ == "__main__":` guard.
 """
 
 import multiprocessing

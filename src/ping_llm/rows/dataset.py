@@ -1,6 +1,7 @@
 """Reading prepared rows: the index of a split, single rows, and the check that files are what the manifest says."""
 
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
@@ -13,7 +14,7 @@ from array_record.python.array_record_module import ArrayRecordReader
 
 from ping_llm.console import Advance
 from ping_llm.errors import PingLlmError
-from ping_llm.rows.format import CorruptRecordError, ProbeRow, decode_row
+from ping_llm.rows.format import LONG_GAP_S, CorruptRecordError, ProbeRow, decode_row
 from ping_llm.rows.manifest import Manifest, SplitInfo
 from ping_llm.rows.shard import INDEX_SCHEMA, ShardInfo, file_sha256
 
@@ -119,6 +120,7 @@ class RowSet:
         found = {
             "count": len(decoded),
             "failed": int(np.isnan(decoded.rtt_ms).sum()),
+            "long_gaps": int((np.diff(decoded.time_us // 1_000_000) > LONG_GAP_S).sum()),
             "family": decoded.family,
             "first_time_us": int(decoded.time_us[0]),
             "last_time_us": int(decoded.time_us[-1]),
@@ -133,7 +135,8 @@ class RowSet:
 
     def close(self) -> None:
         for reader in self._readers.values():
-            reader.close()
+            with suppress(RuntimeError):  # a reader that met damage says so again when it is closed
+                reader.close()
         self._readers.clear()
 
     def __enter__(self) -> Self:

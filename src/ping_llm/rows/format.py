@@ -45,6 +45,9 @@ _CRC_AT: Final = HEADER.itemsize - 4
 
 TIME_UNITS_US: Final = (1_000_000, 1_000, 1)
 
+LONG_GAP_S: Final = 255
+"""A longer gap takes more than one byte to write down. Counting them per row lets sizes be planned from the index."""
+
 
 class CorruptRecordError(ValueError):
     """These bytes are not a probe row."""
@@ -95,6 +98,8 @@ class EncodedRows:
     first_times_us: npt.NDArray[np.int64]
     last_times_us: npt.NDArray[np.int64]
     failed: npt.NDArray[np.int64]
+    long_gaps: npt.NDArray[np.int64]
+    """Gaps between consecutive measurements of more than `LONG_GAP_S` whole seconds."""
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -182,7 +187,14 @@ def encode_rows(runs: SourceRuns) -> EncodedRows:
         first_times_us=first,
         last_times_us=last,
         failed=np.add.reduceat(np.isnan(rtt), starts - starts[0], dtype=np.int64),
+        long_gaps=_long_gaps(runs.time_us[starts[0] : ends[-1]], starts - starts[0]),
     )
+
+
+def _long_gaps(time_us: npt.NDArray[np.int64], starts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    is_long = np.diff(time_us // 1_000_000, prepend=0) > LONG_GAP_S
+    is_long[starts] = False
+    return np.add.reduceat(is_long, starts, dtype=np.int64)
 
 
 def _scatter_times(

@@ -99,7 +99,7 @@ class Manifest:
         path = folder / MANIFEST
         try:
             value = json.loads(path.read_text())
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             raise PingLlmError(_why_no_manifest(folder)) from None
         except (OSError, ValueError) as error:
             raise PingLlmError(f"cannot read {path}: {error}") from error

@@ -1,6 +1,10 @@
 """Writing one shard: an ArrayRecord file of probe rows, and the index entries that say where each row lies."""
 
+import errno
 import hashlib
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, Self
@@ -22,6 +26,7 @@ INDEX_SCHEMA: Final = pa.schema(
         pa.field("offset", pa.uint64(), nullable=False),
         pa.field("count", pa.uint32(), nullable=False),
         pa.field("failed", pa.uint32(), nullable=False),
+        pa.field("long_gaps", pa.uint32(), nullable=False),
         pa.field("family", pa.uint8(), nullable=False),
         pa.field("time_unit_us", pa.uint32(), nullable=False),
         pa.field("first_time_us", pa.int64(), nullable=False),
@@ -66,8 +71,9 @@ class ShardWriter:
         if not len(runs.counts):
             return
         encoded = encode_rows(runs)
-        for row in range(len(encoded)):
-            self._writer.write(encoded.record(row))
+        with self._write_errors():
+            for row in range(len(encoded)):
+                self._writer.write(encoded.record(row))
         packed = np.zeros((len(encoded), 16), dtype=np.uint8)
         packed[:, : runs.sources.shape[1]] = runs.sources
         families = np.full(len(encoded), runs.family, dtype=np.uint8)
@@ -77,6 +83,7 @@ class ShardWriter:
             "offset": self._next_chunk + encoded.starts,
             "count": runs.counts,
             "failed": encoded.failed,
+            "long_gaps": encoded.long_gaps,
             "family": families,
             "time_unit_us": encoded.time_units_us,
             "first_time_us": encoded.first_times_us,
@@ -89,7 +96,8 @@ class ShardWriter:
         self._rows += len(encoded)
 
     def close(self) -> tuple[ShardInfo, pa.Table]:
-        self._writer.close()
+        with self._write_errors():
+            self._writer.close()
         index = pa.Table.from_batches(self._entries, schema=INDEX_SCHEMA).combine_chunks()
         self._check(index)
         info = ShardInfo(
@@ -103,18 +111,7 @@ class ShardWriter:
         return info, index
 
     def _check(self, index: pa.Table) -> None:
-        """ArrayRecord reports no write error and promises no layout: see that each record begins where it should.
-
-        Without this, a full disk would leave a short file that looks whole, and a new ArrayRecord release could make
-        mapped reads return something else than the rows.
-        """
-        size = self._path.stat().st_size
-        if size < layout.physical(self._next_chunk):
-            raise PingLlmError(
-                f"cannot write {self._path}: the file ends at {size:,} of at least "
-                f"{layout.physical(self._next_chunk):,} bytes; is the disk full? Free some space and run the same "
-                "command again: finished work is kept"
-            )
+        """See that each record begins where the index says: mapped reads rely on what ArrayRecord does not promise."""
         file = np.memmap(self._path, dtype=np.uint8, mode="r")
         found = layout.gather_bytes(file, index["offset"].to_numpy().astype(np.int64), len(MAGIC))
         if not (found == np.frombuffer(MAGIC, dtype=np.uint8)).all():
@@ -122,6 +119,15 @@ class ShardWriter:
                 f"{self._path}: this array_record release lays records out in a way this version of ping-llm does not "
                 "know; install the array_record version named in the lock file"
             )
+
+    @contextmanager
+    def _write_errors(self) -> Iterator[None]:
+        """ArrayRecord raises plain `RuntimeError`s; a full disk is the one that happens."""
+        try:
+            yield
+        except RuntimeError as error:
+            code = errno.ENOSPC if os.strerror(errno.ENOSPC) in str(error) else errno.EIO
+            raise OSError(code, os.strerror(code), str(self._path)) from error
 
 
 def file_sha256(path: Path) -> str:

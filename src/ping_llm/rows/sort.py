@@ -5,6 +5,8 @@ more measurements than fit in memory). The order is total (source, time, destina
 bytes whatever order they came in.
 """
 
+import errno
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -14,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from ping_llm.errors import PingLlmError
 from ping_llm.rows import spill
 from ping_llm.rows.format import HEADER, TIME_UNITS_US, SourceRuns, measurement_bytes
 
@@ -33,10 +36,19 @@ def sorted_batches(
         "temp_directory": str(scratch),
         "preserve_insertion_order": False,
     }
-    with duckdb.connect(config=settings) as connection:
-        connection.execute("SET enable_progress_bar = false")
-        order = ", ".join(name for name, _ in spill.COLUMNS[family])
-        yield from connection.sql(f"SELECT * FROM unsorted ORDER BY {order}").to_arrow_reader(SORTED_BATCH_ROWS)
+    order = ", ".join(name for name, _ in spill.COLUMNS[family])
+    try:
+        with duckdb.connect(config=settings) as connection:
+            connection.execute("SET enable_progress_bar = false")
+            yield from connection.sql(f"SELECT * FROM unsorted ORDER BY {order}").to_arrow_reader(SORTED_BATCH_ROWS)
+    except duckdb.OutOfMemoryException as error:
+        raise PingLlmError(
+            "sorting needs more memory, or more disk space for temporary files: raise --memory-limit-gb or use fewer "
+            f"--workers ({' '.join(str(error).split())[:200]})"
+        ) from error
+    except duckdb.IOException as error:
+        code = errno.ENOSPC if os.strerror(errno.ENOSPC) in str(error) else errno.EIO
+        raise OSError(code, os.strerror(code), str(scratch)) from error
 
 
 def cut_into_rows(batches: Iterator[pa.RecordBatch], family: int, max_row_bytes: int) -> Iterator[SourceRuns]:

@@ -65,8 +65,8 @@ def _address_numbers(column: AddressColumn, order: npt.NDArray[np.int64], family
 
 def address_bytes(numbers: list[npt.NDArray[Any]]) -> npt.NDArray[np.uint8]:
     """The inverse of the above: addresses in network byte order, shape (n, 4) or (n, 16)."""
-    columns = [n.astype(n.dtype.newbyteorder(">")) for n in numbers]
-    return np.stack(columns, axis=1).view(np.uint8)
+    words = np.stack(numbers, axis=1)
+    return words.astype(words.dtype.newbyteorder(">")).view(np.uint8)
 
 
 def read_buckets(paths: list[Path], family: int, first: int, last: int) -> Iterator[pa.RecordBatch]:

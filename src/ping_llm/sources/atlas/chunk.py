@@ -20,7 +20,7 @@ class ParsedChunk:
     results: int
     dropped: dict[str, int]
     examples: dict[str, tuple[int, str]]
-    """For each reason, the first dropped result: its line number and what is wrong with it."""
+    """For each reason the first dropped result, in the order of the lines: its number and what is wrong with it."""
     in_array: bool
     position: int
 

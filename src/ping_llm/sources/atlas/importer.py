@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 Packets = Literal["min", "each"]
 
 ROWS_PER_FILE: Final = 10_000_000
-"""Some 100 MB of Parquet."""
+"""50 to 70 MB of Parquet."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,24 +60,23 @@ def import_atlas(
     sizes = _sizes(paths)
     if workers is None:  # starting a process takes longer than parsing a chunk
         workers = max(1, min(available_cores(), sum(sizes) // chunk_bytes))
-    advance: Callable[[float], None] = lambda amount: None  # noqa: E731
     if on_progress is not None:
         on_progress(0, total=sum(sizes))
-        advance = on_progress
 
     settings = _Settings(each_packet=packets == "each", strict=strict, chunk_bytes=chunk_bytes)
     with staged_output(Path(output), overwrite=overwrite) as staging:
-        with (
-            worker_pool(workers) as pool,
-            MeasurementWriter(staging, rows_per_file=rows_per_file) as writer,
-        ):
+        with worker_pool(workers) as pool, MeasurementWriter(staging, rows_per_file=rows_per_file) as writer:
+            job = _Import(
+                settings=settings,
+                pool=pool,
+                window=2 * workers,
+                writer=writer,
+                advance=on_progress or _say_nothing,
+            )
             if workers > 1 and len(paths) > 1:
-                tallies = list(_by_file(pool, paths, sizes, settings, staging, writer, advance, window=2 * workers))
+                tallies = list(job.files(paths, sizes, staging))
             else:
-                tallies = [
-                    _by_chunk(pool, path, size, settings, writer, advance, window=2 * workers)
-                    for path, size in zip(paths, sizes, strict=True)
-                ]
+                tallies = [job.file(path, size) for path, size in zip(paths, sizes, strict=True)]
         report = total(tallies, sizes, files=tuple(writer.names), seconds=time.perf_counter() - started)
         if not report.measurements:
             reasons = ", ".join(f"{reason} {count:,}" for reason, count in report.dropped.items())
@@ -99,55 +98,50 @@ def _sizes(paths: list[Path]) -> list[int]:
     return [path.stat().st_size for path in paths]
 
 
-def _by_chunk(
-    pool: Executor,
-    path: Path,
-    size: int,
-    settings: _Settings,
-    writer: MeasurementWriter,
-    advance: Callable[[float], None],
-    *,
-    window: int,
-) -> Tally:
-    """One file, its chunks parsed by all workers: for a single file, however large."""
-    tally = Tally(file=str(path), strict=settings.strict)
-    parse = partial(parse_chunk, each_packet=settings.each_packet)
-    chunks = read_ahead(read_chunks(path, chunk_bytes=settings.chunk_bytes))
-    position = 0
-    for parsed in map_in_order(pool, parse, chunks, window=window):
-        tally.add(parsed)
-        writer.write(parsed.batch)
-        advance(parsed.position - position)
-        position = parsed.position
-    tally.finish()
-    advance(size - position)
-    return tally
+def _say_nothing(amount: float) -> None:
+    """Progress that nobody asked for."""
 
 
-def _by_file(
-    pool: Executor,
-    paths: list[Path],
-    sizes: list[int],
-    settings: _Settings,
-    staging: Path,
-    writer: MeasurementWriter,
-    advance: Callable[[float], None],
-    *,
-    window: int,
-) -> Iterator[Tally]:
-    """Many files, each read by one worker: decompression, the slow part, then runs on every core.
+@dataclass(frozen=True, kw_only=True)
+class _Import:
+    """The two ways to keep the cores busy. Both hand the same batches to the writer, in the order of the input."""
 
-    A worker cannot hand over a file of any size through memory, so it leaves the batches on disk.
-    """
-    tasks = [(path, staging / f"input-{number:05d}.arrow", settings) for number, path in enumerate(paths)]
-    outcomes = map_in_order(pool, _parse_file, tasks, window=window)
-    for (_, batches, _), size, tally in zip(tasks, sizes, outcomes, strict=True):
-        with pa.memory_map(str(batches)) as mapped, pa.ipc.open_file(mapped) as reader:
-            for index in range(reader.num_record_batches):
-                writer.write(reader.get_batch(index))
-        batches.unlink()
-        advance(size)
-        yield tally
+    settings: _Settings
+    pool: Executor
+    window: int
+    """Tasks under way at a time."""
+    writer: MeasurementWriter
+    advance: Callable[[float], None]
+
+    def file(self, path: Path, size: int) -> Tally:
+        """One file, however large: it is read here, and its chunks are parsed by all workers."""
+        tally = Tally(file=str(path), strict=self.settings.strict)
+        parse = partial(parse_chunk, each_packet=self.settings.each_packet)
+        chunks = read_ahead(read_chunks(path, chunk_bytes=self.settings.chunk_bytes))
+        position = 0
+        for parsed in map_in_order(self.pool, parse, chunks, window=self.window):
+            tally.add(parsed)
+            self.writer.write(parsed.batch)
+            self.advance(parsed.position - position)
+            position = parsed.position
+        tally.finish()
+        self.advance(size - position)
+        return tally
+
+    def files(self, paths: list[Path], sizes: list[int], staging: Path) -> Iterator[Tally]:
+        """Many files, each read by one worker: decompression, the slow part, then runs on every core.
+
+        A file may be larger than memory, so a worker leaves its batches on disk; they are removed as they are written.
+        """
+        tasks = [(path, staging / f"input-{number:05d}.arrow", self.settings) for number, path in enumerate(paths)]
+        tallies = map_in_order(self.pool, _parse_file, tasks, window=self.window)
+        for (_, batches, _), size, tally in zip(tasks, sizes, tallies, strict=True):
+            with pa.OSFile(str(batches)) as file, pa.ipc.open_file(file) as reader:
+                for index in range(reader.num_record_batches):
+                    self.writer.write(reader.get_batch(index))
+            batches.unlink()
+            self.advance(size)
+            yield tally
 
 
 def _parse_file(task: tuple[Path, Path, _Settings]) -> Tally:

@@ -18,7 +18,7 @@ PATTERN: Final = "measurements-*.parquet"
 STAGING: Final = ".importing"
 
 ROWS_PER_GROUP: Final = 1 << 17
-"""Readers take a row group as one task; this is about what DuckDB writes itself. 2 MB on disk."""
+"""Readers take a row group as one task; this is about what DuckDB writes itself. 1 MB on disk."""
 
 
 @contextmanager
@@ -111,7 +111,7 @@ class MeasurementWriter:
         self._rows_waiting -= rows
         if self._file is None:
             self._file = self._next_file()
-        # One contiguous chunk: page boundaries would otherwise follow the boundaries of the batches.
+        # One contiguous chunk: page boundaries could otherwise follow those of the batches.
         self._file.write_table(waiting.slice(0, rows).combine_chunks(), row_group_size=rows)
         self._rows_in_file += rows
         if self._rows_in_file == self._rows_per_file:

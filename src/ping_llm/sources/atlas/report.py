@@ -65,8 +65,7 @@ class Tally:
         self.measurements += parsed.batch.num_rows
         self.failed += parsed.batch.column("rtt").null_count
         self.dropped.update(parsed.dropped)
-        in_order = sorted((number, reason, detail) for reason, (number, detail) in parsed.examples.items())
-        for number, reason, detail in in_order:
+        for reason, (number, detail) in parsed.examples.items():
             place = f"{self.file} element {number}" if parsed.in_array else f"{self.file}:{number}"
             if self.strict:
                 raise MeasurementError(f"{place}: {reason}: {detail}")

@@ -10,7 +10,7 @@ import numpy as np
 
 from ping_llm.errors import PingLlmError
 from ping_llm.sources.simulator.geography import Geography
-from ping_llm.sources.simulator.randomness import Ints, generator
+from ping_llm.sources.simulator.randomness import Floats, Ints, generator
 
 _HOSTS_PER_24 = 254
 _SPECIAL_OCTETS = (0, 10, 100, 127, 169, 172, 192, 198, 203, *range(224, 256))
@@ -97,5 +97,5 @@ def _number_within(group: Ints) -> Ints:
     return number
 
 
-def _power_of_two_above(size: Ints | np.ndarray, least: int = 1) -> Ints:
+def _power_of_two_above(size: Ints | Floats, least: int = 1) -> Ints:
     return (2 ** np.ceil(np.log2(np.maximum(size, least)))).astype(np.int64)

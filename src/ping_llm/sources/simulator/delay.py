@@ -21,19 +21,18 @@ PEAK_HOUR = 20.5
 
 # How much the stretch of a path scatters (standard deviation of the logarithm): by pair of regions (cables, and hubs
 # that traffic has to pass), by pair of systems (who peers with whom), and what IPv6 adds to the latter.
-_REGION_PAIR_SCATTER = 0.06
-_SYSTEM_PAIR_SCATTER = 0.13
+_REGION_PAIR_SCATTER = 0.04
+_SYSTEM_PAIR_SCATTER = 0.07
 _IPV6_SCATTER = 0.05
-_MOD, _REM, _NOCABLE = 3, 0, 1.3
 _LEAST_STRETCH = 1.05
 
-_MEAN_DETOUR_KM = 250.0
+_MEAN_DETOUR_KM = 60.0
 """Two systems rarely meet at the doorstep: what the way to their exchange adds whatever the distance."""
 
 # Routes: a pair of systems chooses again about once a period, which is log-uniform between these.
 _ROUTE_PERIOD_S = (6 * 3600.0, 8 * DAY_S)
 _ROUTE_CHANGE_SCATTER = 0.8  # of a period
-_REROUTE_STRETCH = (0.04, 0.5)  # least and most that a longer route adds to the propagation
+_REROUTE_STRETCH = (0.03, 0.3)  # least and most that a longer route adds to the propagation
 _REROUTE_MS = 4.0  # and at most, whatever the distance
 
 _CONGESTED_QUEUE = 0.4
@@ -85,8 +84,6 @@ class DelayModel:
             + _SYSTEM_PAIR_SCATTER * normal(by_systems)
             + _IPV6_SCATTER * normal(by_route) * (ends.family[source] == 6)
         )
-        ra, rb = places.pop_region[source_pop], places.pop_region[target_pop]
-        stretch = stretch * np.where((ra != rb) & ((ra + rb) % _MOD == _REM), _NOCABLE, 1.0)
         way_km = great_circle_km(ends.position[source], ends.position[target]) * np.maximum(stretch, _LEAST_STRETCH)
         detour_km = -_MEAN_DETOUR_KM * np.log1p(-uniform(mixed(by_systems, np.uint64(3))))
         shortest, longest = _ROUTE_PERIOD_S
@@ -110,23 +107,26 @@ class DelayModel:
         target_load = _load(time_s, paths.target_day)
         load = source_load + target_load
         congestion_ms = paths.source_congestion_ms * source_load + paths.target_congestion_ms * target_load
-        queue_ms = paths.queue_ms + _CONGESTED_QUEUE * congestion_ms
+        log_queue = np.log(paths.queue_ms + _CONGESTED_QUEUE * congestion_ms)
         busy = settings.busy_share * (0.5 + 0.5 * load)
         spike = np.full(len(busy), settings.spike_share)
         return Distribution(
-            failed_probability=-np.expm1(-loss_scale * loss_hazard(paths.hazard, load)),
+            failed_probability=-np.expm1(-loss_scale * _loss_hazard(paths.hazard, load)),
             floor_ms=paths.propagation_ms + self._reroute_ms(paths, time_s) + paths.access_ms + congestion_ms,
             weight=(1.0 - busy - spike, busy, spike),
-            median_ms=(queue_ms, _BUSY_QUEUE * queue_ms, np.full(len(busy), settings.spike_ms)),
+            log_median=(log_queue, log_queue + np.log(_BUSY_QUEUE), np.full(len(busy), np.log(settings.spike_ms))),
             sigma=(_CALM_SIGMA, _BUSY_SIGMA, _SPIKE_SIGMA),
         )
 
     def hazard(self, paths: Paths, time_s: Floats) -> Floats:
         """What the loss scale multiplies."""
-        return loss_hazard(paths.hazard, _load(time_s, paths.source_day) + _load(time_s, paths.target_day))
+        return _loss_hazard(paths.hazard, _load(time_s, paths.source_day) + _load(time_s, paths.target_day))
 
     def _reroute_ms(self, paths: Paths, time_s: Floats) -> Floats:
         """0 on the usual route. Which route a pair of systems uses is a function of the number of its last change."""
+        share = self.settings.reroute_share
+        if share == 0.0:
+            return np.zeros(len(time_s))
         position = time_s / paths.route_period_s
         number = np.floor(position)
         change = number.astype(np.int64).view(np.uint64)
@@ -134,9 +134,6 @@ class DelayModel:
         wait = _ROUTE_CHANGE_SCATTER * uniform(mixed(paths.route_key, change))
         change -= (position - number < wait).astype(np.uint64)
         choice = uniform(mixed(mixed(paths.route_key, change), np.uint64(6)))
-        share = self.settings.reroute_share
-        if share == 0.0:
-            return np.zeros(len(time_s))
         least, most = _REROUTE_STRETCH
         extent = choice / share  # uniform in [0, 1) on the longer routes
         longer = paths.propagation_ms * (least + (most - least) * extent) + _REROUTE_MS * extent
@@ -147,7 +144,7 @@ class DelayModel:
         return np.arctan2(position[:, 1], position[:, 0]) / (2.0 * np.pi)
 
 
-def loss_hazard(hazard: Floats, load: Floats) -> Floats:
+def _loss_hazard(hazard: Floats, load: Floats) -> Floats:
     return hazard * (0.5 + 0.5 * load)
 
 

@@ -20,7 +20,7 @@ class Distribution:
     failed_probability: Floats
     floor_ms: Floats
     weight: tuple[Floats, ...]  # of each component; they add up to 1
-    median_ms: tuple[Floats, ...]  # of each component, above the floor
+    log_median: tuple[Floats, ...]  # of each component: ln of the median delay above the floor, in ms
     sigma: tuple[float, ...]  # of each component's logarithm
 
     def __len__(self) -> int:
@@ -28,16 +28,15 @@ class Distribution:
 
     def cdf(self, rtt_ms: npt.ArrayLike) -> Floats:
         """P(RTT ≤ rtt_ms)."""
-        log_above = self._log_above_floor(rtt_ms)
-        return sum((w * normal_cdf((log_above - np.log(m)) / s) for w, m, s in self._components()), np.float64(0.0))
+        return self._cdf_above(self._log_above_floor(rtt_ms))
 
     def log_pdf(self, rtt_ms: npt.ArrayLike) -> Floats:
         """Natural logarithm of the density per millisecond; -inf at or below the floor."""
         log_above = self._log_above_floor(rtt_ms)
         total = np.full(np.shape(log_above), -np.inf)
         with np.errstate(divide="ignore", invalid="ignore"):
-            for weight, median, sigma in self._components():
-                z = (log_above - np.log(median)) / sigma
+            for weight, log_median, sigma in self._components():
+                z = (log_above - log_median) / sigma
                 term = np.log(weight) - 0.5 * z**2 - np.log(sigma * np.sqrt(2.0 * np.pi)) - log_above
                 total = np.logaddexp(total, np.where(np.isneginf(log_above), -np.inf, term))
         return np.asarray(total, np.float64)
@@ -49,9 +48,9 @@ class Distribution:
             raise ValueError("a quantile lies between 0 and 1")
         shape = np.broadcast_shapes(q.shape, self.floor_ms.shape)
         reach = 9.0 * max(self.sigma)  # beyond nine standard deviations a float holds no probability
-        low = np.broadcast_to(np.log(np.minimum.reduce(self.median_ms)) - reach, shape)
-        high = np.broadcast_to(np.log(np.maximum.reduce(self.median_ms)) + reach, shape)
-        for _ in range(60):
+        low = np.broadcast_to(np.minimum.reduce(self.log_median) - reach, shape)
+        high = np.broadcast_to(np.maximum.reduce(self.log_median) + reach, shape)
+        for _ in range(52):
             middle = (low + high) / 2.0
             below = self._cdf_above(middle) < q
             low, high = np.where(below, middle, low), np.where(below, high, middle)
@@ -62,7 +61,7 @@ class Distribution:
         return self.quantile(0.5)
 
     def mean(self) -> Floats:
-        return sum((w * m * np.exp(s**2 / 2.0) for w, m, s in self._components()), self.floor_ms)
+        return sum((w * np.exp(m + s**2 / 2.0) for w, m, s in self._components()), self.floor_ms)
 
     def sample(self, rng: np.random.Generator) -> Floats:
         """An RTT for each of the n measurements."""
@@ -78,24 +77,21 @@ class Distribution:
         return rtt
 
     def _rtt(self, chance: Floats, rng: np.random.Generator) -> Floats:
-        median, sigma = self.median_ms[0].copy(), np.full(len(self), self.sigma[0])
+        log_median, sigma = self.log_median[0].copy(), np.full(len(self), self.sigma[0])
         passed = self.weight[0]
         for index in range(1, len(self.weight)):
             later = chance >= passed
-            np.copyto(median, self.median_ms[index], where=later)
+            np.copyto(log_median, self.log_median[index], where=later)
             np.copyto(sigma, self.sigma[index], where=later)
             passed = passed + self.weight[index]
-        sigma *= rng.standard_normal(len(self))
-        np.exp(sigma, out=sigma)
-        sigma *= median
-        sigma += self.floor_ms
-        return sigma
+        return np.asarray(self.floor_ms + np.exp(log_median + sigma * rng.standard_normal(len(self))), np.float64)
 
     def _components(self) -> Iterator[tuple[Floats, Floats, float]]:
-        return zip(self.weight, self.median_ms, self.sigma, strict=True)
+        return zip(self.weight, self.log_median, self.sigma, strict=True)
 
     def _cdf_above(self, log_above: Floats) -> Floats:
-        return sum((w * normal_cdf((log_above - np.log(m)) / s) for w, m, s in self._components()), np.float64(0.0))
+        """P(ln(RTT - floor) ≤ log_above)."""
+        return sum((w * normal_cdf((log_above - m) / s) for w, m, s in self._components()), np.zeros(()))
 
     def _log_above_floor(self, rtt_ms: npt.ArrayLike) -> Floats:
         with np.errstate(divide="ignore"):

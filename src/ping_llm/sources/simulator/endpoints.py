@@ -11,11 +11,11 @@ from ping_llm.sources.simulator.geography import Geography
 from ping_llm.sources.simulator.randomness import Floats, Ints, generator, spread_out
 from ping_llm.sources.simulator.settings import SimulatorSettings
 
-_PROBES_IN_HOSTING = 0.2
+_PROBES_IN_HOSTING = 0.26
 _TARGETS_IN_HOSTING = 0.85
 
 # How far values scatter around their median (standard deviation of the logarithm), from system to host.
-_ACCESS_SCATTER = {"system": 0.45, "pop": 0.25, "host": 0.3}
+_ACCESS_SCATTER = {"system": 0.4, "pop": 0.2, "host": 0.4}
 _QUEUE_SCATTER = 0.5
 _CONGESTION_SCATTER = 1.0
 _LOSS_SCATTER = 1.0
@@ -56,13 +56,15 @@ def build_endpoints(settings: SimulatorSettings, geography: Geography, source_si
 
     # Hosts: one for each source (some are left without, see below), then the targets.
     systems = len(geography.system_region)
-    probe_kind, probe_place, probe_access = spread_out(sources, 3, rng.random(3))
-    target_kind, target_place, target_access = spread_out(targets, 3, rng.random(3))
+    probe_place, probe_access = spread_out(sources, 2, rng.random(2))
+    target_place, target_access = spread_out(targets, 2, rng.random(2))
+    probe_in_hosting = _share_of_weight(source_sizes, _PROBES_IN_HOSTING, rng)
+    target_in_hosting = rng.random(targets) < _TARGETS_IN_HOSTING
     (system_access,) = spread_out(systems, 1, rng.random(1))
     pop = np.concatenate(
         [
-            _pick_pop(geography, probe_kind < _PROBES_IN_HOSTING, probe_place),
-            np.sort(_pick_pop(geography, target_kind < _TARGETS_IN_HOSTING, target_place)),
+            _pick_pop(geography, probe_in_hosting, probe_place),
+            np.sort(_pick_pop(geography, target_in_hosting, target_place)),
         ]
     )
     position = geography.scatter(pop, rng)
@@ -148,9 +150,10 @@ def _share_of_weight(weights: Ints, share: float, rng: np.random.Generator) -> n
 
 
 def _dual_stack_hosts(is_ipv6: npt.NDArray[np.bool_], share: float, rng: np.random.Generator) -> Ints:
-    """The host of every source: its own, or for a share of the IPv6 sources that of an IPv4 source."""
+    """The host of every source: its own, but a share of the IPv6 sources are on one host with an IPv4 source. Of the
+    two hosts it is the busier source's, so that the busiest stay where they were spread out."""
     host = np.arange(len(is_ipv6))
     ipv4, ipv6 = rng.permutation(np.flatnonzero(~is_ipv6)), rng.permutation(np.flatnonzero(is_ipv6))
     shared = min(round(share * len(ipv6)), len(ipv4))
-    host[ipv6[:shared]] = ipv4[:shared]
+    host[np.maximum(ipv4[:shared], ipv6[:shared])] = np.minimum(ipv4[:shared], ipv6[:shared])
     return host

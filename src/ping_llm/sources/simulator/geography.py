@@ -5,15 +5,19 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ping_llm.sources.simulator.randomness import Floats, Ints, generator
+from ping_llm.sources.simulator.randomness import Floats, Ints, generator, spread_out
 from ping_llm.sources.simulator.settings import SimulatorSettings
 
 EARTH_RADIUS_KM = 6371.0
 
-# Standard deviations on the unit sphere, so in units of the Earth's radius.
-_REGION_WANDER = 0.08
-_CITY_SPREAD = 0.22
-_HOST_SPREAD = 0.004
+# In units of the Earth's radius: how far cities lie from the centre of their region at most, and how far regions,
+# cities and hosts are moved at random (standard deviation).
+_REGION_RADIUS = 0.42
+_REGION_WANDER = 0.05
+_CITY_WANDER = 0.035
+_HOST_WANDER = 0.004
+
+_GOLDEN_TURN = np.pi * (3.0 - np.sqrt(5.0))
 
 _HOSTING_EVERY = 3
 """Every third system of a region hosts servers; the others connect people."""
@@ -42,7 +46,7 @@ class Geography:
 
     def scatter(self, pops: Ints, rng: np.random.Generator) -> Floats:
         """Positions of hosts around the cities of their PoPs."""
-        return _on_sphere(self.city_position[self.pop_city[pops]] + _HOST_SPREAD * rng.standard_normal((len(pops), 3)))
+        return _on_sphere(self.city_position[self.pop_city[pops]] + _HOST_WANDER * rng.standard_normal((len(pops), 3)))
 
 
 def build_geography(settings: SimulatorSettings) -> Geography:
@@ -51,11 +55,11 @@ def build_geography(settings: SimulatorSettings) -> Geography:
 
     # An evenly covered sphere, turned at random and disturbed: every seed has other places at comparable distances.
     turn, _ = np.linalg.qr(rng.standard_normal((3, 3)))
-    centre = _on_sphere(_even_points(regions)[_PERM] @ turn + _REGION_WANDER * rng.standard_normal((regions, 3)))
+    centre = _on_sphere(_even_points(regions) @ turn + _REGION_WANDER * rng.standard_normal((regions, 3)))
     city_region = np.repeat(np.arange(regions), cities)
     city_position = _cities_around(centre, cities, rng)
 
-    region_weight = _zipf(regions, 0.6)
+    region_weight = _zipf(regions, 0.5)
     city_weight = _zipf(cities, 0.6)
     system_size = _zipf(systems, 0.8)
     system_is_hosting = np.arange(systems) % _HOSTING_EVERY == _HOSTING_EVERY - 1
@@ -86,36 +90,28 @@ def build_geography(settings: SimulatorSettings) -> Geography:
     )
 
 
-_PERM = np.arange(8)
-_GAMMA = 1.0
-_HETERO = 0.0
-_CITY_WANDER = 0.03
-
-
-def _cities_around(centre, cities, rng):
-    n = len(centre)
-    size = _CITY_SPREAD * (1 + _HETERO * (np.arange(n) % 3 - 1))
-    north = np.linalg.svd(centre[:, None, :])[2]  # [n,3,3] rows 1,2 orthonormal to centre
-    turn = 2 * np.pi * rng.random(n)
-    place = (np.arange(1, cities + 1) * (np.sqrt(5) - 1) / 2 + rng.random((n, 1))) % 1
-    angle = turn[:, None] + np.pi * (3 - np.sqrt(5)) * np.arange(cities)
-    radius = size[:, None] * place**_GAMMA
-    off = radius[..., None] * (
-        np.cos(angle)[..., None] * north[:, None, 1] + np.sin(angle)[..., None] * north[:, None, 2]
-    )
-    p = centre[:, None] + off + _CITY_WANDER * rng.standard_normal((n, cities, 3))
-    return _on_sphere(p.reshape(-1, 3))
-
-
 def great_circle_km(one: Floats, other: Floats) -> Floats:
     half_chord = np.sqrt(((one - other) ** 2).sum(axis=1)) / 2.0
     return np.asarray(2.0 * EARTH_RADIUS_KM * np.arcsin(np.minimum(half_chord, 1.0)), np.float64)
 
 
+def _cities_around(centre: Floats, cities: int, rng: np.random.Generator) -> Floats:
+    """Cities in every direction from the centres, denser near the middle (uniform in the radius, not in the area),
+    which makes short and long ways within a region about equally common."""
+    regions = len(centre)
+    _, _, axes = np.linalg.svd(centre[:, None, :])  # the centre, then two directions across it
+    east, north = axes[:, 1, None, :], axes[:, 2, None, :]
+    radius = _REGION_RADIUS * np.stack([spread_out(cities, 1, rng.random(1))[0] for _ in range(regions)])[..., None]
+    turn = (2.0 * np.pi * rng.random((regions, 1)) + _GOLDEN_TURN * np.arange(cities))[..., None]
+    place = centre[:, None, :] + radius * (np.cos(turn) * east + np.sin(turn) * north)
+    place += _CITY_WANDER * rng.standard_normal(place.shape)
+    return _on_sphere(place.reshape(-1, 3))
+
+
 def _even_points(count: int) -> Floats:
     """The Fibonacci lattice on the unit sphere."""
     height = 1.0 - (2.0 * np.arange(count) + 1.0) / count
-    turn = np.pi * (3.0 - np.sqrt(5.0)) * np.arange(count)
+    turn = _GOLDEN_TURN * np.arange(count)
     radius = np.sqrt(1.0 - height**2)
     return np.stack([radius * np.cos(turn), radius * np.sin(turn), height], axis=1)
 

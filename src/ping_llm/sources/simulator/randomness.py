@@ -41,7 +41,7 @@ def mixed(word: Words | np.uint64, value: Words | np.uint64) -> Words:
 
 def uniform(words: Words) -> Floats:
     """In [0, 1)."""
-    return (words >> np.uint64(11)) * 2.0**-53
+    return np.asarray((words >> np.uint64(11)) * 2.0**-53, np.float64)
 
 
 def normal(words: Words) -> Floats:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from ping_llm.errors import PingLlmError
 from ping_llm.sources.simulator.endpoints import Endpoints
@@ -22,15 +23,18 @@ _STREAMS_EXPONENT = 0.4
 _SOURCE_WINDOW = 0.1
 """The streams of a source start within this part of the observed period, so that its history is of one piece."""
 
+_JUST_BELOW_ONE = 1.0 - 1e-12
+"""Keeps whole parts from adding up to more than the whole through rounding; what is missing is handed out after."""
+
 
 @dataclass(frozen=True)
 class Streams:
     """Arrays by stream, in the order in which they start. Measurement k of a stream is at start_ms + k·interval_ms."""
 
-    source: np.ndarray  # endpoint, int32
-    target: np.ndarray  # endpoint, int32
-    count: np.ndarray  # int32
-    interval_ms: np.ndarray  # int32
+    source: npt.NDArray[np.int32]  # endpoint
+    target: npt.NDArray[np.int32]  # endpoint
+    count: npt.NDArray[np.int32]
+    interval_ms: npt.NDArray[np.int32]
     start_ms: Ints  # since the start of the observed period
 
     def __len__(self) -> int:
@@ -47,7 +51,7 @@ def source_sizes(settings: SimulatorSettings) -> Ints:
     survival = (np.arange(sources) + 0.5) / sources
     size = survival ** (-1.0 / settings.source_size_tail) - 1.0
     spare = settings.measurements - sources  # every source has one measurement at least
-    whole = np.floor(size * (spare / max(size.sum(), 1e-300))).astype(np.int64)
+    whole = np.floor(size * (spare / size.sum()) * _JUST_BELOW_ONE).astype(np.int64)
     whole[: spare - int(whole.sum())] += 1
     return whole + 1
 
@@ -86,7 +90,7 @@ def _split(sizes: Ints, span_ms: int, rng: np.random.Generator) -> tuple[Ints, I
     first = np.cumsum(streams) - streams
     part = 0.2 + rng.standard_exponential(len(source))
     part /= np.add.reduceat(part, first)[source]
-    count = 1 + np.floor(part * (sizes - streams)[source]).astype(np.int64)
+    count = 1 + np.floor(part * (sizes - streams)[source] * _JUST_BELOW_ONE).astype(np.int64)
     left = sizes - np.add.reduceat(count, first)
     count += np.arange(len(source)) - first[source] < left[source]
     return source, count

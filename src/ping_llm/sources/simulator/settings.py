@@ -26,7 +26,7 @@ class SimulatorSettings:
     """Length of the observed period. It does not depend on `measurements`: more measurements are more sources."""
     measurements_per_source: float = 118.0
     """The mean. The median source has about a quarter of it."""
-    source_size_tail: float = 1.4
+    source_size_tail: float = 1.5
     """Tail exponent of the measurements per source (Lomax); smaller is heavier, and it must exceed 1."""
     ipv6_share: float = 0.423
     """Share of the measurements, not of the sources."""
@@ -39,15 +39,15 @@ class SimulatorSettings:
     cities_per_region: int = 24
     systems_per_region: int = 40
     """Autonomous systems; each has points of presence in some of its region's cities."""
-    local_share: float = 0.18
+    local_share: float = 0.15
     """Share of the measurements whose target is in the source's own city (where that city has one)."""
-    regional_share: float = 0.45
+    regional_share: float = 0.583
     """Share whose target is anywhere in the source's region. The rest go to other regions."""
 
     # What an answer takes.
-    inflation: float = 1.6
+    inflation: float = 1.76
     """Median length of a path relative to the great circle."""
-    access_ms: float = 5.0
+    access_ms: float = 8.2
     """Median delay of the last mile of a probe in an access network; hosting networks take a tenth of it."""
     queue_ms: float = 0.9
     """Median of what a probe's own queue adds to an ordinary measurement."""
@@ -57,14 +57,17 @@ class SimulatorSettings:
     """Share of the time that a path spends on a longer route than its usual one."""
     busy_share: float = 0.05
     """Share of the measurements that meet a queue several times the ordinary one."""
-    spike_share: float = 0.004
+    spike_share: float = 0.0032
     """Share of the measurements that are delayed by something unrelated to the network's load."""
-    spike_ms: float = 650.0
+    spike_ms: float = 710.0
     """Median delay of such a spike."""
     failed_share: float = 0.035
     """Share of the measurements without an answer."""
 
     def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            if field.name != "start":
+                _require(isinstance(getattr(self, field.name), int | float), field.name, "a number")
         for name in ("measurements", "regions", "cities_per_region", "systems_per_region"):
             _require(isinstance(getattr(self, name), int) and getattr(self, name) >= 1, name, "a whole number ≥ 1")
         for name in (

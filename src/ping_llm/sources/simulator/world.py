@@ -20,7 +20,7 @@ from ping_llm.sources.simulator.settings import SimulatorSettings
 
 WORLD_FILE = "world.json"
 WORLD_FORMAT = 1
-"""Raised whenever the same settings would give another world, so that an old folder is not answered from a new world."""
+"""Raised whenever the same settings would give another world, so that old measurements never meet a new truth."""
 
 _STREAMS_TO_CALIBRATE = 200_000
 
@@ -58,8 +58,8 @@ class World:
     def distribution(self, src_addr: Any, dst_addr: Any, event_time: Any) -> Distribution:
         """The true distribution of measurements from `src_addr` to `dst_addr` at `event_time`.
 
-        Addresses are text; times are Unix seconds, `datetime64`, `datetime` or Arrow timestamps. Each argument is a list
-        (or an array) or a single value that holds for all.
+        Addresses are text; times are Unix seconds, `datetime64`, `datetime` or Arrow timestamps. Each argument is a
+        list (or an array) or a single value that holds for all.
         """
         source, target, time_s = np.broadcast_arrays(
             self._endpoints_of(src_addr), self._endpoints_of(dst_addr), _unix_seconds(event_time)

@@ -1,0 +1,15 @@
+#!/bin/sh
+# The main job in small: simulate an Internet, prepare probe rows, look at them. Run it by `make demo`.
+# Each step is skipped or continued if an earlier run has done it already.
+set -eu
+folder=$1
+measurements=$2
+say() { printf '\n\033[1m%s\033[0m\n' "$*"; }
+run() { say "\$ $*"; "$@"; }
+
+if [ ! -e "$folder/raw-$measurements/world.json" ]; then
+    run ping-llm simulate --measurements "$measurements" --output "$folder/raw-$measurements"
+fi
+run ping-llm prepare --input "$folder/raw-$measurements/*.parquet" --output "$folder/rows-$measurements"
+run ping-llm inspect rows "$folder/rows-$measurements"
+say "Measurements are in $folder/raw-$measurements, probe rows in $folder/rows-$measurements."

@@ -1,0 +1,63 @@
+"""Shared fixtures: where the real data lies, and small measurement tables."""
+
+import os
+from collections.abc import Callable
+from ipaddress import IPv4Address, IPv6Address
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from ping_llm.measurements import SCHEMA
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """The folder of real measurements, which is not part of the repository."""
+    beside = Path(__file__).resolve().parents[1].parent / "shared" / "data"
+    folder = Path(os.environ.get("PING_LLM_SHARED_DATA", beside))
+    if not folder.is_dir():
+        pytest.skip("the real data is not here; set PING_LLM_SHARED_DATA to its folder")
+    return folder
+
+
+def random_measurements(count: int, *, seed: int = 0, sources: int = 60, whole_seconds: bool = True) -> pa.Table:
+    """Measurements of both families in random order, with failures, exact duplicates and equal times."""
+    rng = np.random.default_rng(seed)
+    source = rng.integers(0, sources, count) ** 2 // sources  # a few sources have most of the measurements
+    ipv6 = source % 3 == 0
+    target = rng.integers(0, 40, count)
+    unit = 1_000_000 if whole_seconds else 1
+    time = 1_700_000_000_000_000 + rng.integers(0, 5_000, count) * unit
+    rtt = np.round(rng.lognormal(3.5, 1.0, count), 1).astype(np.float32)
+    duplicate = rng.integers(0, count, count // 20)
+    for column in (source, ipv6, target, time, rtt):
+        column[: len(duplicate)] = column[duplicate]
+
+    def address(number: int, is_ipv6: bool) -> str:
+        return str(IPv6Address((0x20010DB8 << 96) + number) if is_ipv6 else IPv4Address((10 << 24) + number))
+
+    return pa.table(
+        {
+            "event_time": pa.array(time, pa.timestamp("us", tz="UTC")),
+            "src_addr": [address(s, v) for s, v in zip(source.tolist(), ipv6.tolist(), strict=True)],
+            "dst_addr": [address(1000 + t, v) for t, v in zip(target.tolist(), ipv6.tolist(), strict=True)],
+            "ip_version": pa.array(np.where(ipv6, 6, 4), pa.int8()),
+            "rtt": pa.array(rtt, mask=rng.random(count) < 0.05),
+        },
+        schema=SCHEMA,
+    )
+
+
+@pytest.fixture
+def write_parquet(tmp_path: Path) -> Callable[..., Path]:
+    def write(table: pa.Table, name: str = "measurements.parquet", **options: Any) -> Path:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(table, path, **options)
+        return path
+
+    return write

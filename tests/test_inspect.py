@@ -1,0 +1,175 @@
+"""`ping-llm inspect rows`: the numbers are those of the data, and damage is found and named."""
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from conftest import random_measurements
+from ping_llm.errors import PingLlmError
+from ping_llm.rows import prepare as prepare_module
+from ping_llm.rows.dataset import RowSet
+from ping_llm.rows.prepare import PrepareSettings, prepare
+from ping_llm.rows.summary import summarise
+
+
+@pytest.fixture
+def dataset(tmp_path: Path, write_parquet: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(prepare_module, "SHARD_MEASUREMENTS", 2_000)
+    path = write_parquet(random_measurements(6_000))
+    prepare(PrepareSettings(inputs=(str(path),), output=tmp_path / "rows", workers=1))
+    return tmp_path / "rows"
+
+
+def inspect(path: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    arguments = [sys.executable, "-m", "ping_llm", "inspect", "rows", str(path), *options]
+    return subprocess.run(arguments, capture_output=True, text=True, check=False)
+
+
+def faults(folder: Path) -> list[str]:
+    found: list[str] = []
+    for split in ("train", "eval"):
+        with RowSet(folder, split) as rows:
+            found += rows.verify(lambda amount=1, *, total=None: None)
+    return found
+
+
+def shards(folder: Path, split: str = "train") -> list[Path]:
+    return sorted(folder.glob(f"{split}-*.arrayrecord"))
+
+
+def test_the_numbers_are_those_of_the_input(dataset: Path) -> None:
+    table = random_measurements(6_000)
+    summary = summarise(dataset)
+    splits = summary["splits"].values()
+    assert summary["read"] == summary["written"] == sum(s["measurements"] for s in splits) == 6_000
+    assert sum(s["sources"] for s in splits) == len(table["src_addr"].unique())
+    failed = sum(s["failed_share"] * s["measurements"] for s in splits)
+    assert round(failed) == table["rtt"].null_count
+    ipv6 = sum(s["ipv6_share"] * s["measurements"] for s in splits)
+    assert round(ipv6) == table["ip_version"].to_pylist().count(6)
+    for split in splits:
+        assert sum(bin["rows"] for bin in split["histogram"]) == split["rows"]
+        assert sum(bin["measurements"] for bin in split["histogram"]) == split["measurements"]
+
+
+def test_json_holds_the_summary_and_the_chosen_row(dataset: Path) -> None:
+    done = inspect(dataset, "--json", "--split", "eval", "--row", "1", "--limit", "2")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert result["verified"]
+    assert result["faults"] == []
+    with RowSet(dataset, "eval") as rows:
+        row = rows[1]
+    assert result["row"]["source"] == row.source_address
+    assert len(result["row"]["measurements"]) == min(2, len(row))
+    first = result["row"]["measurements"][0]["rtt"]
+    assert first is None if np.isnan(row.rtt_ms[0]) else abs(first - float(row.rtt_ms[0])) < 1e-3
+
+
+def test_the_page_for_the_eye_names_what_matters(dataset: Path) -> None:
+    text = inspect(dataset).stdout
+    for expected in ("fingerprint", "IPv4 / IPv6", "failed", "measurements in a row", "source", "All shards match"):
+        assert expected in text
+
+
+@pytest.mark.parametrize("place", [0.1, 0.5, 0.9])
+def test_a_flipped_byte_is_found_and_the_shard_named(dataset: Path, place: float) -> None:
+    victim = shards(dataset)[1]
+    data = bytearray(victim.read_bytes())
+    data[int(len(data) * place)] ^= 1
+    victim.write_bytes(data)
+    assert faults(dataset)
+    assert all(victim.name in fault for fault in faults(dataset))
+    done = inspect(dataset)
+    assert done.returncode == 1
+    assert victim.name in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_damaged_row_is_named_when_it_is_read(dataset: Path) -> None:
+    victim = shards(dataset)[0]
+    data = bytearray(victim.read_bytes())
+    data[300:400] = bytes(100)
+    victim.write_bytes(data)
+    with RowSet(dataset) as rows, pytest.raises(PingLlmError, match=rf"{victim.name}, row \d+: "):
+        _ = [rows[number] for number in range(len(rows))]
+
+
+def test_a_truncated_shard_is_found_at_opening(dataset: Path) -> None:
+    victim = shards(dataset)[0]
+    victim.write_bytes(victim.read_bytes()[:-1])
+    with pytest.raises(PingLlmError, match=rf"{victim.name} has .* bytes, but the manifest says"):
+        RowSet(dataset)
+
+
+def test_a_missing_shard_is_named(dataset: Path) -> None:
+    victim = shards(dataset)[1]
+    victim.unlink()
+    assert f"{victim.name} is missing" in inspect(dataset).stderr
+
+
+def test_swapped_shards_do_not_pass(dataset: Path) -> None:
+    a, b = shards(dataset)[:2]
+    data = a.read_bytes(), b.read_bytes()
+    a.write_bytes(data[1])
+    b.write_bytes(data[0])
+    done = inspect(dataset)
+    assert done.returncode == 1
+    assert a.name in done.stderr
+
+
+def test_an_index_of_another_dataset_is_refused(dataset: Path, tmp_path: Path) -> None:
+    data = bytearray((dataset / "train.index").read_bytes())
+    data[len(data) // 2] ^= 1
+    (dataset / "train.index").write_bytes(data)
+    assert any("train.index: checksum mismatch" in fault for fault in faults(dataset))
+    shutil.copy(dataset / "eval.index", dataset / "train.index")
+    assert "train.index has" in inspect(dataset).stderr
+
+
+def test_a_row_that_disagrees_with_its_index_entry_is_named(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = RowSet.column
+
+    def shifted(self: RowSet, name: str) -> Any:
+        values = real(self, name)
+        return values + 1 if name == "count" else values
+
+    monkeypatch.setattr(RowSet, "column", shifted)
+    assert any("count is" in fault and "but the index says" in fault for fault in faults(dataset))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda path: None, "no such folder"),
+        (lambda path: path.mkdir(), "has no manifest.json"),
+        (lambda path: path.write_text("x"), "is a file"),
+    ],
+)
+def test_what_is_no_dataset_is_said_in_one_line(tmp_path: Path, make: Callable[[Path], Any], message: str) -> None:
+    make(tmp_path / "thing")
+    done = inspect(tmp_path / "thing")
+    assert done.returncode == 1
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_manifest_changed_by_hand_is_refused(dataset: Path) -> None:
+    path = dataset / "manifest.json"
+    value = json.loads(path.read_text())
+    value["splits"]["train"]["shards"].pop()
+    path.write_text(json.dumps(value))
+    with pytest.raises(PingLlmError, match="changed by hand"):
+        RowSet(dataset)
+
+
+def test_an_unknown_split_or_row_is_an_error(dataset: Path) -> None:
+    assert "has no split 'test', only train, eval" in inspect(dataset, "--split", "test").stderr
+    assert "there is no row 1000000" in inspect(dataset, "--row", "1000000").stderr
