@@ -4,7 +4,9 @@
 set -eu
 folder=$1
 measurements=$2
-say() { printf '\n\033[1m%s\033[0m\n' "$*"; }
+bold='' plain=''
+if [ -t 1 ]; then bold=$(printf '\033[1m') plain=$(printf '\033[0m'); fi
+say() { printf '\n%s%s%s\n' "$bold" "$*" "$plain"; }
 run() { say "\$ $*"; "$@"; }
 
 if [ ! -e "$folder/raw-$measurements/world.json" ]; then

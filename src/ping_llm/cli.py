@@ -77,7 +77,13 @@ def simulate(
     given = SimulatorSettings.from_json(values | _parsed_settings(settings or []))
     with progress("simulating", total=given.measurements) as advance:
         summary = run(given, output, overwrite=overwrite, on_progress=advance)
-    _show(summary.to_json(), json_output)
+    if json_output:
+        _print_json(summary.to_json())
+        return
+    out.print(
+        f"{summary.measurements:,} measurements ({summary.failed:,} failed) of {summary.sources:,} sources and "
+        f"{summary.targets:,} targets in {len(summary.files)} file(s), {summary.size_bytes / 1e6:,.1f} MB, in {output}"
+    )
 
 
 def _parsed_settings(pairs: list[str]) -> dict[str, Any]:
@@ -128,7 +134,15 @@ def import_atlas(
             overwrite=overwrite,
             on_progress=advance,
         )
-    _show(report.to_json(), json_output)
+    if json_output:
+        _print_json(report.to_json())
+        return
+    out.print(
+        f"{report.results:,} results gave {report.measurements:,} measurements ({report.failed:,} failed) "
+        f"in {report.seconds:.1f} s: {len(report.files)} file(s) in {output}"
+    )
+    for reason, count in report.dropped.items():
+        out.print(f"dropped {count:,} {reason}, the first at {report.examples[reason]}", markup=False)
 
 
 @app.command()
@@ -182,7 +196,7 @@ def prepare(
         return
     if not worked:
         err.print(f"{output} is already prepared from this input with these options; nothing to do.")
-    out.print(render(summary, None))
+    out.print(render(summary))
 
 
 def _renamed(pairs: list[str]) -> dict[str, str]:
@@ -235,7 +249,7 @@ def inspect_rows(
     if json_output:
         _print_json(summary | {"row": shown})
     else:
-        out.print(render(summary, shown))
+        out.print(render(summary, row=shown, histograms=True))
         if not quick and not faults:
             out.print("\nAll shards match the index and the manifest.")
     if faults:

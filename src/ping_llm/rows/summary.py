@@ -2,7 +2,7 @@
 
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from rich.console import Group, RenderableType
@@ -107,7 +107,7 @@ def _moment(time_us: int) -> str:
     return text + (f".{micros:06d}" if micros else "") + "Z"
 
 
-def render(summary: dict[str, Any], row: dict[str, Any] | None) -> RenderableType:
+def render(summary: dict[str, Any], *, row: dict[str, Any] | None = None, histograms: bool = False) -> RenderableType:
     """The summary for the eye."""
     parts: list[RenderableType] = [Text(f"Probe rows in {summary['path']}", style="bold")]
     parts.append(Text(f"  fingerprint  {summary['fingerprint']}"))
@@ -115,19 +115,15 @@ def render(summary: dict[str, Any], row: dict[str, Any] | None) -> RenderableTyp
     parts.append(Text(f"  input        {summary['read']:,} measurements in {summary['input_files']} file(s)"))
     parts.append(Text(f"  written      {summary['written']:,}    dropped: {dropped}\n"))
     parts.append(_split_table(summary["splits"]))
-    for name, split in summary["splits"].items():
-        if split["rows"]:
-            parts.append(_histogram_table(name, split))
+    if histograms:
+        parts += [_histogram_table(name, split) for name, split in summary["splits"].items() if split["rows"]]
     if row:
         parts.append(_row_table(row))
     return Group(*parts)
 
 
 def _split_table(splits: dict[str, Any]) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
-    table.add_column("")
-    for name in splits:
-        table.add_column(name, justify="right")
+    table = _plain_table(("", "left"), *((name, "right") for name in splits))
 
     def add(label: str, show: Any) -> None:
         table.add_row(label, *(show(split) if split["rows"] else "" for split in splits.values()))
@@ -144,27 +140,28 @@ def _split_table(splits: dict[str, Any]) -> Table:
     return table
 
 
-def _histogram_table(name: str, split: dict[str, Any]) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), title=f"\n{name}: row sizes", title_justify="left")
-    for column, justify in (("measurements in a row", "right"), ("rows", "right"), ("", "left")):
-        table.add_column(column, justify=justify)  # type: ignore[arg-type]
+def _histogram_table(name: str, split: dict[str, Any]) -> RenderableType:
+    table = _plain_table(("measurements in a row", "right"), ("rows", "right"), ("", "left"))
     most = max(bin["rows"] for bin in split["histogram"])
     for bin in split["histogram"]:
         bar = "█" * round(30 * bin["rows"] / most) or ("▏" if bin["rows"] else "")
         table.add_row(f"{bin['from']:,} – {bin['to']:,}", f"{bin['rows']:,}", bar)
-    return table
+    return Group(Text(f"\n{name}: row sizes", style="bold"), table)
 
 
-def _row_table(row: dict[str, Any]) -> Table:
-    title = f"\n{row['split']} row {row['row']} ({row['shard']}, record {row['position']}): source {row['source']}"
-    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), title=title, title_justify="left")
-    for column in ("time", "destination"):
-        table.add_column(column)
-    table.add_column("RTT", justify="right")
+def _row_table(row: dict[str, Any]) -> RenderableType:
+    table = _plain_table(("time", "left"), ("destination", "left"), ("RTT", "right"))
     for m in row["measurements"]:
         rtt = Text("failed", style="red") if m["rtt"] is None else Text(f"{m['rtt']:.3f} ms")
         table.add_row(m["event_time"], m["dst_addr"], rtt)
-    if row["count"] > len(row["measurements"]):
-        table.caption = f"… {row['count'] - len(row['measurements']):,} more"
-        table.caption_justify = "left"
+    left = row["count"] - len(row["measurements"])
+    place = f"{row['shard']}, record {row['position']}"
+    heading = Text(f"\n{row['split']} row {row['row']} ({place}): source {row['source']}", style="bold")
+    return Group(heading, table, Text(f"… {left:,} more") if left else "")
+
+
+def _plain_table(*columns: tuple[str, Literal["left", "right"]]) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="")
+    for name, justify in columns:
+        table.add_column(name, justify=justify)
     return table
