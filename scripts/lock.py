@@ -34,7 +34,7 @@ def resolve(python: str, requirements: list[str]) -> dict[str, str]:
         pip = [f"{folder}/bin/python", "-m", "pip", "--quiet", "--disable-pip-version-check"]
         subprocess.run([*pip, "install", *requirements], check=True)
         frozen = subprocess.run([*pip, "freeze"], check=True, capture_output=True, text=True).stdout
-    return dict(line.split("==") for line in frozen.splitlines())  # type: ignore[misc]
+    return dict(line.split("==") for line in frozen.splitlines())
 
 
 def merge(resolved: dict[str, dict[str, str]]) -> list[str]:

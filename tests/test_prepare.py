@@ -22,9 +22,11 @@ from conftest import random_measurements
 from ping_llm.addresses import format_address
 from ping_llm.errors import MeasurementError, PingLlmError
 from ping_llm.rows import prepare as prepare_module
+from ping_llm.rows import tasks
 from ping_llm.rows.dataset import RowSet
 from ping_llm.rows.manifest import Manifest
 from ping_llm.rows.prepare import MIB, PrepareSettings, bucket_ranges, prepare
+from ping_llm.sources.simulator import SimulatorSettings, simulate
 
 WriteParquet = Callable[..., Path]
 
@@ -270,7 +272,7 @@ class TestKill:
     ) -> None:
         paths = [write_parquet(random_measurements(1_000, seed=i), f"{i}.parquet") for i in range(4)]
         done: list[int] = []
-        real = prepare_module.partition
+        real = tasks.partition
 
         def recorded(task: Any) -> Any:
             if len(done) == 3:
@@ -484,3 +486,26 @@ def test_command_line_reports_json_and_errors_in_one_line(tmp_path: Path, write_
     assert failed.returncode == 1
     assert failed.stdout == ""
     assert failed.stderr == "error: no input file matches 'nothing*.csv'\n"
+
+
+def test_a_simulated_folder_and_a_renamed_csv_are_prepared_as_they_are(tmp_path: Path) -> None:
+    simulate(SimulatorSettings(measurements=5_000), tmp_path / "raw")
+    assert run(tmp_path / "rows", tmp_path / "raw").written == 5_000
+
+    (tmp_path / "mine.csv").write_text(
+        "when;probe;target;ms\n"
+        "2024-05-06T07:08:09Z;192.0.2.1;198.51.100.7;12.5\n"
+        "2024-05-06T07:09:09Z;192.0.2.1;198.51.100.7;*\n"
+        "2024-05-06T07:09:09Z;192.0.2.1\n"
+    )
+    names = {"event_time": "when", "src_addr": "probe", "dst_addr": "target", "rtt": "ms"}
+    manifest = run(tmp_path / "csv", tmp_path / "mine.csv", columns=names)
+    assert (manifest.read, manifest.written, manifest.dropped) == (3, 2, {"malformed_row": 1})
+    with pytest.raises(MeasurementError, match=r"mine.csv, line 4: malformed_row"):
+        run(tmp_path / "strict", tmp_path / "mine.csv", columns=names, strict=True)
+
+
+def test_the_real_dump_is_prepared_without_loss(shared_data: Path, tmp_path: Path) -> None:
+    manifest = run(tmp_path / "rows", shared_data / "ripe-atlas-ping-menog.jsonl.bz2")
+    assert (manifest.read, manifest.written, manifest.dropped) == (346_176, 346_176, {})
+    assert sum(split.failed for split in manifest.splits.values()) == 21_860

@@ -55,14 +55,20 @@ class RowSet:
             table = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
         except (OSError, pa.ArrowException) as error:
             raise PingLlmError(f"cannot read {path}: {error}") from error
-        if table.schema != INDEX_SCHEMA or len(table) != self.info.rows:
+        if table.schema != INDEX_SCHEMA:
+            raise PingLlmError(f"{path} has other columns than this version of ping-llm reads; prepare the rows again")
+        if len(table) != self.info.rows:
             raise PingLlmError(f"{path} does not match the manifest: {len(table)} rows, not {self.info.rows}")
         return table
 
     def column(self, name: str) -> npt.NDArray[Any]:
-        """A column of the index, mapped rather than copied."""
-        values: npt.NDArray[Any] = self.index[name].chunk(0).to_numpy() if len(self) else np.zeros(0, dtype=np.int64)
-        return values
+        """A column of the index, mapped rather than copied. Sources have shape (rows, 16)."""
+        if not len(self):
+            return np.zeros((0, 16) if name == "source" else 0, dtype=np.uint8 if name == "source" else np.int64)
+        column = self.index[name].chunk(0)
+        if name == "source":
+            return np.frombuffer(column.buffers()[1], dtype=np.uint8, count=16 * len(self)).reshape(-1, 16)
+        return column.to_numpy()
 
     def __getitem__(self, row: int) -> ProbeRow:
         if not -len(self) <= row < len(self):
@@ -119,6 +125,7 @@ class RowSet:
         decoded = self[row]
         found = {
             "count": len(decoded),
+            "source": decoded.source.ljust(16, b"\0").hex(),
             "failed": int(np.isnan(decoded.rtt_ms).sum()),
             "long_gaps": int((np.diff(decoded.time_us // 1_000_000) > LONG_GAP_S).sum()),
             "family": decoded.family,
@@ -126,7 +133,8 @@ class RowSet:
             "last_time_us": int(decoded.time_us[-1]),
         }
         for name, value in found.items():
-            expected = int(self.column(name)[row])
+            stored = self.column(name)[row]
+            expected = stored.tobytes().hex() if name == "source" else int(stored)
             if value != expected:
                 file = self.info.shards[int(self.column("shard")[row])].file
                 position = int(self.column("position")[row])

@@ -230,8 +230,15 @@ def _checksum(record: memoryview | bytes) -> int:
     return zlib.crc32(record[_CRC_AT + 4 :], zlib.crc32(record[:_CRC_AT]))
 
 
-def decode_row(record: bytes) -> ProbeRow:
-    """Decode one record, checking everything that could be wrong with it."""
+def is_sound(record: bytes) -> bool:
+    """Whether the checksum holds: the quick form of `check_record`, for readers that know what the record should be."""
+    return len(record) > HEADER.itemsize and int.from_bytes(record[_CRC_AT : _CRC_AT + 4], "little") == _checksum(
+        record
+    )
+
+
+def check_record(record: bytes) -> np.void:
+    """Check everything that could be wrong with a record, and give back its header."""
     if len(record) < HEADER.itemsize:
         raise CorruptRecordError(f"record of {len(record)} bytes is shorter than a header")
     header = np.frombuffer(record, dtype=HEADER, count=1)[0]
@@ -246,7 +253,13 @@ def decode_row(record: bytes) -> ProbeRow:
         raise CorruptRecordError(f"record has family {family} and time width {width}")
     if at + count * measurement_bytes(family, width) > len(record):
         raise CorruptRecordError(f"record of {len(record)} bytes is too short for {count} measurements")
+    return header
 
+
+def decode_row(record: bytes) -> ProbeRow:
+    """Decode one record, after checking it."""
+    header = check_record(record)
+    family, width, count, at = (int(header[name]) for name in ("family", "time_width", "count", "columns_at"))
     ticks = np.frombuffer(record, dtype=f"<u{width}", count=count, offset=at).astype(np.int64)
     at += count * width
     address_bytes = ADDRESS_BYTES[family]

@@ -14,7 +14,6 @@ import numpy.typing as npt
 import pyarrow as pa
 from array_record.python.array_record_module import ArrayRecordWriter
 
-from ping_llm.addresses import source_hash
 from ping_llm.errors import PingLlmError
 from ping_llm.rows import arrayrecord_layout as layout
 from ping_llm.rows.format import MAGIC, SourceRuns, encode_rows
@@ -24,6 +23,7 @@ INDEX_SCHEMA: Final = pa.schema(
         pa.field("shard", pa.uint32(), nullable=False),
         pa.field("position", pa.uint32(), nullable=False),
         pa.field("offset", pa.uint64(), nullable=False),
+        pa.field("size", pa.uint32(), nullable=False),
         pa.field("count", pa.uint32(), nullable=False),
         pa.field("failed", pa.uint32(), nullable=False),
         pa.field("long_gaps", pa.uint32(), nullable=False),
@@ -31,11 +31,11 @@ INDEX_SCHEMA: Final = pa.schema(
         pa.field("time_unit_us", pa.uint32(), nullable=False),
         pa.field("first_time_us", pa.int64(), nullable=False),
         pa.field("last_time_us", pa.int64(), nullable=False),
-        pa.field("source_hash", pa.uint64(), nullable=False),
+        pa.field("source", pa.binary(16), nullable=False),
     ]
 )
-"""One entry per row: the shard's number, the record's position in it and the logical offset of its first byte, then
-what the row holds. All measurements of a row are of one family, so `count` and `family` give the IPv4/IPv6 counts."""
+"""One entry per row: the shard's number, the record's position in it, the logical offset of its first byte and its
+size, then what the row holds. A row is of one family, so `count` and `family` give the IPv4/IPv6 counts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,22 +76,24 @@ class ShardWriter:
                 self._writer.write(encoded.record(row))
         packed = np.zeros((len(encoded), 16), dtype=np.uint8)
         packed[:, : runs.sources.shape[1]] = runs.sources
-        families = np.full(len(encoded), runs.family, dtype=np.uint8)
         columns: dict[str, npt.NDArray[Any]] = {
             "shard": np.zeros(len(encoded), dtype=np.uint32),  # numbered when all shards are known
             "position": self._rows + np.arange(len(encoded), dtype=np.uint32),
             "offset": self._next_chunk + encoded.starts,
+            "size": encoded.sizes,
             "count": runs.counts,
             "failed": encoded.failed,
             "long_gaps": encoded.long_gaps,
-            "family": families,
+            "family": np.full(len(encoded), runs.family),
             "time_unit_us": encoded.time_units_us,
             "first_time_us": encoded.first_times_us,
             "last_time_us": encoded.last_times_us,
-            "source_hash": source_hash(families, packed),
         }
-        arrays = [pa.array(columns[f.name].astype(f.type.to_pandas_dtype()), type=f.type) for f in INDEX_SCHEMA]
-        self._entries.append(pa.RecordBatch.from_arrays(arrays, schema=INDEX_SCHEMA))
+        numbers = [
+            pa.array(columns[f.name].astype(f.type.to_pandas_dtype())) for f in INDEX_SCHEMA if f.name in columns
+        ]
+        sources = pa.FixedSizeBinaryArray.from_buffers(pa.binary(16), len(encoded), [None, pa.py_buffer(packed)])
+        self._entries.append(pa.RecordBatch.from_arrays([*numbers, sources], schema=INDEX_SCHEMA))
         self._next_chunk += encoded.chunk_bytes
         self._rows += len(encoded)
 

@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ping_llm.addresses import format_address
+from ping_llm.addresses import format_address, source_hash
 from ping_llm.rows.dataset import RowSet
 from ping_llm.rows.format import ProbeRow
 from ping_llm.rows.manifest import Manifest
@@ -48,7 +48,7 @@ def _summarise_split(rows: RowSet) -> dict[str, Any]:
         return summary
     ipv6 = int(counts[rows.column("family") == 6].sum())
     return summary | {
-        "sources": len(np.unique(rows.column("source_hash"))),
+        "sources": len(np.unique(source_hash(rows.column("family"), rows.column("source")))),
         "ipv4_share": 1 - ipv6 / measurements,
         "ipv6_share": ipv6 / measurements,
         "failed_share": rows.info.failed / measurements,

@@ -73,11 +73,12 @@ def partition(task: PartitionTask) -> dict[str, Any]:
         valid = validate(raw.batch)
         if task.strict and valid.first_dropped:
             raise _first_bad_row(task.piece, raw, *valid.first_dropped)
-        dropped += raw.dropped + valid.dropped
+        dropped.update(raw.dropped)
+        dropped.update(valid.dropped)
         if len(valid):
             spill.write_run(Path(task.folder) / f"piece-{task.number:06d}.{runs:04d}.run", valid)
             kept, runs = kept + len(valid), runs + 1
-    result = {"read": kept + dropped.total(), "kept": kept, "dropped": dict(dropped)}
+    result = {"read": kept + dropped.total(), "kept": kept, "dropped": dict(+dropped)}
     write_json(task.marker, result)
     return result
 

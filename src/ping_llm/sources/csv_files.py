@@ -2,7 +2,7 @@
 
 import csv
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -37,18 +37,29 @@ def _header(path: str) -> tuple[list[str], str]:
 
 
 def read(piece: Piece, batch_rows: int, strict: bool) -> Iterator[RawBatch]:
-    names, delimiter = _header(piece.path)
-    dropped: Counter[str] = Counter()
+    bad_lines: list[str] = []  # since the last batch
 
     def on_bad_line(row: Any) -> str:
-        if strict:
-            raise MeasurementError(
-                f"{piece.path}, line {row.number}: malformed_row "
-                f"({row.actual_columns} cells, not {row.expected_columns})"
-            )
-        dropped["malformed_row"] += 1
-        return "skip"
+        bad_lines.append(f"line {row.number}: malformed_row ({row.actual_columns} cells, not {row.expected_columns})")
+        return "error" if strict else "skip"
 
+    first_row = 0
+    try:
+        for batch in _batches(piece, batch_rows, on_bad_line):
+            yield RawBatch(batch=batch, first_row=first_row, dropped=Counter(malformed_row=len(bad_lines)))
+            first_row += batch.num_rows + len(bad_lines)
+            bad_lines.clear()
+    except pa.ArrowInvalid:
+        if strict and bad_lines:
+            raise MeasurementError(f"{piece.path}, {bad_lines[0]}") from None
+        raise
+    if bad_lines:  # after the last good one
+        empty = pa.RecordBatch.from_pylist([], schema=pa.schema([(name, pa.string()) for name in piece.columns]))
+        yield RawBatch(batch=empty, first_row=first_row, dropped=Counter(malformed_row=len(bad_lines)))
+
+
+def _batches(piece: Piece, batch_rows: int, on_bad_line: Callable[[Any], str]) -> Iterator[pa.RecordBatch]:
+    names, delimiter = _header(piece.path)
     chosen = list(piece.columns.values())
     reader = arrow_csv.open_csv(
         piece.path,
@@ -60,16 +71,6 @@ def read(piece: Piece, batch_rows: int, strict: bool) -> Iterator[RawBatch]:
             column_types={name: pa.string() for name in chosen}, include_columns=chosen, strings_can_be_null=False
         ),
     )
-    first_row = 0
     with reader:
         for batch in reader:
-            yield RawBatch(
-                batch=batch.select(chosen).rename_columns(list(piece.columns)),
-                first_row=first_row,
-                dropped=Counter(dropped),
-            )
-            first_row += batch.num_rows + dropped.total()
-            dropped.clear()
-    if dropped:  # bad lines after the last good one
-        empty = pa.RecordBatch.from_pylist([], schema=pa.schema([(name, pa.string()) for name in piece.columns]))
-        yield RawBatch(batch=empty, first_row=first_row, dropped=dropped)
+            yield batch.select(chosen).rename_columns(list(piece.columns))

@@ -72,7 +72,9 @@ class Distribution:
         chance = rng.random(len(self))
         failed = chance < self.failed_probability
         # Given that it did not fail, what is left of the chance is uniform again: one number serves both choices.
-        rtt = self._rtt((chance - self.failed_probability) / (1.0 - self.failed_probability), rng)
+        with np.errstate(divide="ignore"):  # the probability may be 1
+            chance = (chance - self.failed_probability) / (1.0 - self.failed_probability)
+        rtt = self._rtt(chance, rng)
         rtt[failed] = np.nan
         return rtt
 
@@ -99,7 +101,7 @@ class Distribution:
 
 
 # Hart's rational approximation as West arranged it ("Better approximations to cumulative normal functions", 2005):
-# good to about 1e-15, several times as fast as calling math.erfc on every element.
+# off by less than 1e-15, several times as fast as calling math.erfc on every element.
 _NUMERATOR = (
     3.52624965998911e-02,
     0.700383064443688,

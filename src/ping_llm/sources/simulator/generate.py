@@ -25,7 +25,7 @@ def generate(world: World) -> Iterator[pa.Table]:
         table = _measure(world, index, bounds, running)
         if len(table):
             yield table
-        running = running[world.streams.last_ms[running] >= bounds[index + 1] * 1000]
+        running = running[world.streams.take(running).last_ms >= bounds[index + 1] * 1000]
 
 
 def generate_slice(world: World, index: int) -> pa.Table:
@@ -56,18 +56,17 @@ def slice_bounds(world: World) -> Ints:
 
 def _measure(world: World, index: int, bounds: Ints, running: Ints) -> pa.Table:
     """The measurements of the `running` streams within slice `index`."""
-    streams = world.streams
-    begin_ms, end_ms = bounds[index] * 1000, bounds[index + 1] * 1000
-    start_ms, interval_ms = streams.start_ms[running], streams.interval_ms[running].astype(np.int64)
+    streams = world.streams.take(running)
+    source, target = streams.source.astype(np.int64), streams.target.astype(np.int64)
+    start_ms, interval_ms = streams.start_ms, streams.interval_ms.astype(np.int64)
+    begin_ms, end_ms = bounds[index : index + 2] * 1000
     first = np.maximum(0, -((start_ms - begin_ms) // interval_ms))
-    last = np.minimum(streams.count[running], -((start_ms - end_ms) // interval_ms))
-    count = last - first
+    count = np.minimum(streams.count, -((start_ms - end_ms) // interval_ms)) - first
 
     # Measurement by measurement, stream after stream.
     which = np.repeat(np.arange(len(running)), count)
     number = np.arange(len(which)) - np.repeat(np.cumsum(count) - count - first, count)
     second = (start_ms[which] + number * interval_ms[which]) // 1000
-    source, target = streams.source[running].astype(np.int64), streams.target[running].astype(np.int64)
     truth = world.delays.distribution(
         world.delays.paths(source, target).take(which),
         world.settings.start_s + second.astype(np.float64),
@@ -77,10 +76,9 @@ def _measure(world: World, index: int, bounds: Ints, running: Ints) -> pa.Table:
 
     order = np.argsort((second - bounds[index]).astype(np.uint16), kind="stable")
     which = which[order]
+    event_time = (world.settings.start_s + second[order]) * 1_000_000
     columns = [
-        pa.array((world.settings.start_s + second[order]) * 1_000_000, pa.int64()).cast(
-            SCHEMA.field("event_time").type
-        ),
+        pa.array(event_time).cast(SCHEMA.field("event_time").type),
         world.endpoints.address.take(pa.array(source[which])),
         world.endpoints.address.take(pa.array(target[which])),
         pa.array(world.endpoints.family[source[which]]),

@@ -1,5 +1,6 @@
 """Who measures whom, when: streams, each a source that measures one target at a steady interval for a while."""
 
+import dataclasses
 from dataclasses import dataclass
 
 import numpy as np
@@ -39,6 +40,9 @@ class Streams:
 
     def __len__(self) -> int:
         return len(self.source)
+
+    def take(self, index: Ints) -> "Streams":
+        return Streams(*(getattr(self, field.name)[index] for field in dataclasses.fields(self)))
 
     @property
     def last_ms(self) -> Ints:

@@ -1,5 +1,6 @@
 """A simulated Internet: built from its settings, asked for the truth about any measurement."""
 
+import hashlib
 import ipaddress
 import json
 from pathlib import Path
@@ -9,7 +10,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ping_llm import __version__
 from ping_llm.errors import PingLlmError
+from ping_llm.sources import WORLD_FILE
 from ping_llm.sources.simulator.delay import DelayModel
 from ping_llm.sources.simulator.distribution import Distribution
 from ping_llm.sources.simulator.endpoints import build_endpoints
@@ -18,7 +21,6 @@ from ping_llm.sources.simulator.randomness import Floats, Ints
 from ping_llm.sources.simulator.schedule import build_streams, source_sizes
 from ping_llm.sources.simulator.settings import SimulatorSettings
 
-WORLD_FILE = "world.json"
 WORLD_FORMAT = 1
 """Raised whenever the same settings would give another world, so that old measurements never meet a new truth."""
 
@@ -43,7 +45,7 @@ class World:
         path = Path(folder) / WORLD_FILE
         try:
             content = json.loads(path.read_bytes())
-            found, settings = content["format"], content["settings"]
+            found, settings, fingerprint = content["format"], content["settings"], content["fingerprint"]
         except FileNotFoundError:
             raise PingLlmError(f"{folder} holds no {WORLD_FILE}: it was not written by the simulator") from None
         except (ValueError, KeyError, TypeError) as error:
@@ -53,7 +55,29 @@ class World:
                 f"{path} describes a world of format {found} (written by ping-llm {content.get('ping_llm_version')}), "
                 f"this version makes format {WORLD_FORMAT}: simulate again"
             )
-        return cls(SimulatorSettings.from_json(settings))
+        world = cls(SimulatorSettings.from_json(settings))
+        if world.fingerprint() != fingerprint:
+            raise PingLlmError(f"{path}: another world grows from these settings here (another numpy?): simulate again")
+        return world
+
+    def describe(self) -> dict[str, Any]:
+        """What `load` needs, as plain values for JSON."""
+        return {
+            "format": WORLD_FORMAT,
+            "ping_llm_version": __version__,
+            "fingerprint": self.fingerprint(),
+            "settings": self.settings.to_json(),
+        }
+
+    def fingerprint(self) -> str:
+        """Of all addresses and the whole schedule: a world that agrees in them is the same world."""
+        digest = hashlib.blake2b(digest_size=16)
+        for buffer in self.endpoints.address.buffers()[1:]:
+            digest.update(buffer)
+        streams = self.streams
+        for column in (streams.source, streams.target, streams.count, streams.interval_ms, streams.start_ms):
+            digest.update(np.ascontiguousarray(column).data)
+        return digest.hexdigest()
 
     def distribution(self, src_addr: Any, dst_addr: Any, event_time: Any) -> Distribution:
         """The true distribution of measurements from `src_addr` to `dst_addr` at `event_time`.

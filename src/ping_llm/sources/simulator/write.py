@@ -12,13 +12,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ping_llm import __version__
 from ping_llm.console import Advance
 from ping_llm.errors import PingLlmError
 from ping_llm.measurements import SCHEMA
+from ping_llm.sources import WORLD_FILE
 from ping_llm.sources.simulator.generate import generate
 from ping_llm.sources.simulator.settings import SimulatorSettings
-from ping_llm.sources.simulator.world import WORLD_FILE, WORLD_FORMAT, World
+from ping_llm.sources.simulator.world import World
 
 DEFAULT_ROWS_PER_FILE = 10_000_000
 _FILES = ("measurements-*.parquet", WORLD_FILE)
@@ -53,8 +53,12 @@ def simulate(
     The measurements are the same however many files they are cut into. `on_progress` is told how many were written.
     """
     bounds = _file_bounds(settings.measurements, files, rows_per_file)
-    folder = _prepared_folder(Path(output_dir), overwrite)
-    world = World(settings)
+    folder = Path(output_dir)
+    existing = [path for pattern in _FILES for path in sorted(folder.glob(pattern))]
+    if existing and not overwrite:
+        raise PingLlmError(f"{folder} already holds simulated measurements: choose another folder, or overwrite them")
+    world = World(settings)  # fails, if it has to, before anything is deleted
+    _clear(folder, existing)
     paths = []
     failed = 0
     rows = _Rows(generate(world))
@@ -66,9 +70,8 @@ def simulate(
                 failed += table["rtt"].null_count
                 if on_progress is not None:
                     on_progress(len(table))
-    content = {"format": WORLD_FORMAT, "ping_llm_version": __version__, "settings": settings.to_json()}
     with _finished_or_absent(folder / WORLD_FILE) as unfinished:
-        unfinished.write_text(json.dumps(content, indent=2) + "\n")
+        unfinished.write_text(json.dumps(world.describe(), indent=2) + "\n")
     return SimulationSummary(
         measurements=settings.measurements,
         failed=failed,
@@ -108,17 +111,13 @@ def _file_bounds(measurements: int, files: int | None, rows_per_file: int | None
     return [number * measurements // files for number in range(files + 1)]
 
 
-def _prepared_folder(folder: Path, overwrite: bool) -> Path:
+def _clear(folder: Path, existing: list[Path]) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        for path in existing:
+            path.unlink()
     except OSError as error:
         raise PingLlmError(f"cannot write to {folder}: {error.strerror}") from None
-    existing = [path for pattern in _FILES for path in sorted(folder.glob(pattern))]
-    if existing and not overwrite:
-        raise PingLlmError(f"{folder} already holds simulated measurements: choose another folder, or overwrite them")
-    for path in existing:
-        path.unlink()
-    return folder
 
 
 @contextmanager

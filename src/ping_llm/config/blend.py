@@ -1,0 +1,59 @@
+"""Which data, and how much of each: `a/*.arrayrecord,0.3;b/*.arrayrecord,0.7`."""
+
+import re
+from fractions import Fraction
+from typing import Final
+
+from ping_llm.errors import PingLlmError
+
+Blend = tuple[tuple[str, Fraction], ...]
+
+# Two digits of exponent are plenty, and keep `1e999999999` from filling the memory.
+_WEIGHT: Final = re.compile(r"(\d{1,30}(\.\d{0,30})?|\.\d{1,30})(e[+-]?\d{1,2})?", re.ASCII | re.IGNORECASE)
+
+
+def parse_blend(text: str) -> Blend:
+    """The patterns of a blend with their shares, which are exact fractions and sum to 1.
+
+    The weight stands behind the last `,` of a part, or behind its last `:` if no slash follows (so the colon of
+    `gs://…` or `C:\\…` is none). A pattern alone needs no weight; of several, each does, for it would be a guess
+    whether equal shares are meant or shares by size. A weight may be 0: the source stays, but nothing is drawn from it.
+    """
+    parts = [part.strip() for part in text.split(";")]
+    if not all(parts):
+        where = f"the blend {text!r} has an empty part" if len(parts) > 1 else "no files are given"
+        raise PingLlmError(f"{where}; write pattern,weight;pattern,weight")
+    weights: dict[str, Fraction] = {}
+    for part in parts:
+        pattern, weight = _split(part)
+        if not pattern:
+            raise PingLlmError(f"{part!r} has no pattern before its weight")
+        if pattern in weights:
+            raise PingLlmError(f"{pattern!r} is in the blend twice; give it once, with the sum of the weights")
+        if weight is None and len(parts) > 1:
+            raise PingLlmError(f"{pattern!r} has no weight; each part of a blend needs one: pattern,weight")
+        weights[pattern] = _weight(weight, part) if weight is not None else Fraction(1)
+    total = sum(weights.values())
+    if not total:
+        raise PingLlmError(f"the weights in {text!r} are all 0; at least one must be positive")
+    return tuple((pattern, weight / total) for pattern, weight in weights.items())
+
+
+def _split(part: str) -> tuple[str, str | None]:
+    """The pattern and the text of its weight, if it has one."""
+    if "," in part:
+        pattern, _, weight = part.rpartition(",")
+        return pattern.strip(), weight.strip()
+    pattern, colon, weight = part.rpartition(":")
+    pattern, weight = pattern.strip(), weight.strip()
+    drive = len(pattern) == 1 and not _WEIGHT.fullmatch(weight)  # `C:rows`, but not `a:0.3`
+    if not colon or "/" in weight or "\\" in weight or drive:
+        return part, None
+    return pattern, weight
+
+
+def _weight(text: str, part: str) -> Fraction:
+    if not _WEIGHT.fullmatch(text):
+        advice = "a number from 0 up must follow the last comma or colon, and `;` separates patterns"
+        raise PingLlmError(f"{text!r} in {part!r} is not a weight: {advice}")
+    return Fraction(text)

@@ -1,0 +1,156 @@
+"""Picking single measurements out of mapped shards, for many rows at once.
+
+A context needs a few dozen measurements of a history that may have hundreds of thousands. Shards are mapped, and since
+every number of every column lies aligned in the file (`format.record_shape`), the wanted numbers are picked as 32-bit
+words by index arithmetic: only the pages that hold them are touched, and nothing is parsed or copied but the result.
+
+Mapped reads bypass the record's checksum, so a row is checked whole the first time this process uses it, up to
+`CHECKED_BYTES`. A longer row costs milliseconds to check, more than all the rest of the work for a context; of those
+the header is checked, and `ping-llm inspect rows` checks everything.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from ping_llm.errors import PingLlmError
+from ping_llm.rows import arrayrecord_layout as layout
+from ping_llm.rows.dataset import RowSet
+from ping_llm.rows.format import HEADER, MAGIC, CorruptRecordError, check_record, is_sound
+
+CHECKED_BYTES: Final = 1 << 20
+
+Ints = npt.NDArray[np.int64]
+
+
+class CorruptRowError(PingLlmError):
+    """A row of a shard is damaged. `row` is its number in the split."""
+
+    def __init__(self, message: str, row: int) -> None:
+        super().__init__(message)
+        self.row = row
+
+
+@dataclass(frozen=True, kw_only=True)
+class Picked:
+    """Measurements as columns, in the order in which they were asked for."""
+
+    time_s: Ints
+    """Whole Unix seconds: what tokens can say."""
+    rtt_ms: npt.NDArray[np.float32]
+    destination: npt.NDArray[np.uint8]
+    """(measurements, 16), IPv4 in the first four bytes."""
+
+
+class MappedRows:
+    """Random access to the measurements of one split."""
+
+    def __init__(self, rows: RowSet) -> None:
+        self.rows = rows
+        self._shard = rows.column("shard")
+        self._offset = rows.column("offset")
+        self._count = rows.column("count")
+        self._family = rows.column("family")
+        self._unit = rows.column("time_unit_us")
+        self._first = rows.column("first_time_us")
+        self._last = rows.column("last_time_us")
+        self._source = rows.column("source")
+        self._files: dict[int, Any] = {}
+        self._checked: set[int] = set()
+
+    def _file(self, shard: int) -> Any:
+        if shard not in self._files:
+            path = self.rows.folder / self.rows.info.shards[shard].file
+            # A plain array over the map: slicing `np.memmap` itself takes ten times as long.
+            self._files[shard] = np.asarray(np.memmap(path, dtype=np.uint8, mode="r"))
+        return self._files[shard]
+
+    def sources(self, rows: Ints) -> npt.NDArray[np.uint8]:
+        """(rows, 16): source address of each row."""
+        return self._source[rows]
+
+    def check(self, rows: Ints) -> None:
+        """Check the rows that this process has not used before."""
+        for row in rows.tolist():
+            if row not in self._checked:
+                self._check(row)
+                self._checked.add(row)
+
+    def _check(self, row: int) -> None:
+        size, shard = int(self.rows.column("size")[row]), int(self._shard[row])
+        try:
+            if size <= CHECKED_BYTES:
+                record = _read_logical(self._file(shard), int(self._offset[row]), size)
+                if not is_sound(record):
+                    check_record(record)
+                    raise CorruptRecordError("checksum mismatch")
+            else:
+                record = _read_logical(self._file(shard), int(self._offset[row]), HEADER.itemsize)
+            header = np.frombuffer(record, dtype=HEADER, count=1)[0]
+            if (header["magic"], header["count"]) != (MAGIC, self._count[row]):
+                raise CorruptRecordError("the record is not the one that the index names")
+        except CorruptRecordError as error:
+            place = f"{self.rows.folder / self.rows.info.shards[shard].file}, row {self.rows.column('position')[row]}"
+            raise CorruptRowError(f"{place}: {error}", row) from error
+
+    def pick(self, rows: Ints, positions: Ints) -> Picked:
+        """Measurement `positions[i]` of row `rows[i]`, for all i."""
+        count, family = self._count[rows].astype(np.int64), self._family[rows]
+        unit, first = self._unit[rows].astype(np.int64), self._first[rows]
+        wide = (self._last[rows] - first) // unit >= 2**32
+        address = np.where(family == 6, 16, 4)
+        width = np.where(wide, 8, 4)
+        columns = self._columns(rows)
+        shard = self._shard[rows].astype(np.int64)
+
+        time_at = columns + positions * width
+        rtt_at = columns + count * (width + address) + positions * 4
+        address_at = columns + count * width + positions * address
+        v6, far = np.flatnonzero(family == 6), np.flatnonzero(wide)
+        words = self._words(
+            np.concatenate([shard, shard, shard, np.repeat(shard[v6], 3), shard[far]]),
+            np.concatenate(
+                [time_at, rtt_at, address_at, (address_at[v6, None] + (4, 8, 12)).ravel(), time_at[far] + 4]
+            ),
+        )
+        n = len(rows)
+        ticks = words[:n].astype(np.int64)
+        if len(far):
+            ticks[far] += words[len(words) - len(far) :].astype(np.int64) << 32
+        destination = np.zeros((n, 4), dtype=np.uint32)
+        destination[:, 0] = words[2 * n : 3 * n]
+        destination[v6, 1:] = words[3 * n : 3 * n + 3 * len(v6)].reshape(-1, 3)
+        return Picked(
+            time_s=(first + ticks * unit) // 1_000_000,
+            rtt_ms=words[n : 2 * n].view(np.float32),
+            destination=destination.view(np.uint8),
+        )
+
+    def _columns(self, rows: Ints) -> Ints:
+        """Logical place of each row's columns: the first multiple of 8 after its header."""
+        after = self._offset[rows].astype(np.int64) + HEADER.itemsize
+        return after + (-after) % 8
+
+    def _words(self, shard: Ints, logical: Ints) -> npt.NDArray[np.uint32]:
+        place = layout.physical(logical) >> 2
+        if len(self.rows.info.shards) == 1:
+            return self._file(0).view("<u4")[place]
+        order = np.argsort(shard, kind="stable")
+        bounds = np.flatnonzero(np.diff(shard[order], prepend=-1, append=-1))
+        result = np.empty(len(place), dtype=np.uint32)
+        for begin, end in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
+            chosen = order[begin:end]
+            result[chosen] = self._file(int(shard[chosen[0]])).view("<u4")[place[chosen]]
+        return result
+
+
+def _read_logical(file: Any, offset: int, size: int) -> bytes:
+    """`size` bytes from a logical position, with the block headers in between left out."""
+    begin, end = layout.physical(offset), layout.physical(offset + size - 1) + 1
+    raw = file[begin:end]
+    if len(raw) == size:
+        return bytes(raw)
+    keep = (np.arange(begin, end) % layout.BLOCK) >= layout.BLOCK_HEADER
+    return raw[keep].tobytes()

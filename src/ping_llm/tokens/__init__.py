@@ -1,0 +1,1 @@
+"""Measurements as tokens: vocabulary, vectorised encoder, decoder."""

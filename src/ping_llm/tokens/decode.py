@@ -1,0 +1,238 @@
+"""Tokens back to measurements, whatever the tokens are.
+
+A model may write anything, and a context may be cut anywhere, so decoding never fails: it gives back every measurement
+up to the first fault and says where the fault is, what was found there and what could have stood there instead.
+"""
+
+import operator
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final, SupportsIndex
+
+import numpy as np
+import numpy.typing as npt
+
+from ping_llm.addresses import format_address
+from ping_llm.tokens.encode import TimeKind
+from ping_llm.tokens.rtt_code import decode_rtt
+from ping_llm.tokens.vocabulary import BYTES_AFTER, FIRST_BYTE, VOCABULARY_SIZE, Role
+
+Tokens = npt.NDArray[np.integer[Any]] | Iterable[SupportsIndex]
+
+
+class Fault(StrEnum):
+    """What can be wrong with a sequence."""
+
+    UNKNOWN_TOKEN = "unknown token"
+    RESERVED_TOKEN = "reserved token"
+    BEFORE_START = "token before the first measurement"
+    BYTE_FOR_ROLE = "byte outside a field"
+    ROLE_FOR_BYTE = "field cut short"
+    REPEATED_FIELD = "field twice in a measurement"
+    MISSING_FIELD = "measurement without all its fields"
+    FAMILY_MISMATCH = "source and destination of different families"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """The first token of a sequence that cannot stand where it stands."""
+
+    fault: Fault
+    position: int
+    found: str
+    expected: str
+
+    def __str__(self) -> str:
+        return f"{self.fault} at token {self.position}: found {self.found}, expected {self.expected}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodedMeasurement:
+    """One measurement as its tokens say it."""
+
+    family: int
+    source: str
+    destination: str
+    rtt_code: int | None
+    """None if the probe failed. A model may write a code that is not normalised; it has a value all the same."""
+    rtt_ms: float | None
+    time_kind: TimeKind
+    time_value: int | None
+    """What the time field holds: Unix seconds, or seconds since the previous timed measurement."""
+    time_s: int | None
+    """Unix seconds, if the context says them: an absolute time, or deltas that follow one without a break."""
+    order: tuple[str, ...]
+    """Names of the fields as they were written."""
+    start: int
+    length: int
+
+    @property
+    def failed(self) -> bool:
+        return self.rtt_code is None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decoded:
+    """What the tokens of one context say."""
+
+    measurements: tuple[DecodedMeasurement, ...]
+    truncated: int = 0
+    """Tokens of a last measurement that is valid so far but not complete."""
+    problem: Problem | None = None
+    """The fault at which decoding stopped. The measurement it lies in, and all after it, are not given back."""
+
+    @property
+    def end(self) -> int:
+        """Position after the last measurement: where a truncated or malformed tail begins."""
+        return self.measurements[-1].start + self.measurements[-1].length if self.measurements else 0
+
+
+_FIELD_OF: Final = {
+    Role.SRC_IPV4: "source",
+    Role.SRC_IPV6: "source",
+    Role.DST_IPV4: "destination",
+    Role.DST_IPV6: "destination",
+    Role.RTT_START: "result",
+    Role.FAILED: "result",
+    Role.TIMESTAMP_ABS: "time",
+    Role.TIMESTAMP_DELTA1: "time",
+    Role.TIMESTAMP_DELTA4: "time",
+}
+_FIELDS: Final = ("source", "destination", "result", "time")
+_REQUIRED: Final = {"source", "destination", "result"}
+_FAMILY_OF: Final = {Role.SRC_IPV4: 4, Role.SRC_IPV6: 6, Role.DST_IPV4: 4, Role.DST_IPV6: 6}
+_TIME_KINDS: Final = {
+    Role.TIMESTAMP_ABS: TimeKind.ABSOLUTE,
+    Role.TIMESTAMP_DELTA1: TimeKind.DELTA1,
+    Role.TIMESTAMP_DELTA4: TimeKind.DELTA4,
+}
+
+_Fields = dict[str, tuple[Role, bytes]]
+
+
+class _MalformedError(Exception):
+    """Ends the reading of a measurement at a fault."""
+
+    def __init__(self, fault: Fault, ids: list[int], position: int, expected: str) -> None:
+        token = ids[position]
+        if not 0 <= token < VOCABULARY_SIZE:  # wrong everywhere, which says more than that it is wrong here
+            fault = Fault.UNKNOWN_TOKEN
+        elif token == Role.THROUGHPUT_START:
+            fault = Fault.RESERVED_TOKEN
+        self.problem = Problem(fault=fault, position=position, found=token_name(token), expected=expected)
+
+
+class _TruncatedError(Exception):
+    """Ends the reading of a measurement at the end of the tokens."""
+
+
+def token_name(token: int) -> str:
+    """The token as a person would call it: `SRC_IPV4`, `byte 192`."""
+    if FIRST_BYTE <= token < VOCABULARY_SIZE:
+        return f"byte {token - FIRST_BYTE}"
+    return Role(token).name if 0 <= token < FIRST_BYTE else f"id {token}"
+
+
+def decode(tokens: Tokens) -> Decoded:
+    """The measurements of one context. Any integers will do; only what is not a row of integers is a TypeError."""
+    ids = [operator.index(token) for token in (tokens.tolist() if isinstance(tokens, np.ndarray) else tokens)]
+    measurements: list[DecodedMeasurement] = []
+    position = 0
+    time_s: int | None = None  # of the previous timed measurement
+    while position < len(ids):
+        try:
+            fields, end = _read_fields(ids, position)
+        except _TruncatedError:
+            return Decoded(measurements=tuple(measurements), truncated=len(ids) - position)
+        except _MalformedError as error:
+            return Decoded(measurements=tuple(measurements), problem=error.problem)
+        measurement = _measurement(fields, position, end, time_s)
+        measurements.append(measurement)
+        if measurement.time_kind is not TimeKind.NONE:
+            time_s = measurement.time_s
+        position = end
+    return Decoded(measurements=tuple(measurements))
+
+
+def _read_fields(ids: list[int], start: int) -> tuple[_Fields, int]:
+    """The fields of the measurement that starts here, as written, and the position after it."""
+    if ids[start] != Role.MEASUREMENT_START:  # only at the very beginning: later ones start where one was found
+        raise _MalformedError(Fault.BEFORE_START, ids, start, Role.MEASUREMENT_START.name)
+    fields: _Fields = {}
+    position = start + 1
+    while position < len(ids):
+        if ids[position] == Role.MEASUREMENT_START and fields.keys() >= _REQUIRED:
+            return fields, position
+        role = _field_role(ids, position, fields)
+        end = position + 1 + BYTES_AFTER[role]
+        fields[_FIELD_OF[role]] = role, _read_bytes(ids, role, position + 1, end)
+        position = end
+    if not fields.keys() >= _REQUIRED:
+        raise _TruncatedError
+    return fields, position
+
+
+def _field_role(ids: list[int], position: int, fields: _Fields) -> Role:
+    """The role at this position, if a field that the measurement still lacks can begin with it."""
+    token = ids[position]
+    if token == Role.MEASUREMENT_START:
+        raise _MalformedError(Fault.MISSING_FIELD, ids, position, _what_may_follow(fields))
+    if not 0 <= token < FIRST_BYTE or token == Role.THROUGHPUT_START:
+        raise _MalformedError(Fault.BYTE_FOR_ROLE, ids, position, _what_may_follow(fields))
+    role = Role(token)
+    if _FIELD_OF[role] in fields:
+        raise _MalformedError(Fault.REPEATED_FIELD, ids, position, _what_may_follow(fields))
+    for other, _ in fields.values():
+        family = _FAMILY_OF.get(other)
+        if family and _FAMILY_OF.get(role, family) != family:
+            raise _MalformedError(Fault.FAMILY_MISMATCH, ids, position, f"an IPv{family} {_FIELD_OF[role]}")
+    return role
+
+
+def _what_may_follow(fields: _Fields) -> str:
+    choices = [f"a {name}" for name in _FIELDS if name not in fields]
+    if fields.keys() >= _REQUIRED:
+        choices.append(Role.MEASUREMENT_START.name)
+    return " or ".join(filter(None, [", ".join(choices[:-1]), choices[-1]]))
+
+
+def _read_bytes(ids: list[int], role: Role, start: int, end: int) -> bytes:
+    for position in range(start, min(end, len(ids))):
+        if not FIRST_BYTE <= ids[position] < VOCABULARY_SIZE:
+            expected = f"byte {position - start + 1} of the {end - start} after {role.name}"
+            raise _MalformedError(Fault.ROLE_FOR_BYTE, ids, position, expected)
+    if end > len(ids):
+        raise _TruncatedError
+    return bytes(token - FIRST_BYTE for token in ids[start:end])
+
+
+def _measurement(fields: _Fields, start: int, end: int, previous_time_s: int | None) -> DecodedMeasurement:
+    source_role, source = fields["source"]
+    _, destination = fields["destination"]
+    result_role, result = fields["result"]
+    family = _FAMILY_OF[source_role]
+    code = None if result_role is Role.FAILED else int.from_bytes(result, "big")
+
+    kind, value, time_s = TimeKind.NONE, None, None
+    if "time" in fields:
+        time_role, time = fields["time"]
+        kind = _TIME_KINDS[time_role]
+        value = int.from_bytes(time, "big", signed=kind is TimeKind.ABSOLUTE)
+        if kind is TimeKind.ABSOLUTE:
+            time_s = value
+        elif previous_time_s is not None:
+            time_s = previous_time_s + value
+    return DecodedMeasurement(
+        family=family,
+        source=format_address(family, source),
+        destination=format_address(family, destination),
+        rtt_code=code,
+        rtt_ms=None if code is None else float(decode_rtt(code)),
+        time_kind=kind,
+        time_value=value,
+        time_s=time_s,
+        order=tuple(fields),
+        start=start,
+        length=end - start,
+    )

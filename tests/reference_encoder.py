@@ -1,0 +1,72 @@
+"""The token grammar spelled out for one measurement: the specification that the vectorised encoder must agree with.
+
+It shares no code with the package. All arithmetic is on whole numbers, so nothing here rounds but where it says so.
+"""
+
+from collections.abc import Iterable, Sequence
+
+MEASUREMENT_START = 0
+SRC_IPV4, SRC_IPV6 = 1, 2
+DST_IPV4, DST_IPV6 = 3, 4
+TIMESTAMP_ABS, TIMESTAMP_DELTA1, TIMESTAMP_DELTA4 = 5, 6, 7
+RTT_START, FAILED = 8, 10
+FIRST_BYTE = 11
+
+
+def encode_one(
+    family: int,
+    source: bytes,
+    destination: bytes,
+    rtt_ms: float | None,
+    time_kind: str,
+    time_value: int,
+    order: Iterable[str],
+) -> list[int]:
+    """Tokens of a measurement. `rtt_ms` is None for a failed one; `time_kind` is none, absolute, delta1 or delta4."""
+    tokens = [MEASUREMENT_START]
+    for field in order:
+        if field == "source":
+            tokens.append(SRC_IPV4 if family == 4 else SRC_IPV6)
+            tokens += _spell(source)
+        elif field == "destination":
+            tokens.append(DST_IPV4 if family == 4 else DST_IPV6)
+            tokens += _spell(destination)
+        elif field == "result":
+            if rtt_ms is None:
+                tokens.append(FAILED)
+            else:
+                tokens.append(RTT_START)
+                tokens += _spell(rtt_code(rtt_ms).to_bytes(2, "big"))
+        elif time_kind == "absolute":
+            tokens.append(TIMESTAMP_ABS)
+            tokens += _spell(time_value.to_bytes(8, "big", signed=True))
+        elif time_kind == "delta1":
+            tokens.append(TIMESTAMP_DELTA1)
+            tokens += _spell(time_value.to_bytes(1, "big"))
+        elif time_kind == "delta4":
+            tokens.append(TIMESTAMP_DELTA4)
+            tokens += _spell(time_value.to_bytes(4, "big"))
+    return tokens
+
+
+def _spell(data: Sequence[int]) -> list[int]:
+    return [FIRST_BYTE + byte for byte in data]
+
+
+def rtt_code(rtt_ms: float) -> int:
+    """The code e·2^11 + m whose value m·2^e µs is nearest to the RTT, and of two as near the one with the even m.
+
+    The smallest exponent whose mantissa fits its 11 bits gives the normalised code. Nothing is shorter than 1 µs.
+    """
+    numerator, denominator = rtt_ms.as_integer_ratio()
+    numerator *= 1000  # the RTT is now exactly numerator / denominator microseconds
+    if numerator < denominator:
+        return 1
+    for exponent in range(32):
+        mantissa, rest = divmod(numerator, denominator)
+        if 2 * rest > denominator or (2 * rest == denominator and mantissa % 2 == 1):
+            mantissa += 1
+        if mantissa < 2048:
+            return exponent * 2048 + mantissa
+        denominator *= 2
+    raise OverflowError(f"an RTT of {rtt_ms} ms has no code")
