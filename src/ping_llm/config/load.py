@@ -63,7 +63,7 @@ def _override(text: str) -> _Setting:
 
 
 def _read(path: Path, derived: tuple[Path, ...] = (), origin: str = "") -> list[_Setting]:
-    """The settings of a file after those of its base. `derived` are the files based on this one, `origin` says where."""
+    """The settings of a file after those of its base. `derived`: the files based on it; `origin`: where that is said."""
     entries = list(_entries(path, origin))  # before the path is looked at further: this reports what is wrong with it
     if path.resolve() in [file.resolve() for file in derived]:
         chain = " -> ".join(str(file) for file in (*derived, path))
@@ -111,12 +111,15 @@ def _text(node: yaml.Node, name: str, origin: str) -> str:
 
 def _parse(path: Path, asked: str) -> yaml.Node | None:
     try:
-        return yaml.compose(path.read_bytes(), Loader=yaml.SafeLoader)
+        data = path.read_bytes()
     except (OSError, ValueError) as error:  # ValueError: a character that no file name may hold
         reason = getattr(error, "strerror", error)
         raise PingLlmError(f"{asked}cannot read the configuration {shown(str(path))}: {reason}") from None
+    try:
+        return yaml.compose(data, Loader=yaml.SafeLoader)
     except yaml.MarkedYAMLError as error:
         line = f" line {error.problem_mark.line + 1}" if error.problem_mark else ""
         raise PingLlmError(f"{path}{line}: not valid YAML: {error.problem}") from None
-    except yaml.YAMLError as error:  # of the encoding; its text has several lines
+    except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:
+        # Wrong encoding, an escape like "\\UFFFFFFFF", a thousand brackets: the message may have several lines.
         raise PingLlmError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None

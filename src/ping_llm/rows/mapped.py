@@ -57,6 +57,7 @@ class MappedRows:
         self._first = rows.column("first_time_us")
         self._last = rows.column("last_time_us")
         self._source = rows.column("source")
+        self._size = rows.column("size")
         self._files: dict[int, Any] = {}
         self._checked: set[int] = set()
 
@@ -79,7 +80,7 @@ class MappedRows:
                 self._checked.add(row)
 
     def _check(self, row: int) -> None:
-        size, shard = int(self.rows.column("size")[row]), int(self._shard[row])
+        size, shard = int(self._size[row]), int(self._shard[row])
         try:
             if size <= CHECKED_BYTES:
                 record = _read_logical(self._file(shard), int(self._offset[row]), size)
@@ -108,20 +109,18 @@ class MappedRows:
         time_at = columns + positions * width
         rtt_at = columns + count * (width + address) + positions * 4
         address_at = columns + count * width + positions * address
-        v6, far = np.flatnonzero(family == 6), np.flatnonzero(wide)
+        far, v6 = np.flatnonzero(wide), np.flatnonzero(family == 6)
+        rest_at = (address_at[v6, None] + (4, 8, 12)).ravel()
         words = self._words(
-            np.concatenate([shard, shard, shard, np.repeat(shard[v6], 3), shard[far]]),
-            np.concatenate(
-                [time_at, rtt_at, address_at, (address_at[v6, None] + (4, 8, 12)).ravel(), time_at[far] + 4]
-            ),
+            np.concatenate([shard, shard, shard, shard[far], np.repeat(shard[v6], 3)]),
+            np.concatenate([time_at, rtt_at, address_at, time_at[far] + 4, rest_at]),
         )
         n = len(rows)
         ticks = words[:n].astype(np.int64)
-        if len(far):
-            ticks[far] += words[len(words) - len(far) :].astype(np.int64) << 32
+        ticks[far] += words[3 * n : 3 * n + len(far)].astype(np.int64) << 32
         destination = np.zeros((n, 4), dtype=np.uint32)
         destination[:, 0] = words[2 * n : 3 * n]
-        destination[v6, 1:] = words[3 * n : 3 * n + 3 * len(v6)].reshape(-1, 3)
+        destination[v6, 1:] = words[3 * n + len(far) :].reshape(-1, 3)
         return Picked(
             time_s=(first + ticks * unit) // 1_000_000,
             rtt_ms=words[n : 2 * n].view(np.float32),

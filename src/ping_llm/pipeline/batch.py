@@ -1,0 +1,144 @@
+"""Sequences to arrays: read, sample, encode and pack many sequences in one pass over flat columns."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+import numpy as np
+import numpy.typing as npt
+
+from ping_llm.pipeline.contexts import (
+    Arrangement,
+    Units,
+    arrange,
+    candidate_limit,
+    draw_positions,
+    keeps_time,
+)
+from ping_llm.pipeline.fill import Candidates, fill
+from ping_llm.pipeline.plan import SequencePlan
+from ping_llm.pipeline.randomness import Ints
+from ping_llm.pipeline.timing import Stages
+from ping_llm.rows.mapped import MappedRows
+from ping_llm.tokens.encode import EncodableMeasurements, encode
+
+Batch = dict[str, npt.NDArray[np.int32]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Segments:
+    """The contexts of some sequences, chosen and arranged: what becomes tokens, and what `inspect batch` explains."""
+
+    units: Units
+    sequence: Ints
+    """Sequence of each unit, counted from 0 within the request."""
+    unit: Ints
+    position: Ints
+    """Of each measurement, in the order in which it is written: its unit, and its position in the unit's row."""
+    arrangement: Arrangement
+    measurements: EncodableMeasurements
+
+
+class BatchBuilder:
+    """Builds any sequences of a plan from the rows it was made for."""
+
+    def __init__(self, rows: MappedRows, plan: SequencePlan, stages: Stages | None = None) -> None:
+        self.rows = rows
+        self.plan = plan
+        self.stages = stages or Stages()
+
+    def build(self, sequences: Sequence[int]) -> Batch:
+        """The arrays of these sequences, in this order."""
+        segments = self.segments(sequences)
+        with self.stages("encode"):
+            tokens, lengths = encode(segments.measurements)
+            sizes = np.bincount(segments.unit, weights=lengths, minlength=len(segments.units)).astype(np.int64)
+        with self.stages("pack"):
+            return _arrays(tokens, sizes, segments.sequence, len(sequences), self.plan.settings.length)
+
+    def segments(self, sequences: Sequence[int]) -> Segments:
+        length = self.plan.settings.length
+        with self.stages("plan"):
+            units, elastic, wanted, sequence = self._units(sequences)
+        with self.stages("read"):
+            self.rows.check(units.row)
+        with self.stages("sample"):
+            unit, position, rank = draw_positions(units, candidate_limit(units, length))
+        with self.stages("read"):
+            picked = self.rows.pick(units.row[unit], position)
+        with self.stages("sample"):
+            timed = keeps_time(units, unit, position)
+            candidates = Candidates(
+                units=units, unit=unit, rank=rank, time_s=picked.time_s, timed=timed, failed=np.isnan(picked.rtt_ms)
+            )
+            used = rank < fill(candidates, elastic, wanted, sequence, len(sequences), length)[unit]
+            unit, position = unit[used], position[used]
+            arrangement = arrange(units, unit, position, picked.time_s[used], timed[used])
+            order = arrangement.order
+            chosen, unit = np.flatnonzero(used)[order], unit[order]
+            return Segments(
+                units=units,
+                sequence=sequence,
+                unit=unit,
+                position=position[order],
+                arrangement=arrangement,
+                measurements=EncodableMeasurements(
+                    family=units.family[unit],
+                    source=self.rows.sources(units.row)[unit],
+                    destination=picked.destination[chosen],
+                    rtt_ms=picked.rtt_ms[chosen],
+                    time_kind=arrangement.time_kind,
+                    time_value=arrangement.time_value,
+                    order=arrangement.field_order,
+                ),
+            )
+
+    def _units(self, sequences: Sequence[int]) -> tuple[Units, npt.NDArray[np.bool_], npt.NDArray[np.float64], Ints]:
+        """The units of these sequences, which of them are elastic, tokens planned for each, and their sequence."""
+        parts = []
+        for (epoch, number), places in groupby(map(self.plan.locate, sequences), key=lambda place: place[:2]):
+            block = self.plan.block(epoch, number)
+            for _, _, place in places:
+                parts.append((block, slice(int(block.first[place]), int(block.first[place + 1]))))
+        sizes = [part.stop - part.start for _, part in parts]
+        columns = {
+            name: np.concatenate([getattr(block.units, name)[part] for block, part in parts])
+            for name in Units.__dataclass_fields__
+        }
+        elastic = np.concatenate([block.elastic[part] for block, part in parts])
+        wanted = np.concatenate([block.wanted[part] for block, part in parts])
+        return Units(**columns), elastic, wanted, np.repeat(np.arange(len(parts)), sizes)
+
+
+def _arrays(tokens: npt.NDArray[np.uint16], sizes: Ints, sequence: Ints, sequences: int, length: int) -> Batch:
+    """Lay segments side by side. `sizes` and `sequence` are those of the segments, in the order of the tokens."""
+    used = np.bincount(sequence, sizes, sequences).astype(np.int64)
+    ends = np.cumsum(used)
+    inputs = np.zeros((sequences, length), dtype=np.int32)
+    for row, (end, size) in enumerate(zip(ends.tolist(), used.tolist(), strict=True)):
+        inputs[row, :size] = tokens[end - size : end]
+
+    # Mark where segments begin; running sums and maxima of the marks then number them and tell where each began.
+    column = np.cumsum(sizes) - sizes - (ends - used)[sequence]
+    begins = np.zeros((sequences, length), dtype=np.int32)
+    begins[sequence, column] = 1
+    segment = np.cumsum(begins, axis=1, dtype=np.int32)
+    begins[sequence, column] = column
+    position = np.arange(length, dtype=np.int32) - np.maximum.accumulate(begins, axis=1)
+    padding = np.arange(length) >= used[:, None]
+    segment[padding] = 0
+    position[padding] = 0
+
+    # A segment's last token has nothing to predict within it: that place carries no loss.
+    predicts = np.zeros((sequences, length), dtype=np.int32)
+    predicts[:, :-1] = (segment[:, 1:] == segment[:, :-1]) & (segment[:, :-1] > 0)
+    targets = np.zeros_like(inputs)
+    np.multiply(inputs[:, 1:], predicts[:, :-1], out=targets[:, :-1])
+    return {
+        "inputs": inputs,
+        "inputs_position": position,
+        "inputs_segmentation": segment,
+        "targets": targets,
+        "targets_position": position * predicts,
+        "targets_segmentation": segment * predicts,
+    }

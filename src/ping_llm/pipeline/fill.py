@@ -1,0 +1,79 @@
+"""How many measurements each context uses, so that sequences are as full as can be and never too full."""
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from ping_llm.pipeline.contexts import Flags, Units, count_tokens, first_measurement, largest_increase
+from ping_llm.pipeline.randomness import Ints
+
+_GROWTH_ROUNDS: Final = 3
+"""Each round fills all but a fifth of what is still open (a long delta is that much longer than a usual one)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidates:
+    """Measurements that units may use, by unit and in time order. A unit that uses k takes those of rank below k."""
+
+    units: Units
+    unit: Ints
+    rank: Ints
+    time_s: Ints
+    timed: Flags
+    failed: Flags
+
+    def tokens(self, counts: Ints) -> Ints:
+        """Tokens of each unit's context when it uses so many measurements."""
+        used = self.rank < counts[self.unit]
+        return count_tokens(self.units, self.unit[used], self.time_s[used], self.timed[used], self.failed[used])
+
+
+def fill(
+    candidates: Candidates,
+    elastic: Flags,
+    wanted: npt.NDArray[np.float64],
+    sequence: Ints,
+    sequences: int,
+    length: int,
+) -> Ints:
+    """Measurements for each unit: all of its window, or for an elastic one as many as still fit its sequence.
+
+    Elastic units first share what the others leave open in proportion to what was planned for them. Then one in each
+    sequence grows while another measurement of any length fits; at last one that may just fit is tried.
+    """
+    units = candidates.units
+    most = np.bincount(candidates.unit, minlength=len(units))  # candidates of each unit
+    increase, least = largest_increase(units), np.minimum(first_measurement(units), units.most)
+
+    def summed(values: npt.NDArray[np.float64] | Ints) -> Ints:
+        return np.bincount(sequence, values, sequences).astype(np.int64)
+
+    rigid_tokens = np.where(elastic, 0, candidates.tokens(np.where(elastic, 0, units.size)))
+    spare = (length - summed(rigid_tokens) - summed(np.where(elastic, least, 0)))[sequence]
+    share = np.where(elastic, wanted, 0.0) / np.bincount(sequence, np.where(elastic, wanted, 0.0), sequences)[sequence]
+    counts = np.clip(1 + (spare * share).astype(np.int64) // increase, 1, most)
+    counts = np.where(elastic, counts, units.size)
+
+    tokens = candidates.tokens(counts)
+    for last in (*[False] * _GROWTH_ROUNDS, True):
+        open_tokens = length - summed(tokens)
+        growing = _one_of_each(sequence, elastic & (counts < most), most - counts)
+        room = open_tokens[sequence[growing]] // increase[growing]
+        grown = counts.copy()
+        grown[growing] += np.maximum(room, 1) if last else room
+        grown = np.minimum(grown, most)
+        if (grown == counts).all():
+            continue
+        new = candidates.tokens(grown)
+        fits = (summed(new) <= length)[sequence]
+        counts, tokens = np.where(fits, grown, counts), np.where(fits, new, tokens)
+    return counts
+
+
+def _one_of_each(sequence: Ints, eligible: Flags, score: Ints) -> Ints:
+    """Of each sequence that has an eligible unit, the index of the one with the highest score."""
+    candidates = np.flatnonzero(eligible)
+    order = candidates[np.lexsort((-score[candidates], sequence[candidates]))]
+    return order[np.flatnonzero(np.diff(sequence[order], prepend=-1))]

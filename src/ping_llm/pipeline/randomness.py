@@ -1,0 +1,97 @@
+"""Random numbers that are a function of their key, not of what was drawn before.
+
+Every choice in the pipeline is drawn from a key such as (seed, epoch, unit, purpose). So any batch can be made alone,
+in any order, in any process, and comes out the same. NumPy's own generators are not used: their streams may change
+between releases, and a run must be reproducible for years.
+"""
+
+from enum import IntEnum
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from ping_llm.addresses import mix64
+
+Words = npt.NDArray[np.uint64]
+Ints = npt.NDArray[np.int64]
+
+_GOLDEN: Final = np.uint64(0x9E3779B97F4A7C15)
+_ROUNDS: Final = 4
+
+
+class Purpose(IntEnum):
+    """What a number is drawn for. Values are part of the contract: another value is another draw."""
+
+    EPOCH_ORDER = 1
+    MODE = 2
+    WINDOW_SIZE = 3
+    WINDOW_OFFSET = 4
+    UNTIMED_SHARE = 5
+    SAMPLE = 6
+    LOSES_TIME = 7
+    PLACE = 8
+    FIELD_ORDER = 9
+
+
+def key(*parts: Any) -> Words:
+    """One 64-bit word from whole numbers (or arrays of them, which broadcast)."""
+    word: Any = np.uint64(0)
+    with np.errstate(over="ignore"):
+        for part in parts:
+            word = mix64((word ^ np.asarray(part).astype(np.uint64)) + _GOLDEN)
+    return np.asarray(word)
+
+
+def uniform(words: Words) -> npt.NDArray[np.float64]:
+    """Numbers in [0, 1) from random words."""
+    return (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def below(words: Words, bound: Any) -> Ints:
+    """Whole numbers in [0, bound) from random words. The bias, bound / 2^53, is far below what could be noticed."""
+    return np.minimum((uniform(words) * bound).astype(np.int64), np.asarray(bound) - 1)
+
+
+def permute(words: Words, size: Any, position: Any) -> Ints:
+    """Where a random permutation of range(size) takes each position; `words` says which permutation, one for each.
+
+    A Feistel network over the smallest power of two that holds the range, walked until it lands inside: any element of
+    any permutation can be had alone, so that sampling without replacement is taking the first k positions.
+    """
+    return _walk(words, size, position, inverse=False)
+
+
+def unpermute(words: Words, size: Any, value: Any) -> Ints:
+    """The position that `permute` takes to each value."""
+    return _walk(words, size, value, inverse=True)
+
+
+def _walk(words: Words, size: Any, start: Any, *, inverse: bool) -> Ints:
+    words, size, start = np.broadcast_arrays(words, np.asarray(size, dtype=np.int64), np.asarray(start, dtype=np.int64))
+    bits = np.frexp(np.maximum(size - 1, 1).astype(np.float64))[1].astype(np.uint64)  # range fits in 2^bits
+    result = _feistel(words, bits, start.astype(np.uint64), inverse).astype(np.int64)
+    outside = np.flatnonzero(result >= size)
+    while len(outside):
+        again = _feistel(words[outside], bits[outside], result[outside].astype(np.uint64), inverse).astype(np.int64)
+        result[outside] = again
+        outside = outside[again >= size[outside]]
+    return result
+
+
+def _feistel(words: Words, bits: Words, value: Words, inverse: bool) -> Words:
+    """A keyed bijection of [0, 2^bits): add to each part in turn a hash of the other. Their widths may differ."""
+    one = np.uint64(1)
+    low_bits = bits >> one
+    low_mask, high_mask = (one << low_bits) - one, (one << (bits - low_bits)) - one
+    high, low = value >> low_bits, value & low_mask
+    with np.errstate(over="ignore"):
+        for turn in reversed(range(_ROUNDS)) if inverse else range(_ROUNDS):
+            salt = words + np.uint64(turn + 1) * _GOLDEN
+            if turn % 2 == 0:
+                mixed = mix64(low ^ salt)
+                high = (high - mixed if inverse else high + mixed) & high_mask
+            else:
+                mixed = mix64(high ^ salt)
+                low = (low - mixed if inverse else low + mixed) & low_mask
+    return high << low_bits | low
