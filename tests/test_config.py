@@ -203,6 +203,7 @@ def test_an_alias_stands_for_its_value(write_yaml: WriteYaml) -> None:
         ("Steps", "steps"),
         ("grain_train_files", "network_train_files"),
         ("batch_size", "per_device_batch_size"),
+        ("batch-size", "per_device_batch_size"),
     ],
 )
 def test_a_misspelt_key_is_answered_with_the_nearest_one(write_yaml: WriteYaml, wrong: str, right: str) -> None:
@@ -368,12 +369,13 @@ def test_a_missing_base_is_reported_with_the_line_that_asks_for_it(write_yaml: W
     assert refusal(top).startswith(f"{top} line 2: cannot read the configuration '{top.parent}/gone.yml'")
 
 
-def test_bases_that_lead_in_a_circle_are_refused(write_yaml: WriteYaml) -> None:
+def test_bases_that_lead_in_a_circle_are_refused(write_yaml: WriteYaml, monkeypatch: pytest.MonkeyPatch) -> None:
     write_yaml("base_config: ./b.yml\n", "a.yml")
     write_yaml("base_config: sub/../c.yml\n", "b.yml")
     path = write_yaml("base_config: a.yml\n", "c.yml")
     (path.parent / "sub").mkdir()
-    message = refusal(path)
+    monkeypatch.chdir(path.parent)
+    message = refusal("c.yml")
     assert "leads in a circle" in message
     assert [part.rpartition("/")[2] for part in message.split(" -> ")] == ["c.yml", "a.yml", "b.yml", "c.yml"]
 

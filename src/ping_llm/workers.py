@@ -98,6 +98,12 @@ class _InProcess(Executor):
         return future
 
 
+def exit_with_parent() -> None:
+    """Make this worker process end when the process that started it does, however that ends."""
+    if (parent := multiprocessing.parent_process()) is not None:
+        threading.Thread(target=lambda: (wait([parent.sentinel]), os._exit(1)), daemon=True).start()
+
+
 def _start_worker(leash: Connection) -> None:
     """Runs first in every worker: leave Ctrl-C to the parent, and watch for the parent's end."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)

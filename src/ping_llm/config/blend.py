@@ -47,7 +47,7 @@ def _split(part: str) -> tuple[str, str | None]:
     pattern, colon, weight = part.rpartition(":")
     pattern, weight = pattern.strip(), weight.strip()
     drive = len(pattern) == 1 and not _WEIGHT.fullmatch(weight)  # `C:rows`, but not `a:0.3`
-    if not colon or "/" in weight or "\\" in weight or drive:
+    if not colon or "/" in weight or drive:
         return part, None
     return pattern, weight
 

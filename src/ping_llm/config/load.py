@@ -63,7 +63,7 @@ def _override(text: str) -> _Setting:
 
 
 def _read(path: Path, derived: tuple[Path, ...] = (), origin: str = "") -> list[_Setting]:
-    """The settings of a file after those of its base. `derived`: the files based on it; `origin`: where that is said."""
+    """The settings of a file after those of its base. `derived` are the files based on it, `origin` says where."""
     entries = list(_entries(path, origin))  # before the path is looked at further: this reports what is wrong with it
     if path.resolve() in [file.resolve() for file in derived]:
         chain = " -> ".join(str(file) for file in (*derived, path))

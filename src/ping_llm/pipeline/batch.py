@@ -19,7 +19,7 @@ from ping_llm.pipeline.fill import Candidates, fill
 from ping_llm.pipeline.plan import SequencePlan
 from ping_llm.pipeline.randomness import Ints
 from ping_llm.pipeline.timing import Stages
-from ping_llm.rows.mapped import MappedRows
+from ping_llm.rows.mapped import CorruptRowError, MappedRows
 from ping_llm.tokens.encode import EncodableMeasurements, encode
 
 Batch = dict[str, npt.NDArray[np.int32]]
@@ -39,29 +39,56 @@ class Segments:
     measurements: EncodableMeasurements
 
 
+@dataclass(frozen=True, kw_only=True)
+class PackedTokens:
+    """All that is needed to lay out a batch: a twelfth of its bytes, which is what travels between processes."""
+
+    tokens: npt.NDArray[np.uint16]
+    sizes: npt.NDArray[np.int32]
+    """Tokens of each segment."""
+    sequence: npt.NDArray[np.int32]
+    """Sequence of each segment."""
+
+
 class BatchBuilder:
     """Builds any sequences of a plan from the rows it was made for."""
 
-    def __init__(self, rows: MappedRows, plan: SequencePlan, stages: Stages | None = None) -> None:
+    def __init__(
+        self,
+        rows: MappedRows,
+        plan: SequencePlan,
+        stages: Stages | None = None,
+        *,
+        skip_corrupt_rows: bool = False,
+    ) -> None:
         self.rows = rows
         self.plan = plan
         self.stages = stages or Stages()
+        self.skip_corrupt_rows = skip_corrupt_rows
+        self.corrupt_rows: dict[int, str] = {}
+        """Rows that were left out, with what is wrong with them."""
 
     def build(self, sequences: Sequence[int]) -> Batch:
         """The arrays of these sequences, in this order."""
+        return expand(self.tokens(sequences), len(sequences), self.plan.settings.length)
+
+    def tokens(self, sequences: Sequence[int]) -> PackedTokens:
         segments = self.segments(sequences)
         with self.stages("encode"):
             tokens, lengths = encode(segments.measurements)
-            sizes = np.bincount(segments.unit, weights=lengths, minlength=len(segments.units)).astype(np.int64)
-        with self.stages("pack"):
-            return _arrays(tokens, sizes, segments.sequence, len(sequences), self.plan.settings.length)
+            sizes = np.bincount(segments.unit, weights=lengths, minlength=len(segments.units))
+            return PackedTokens(
+                tokens=tokens, sizes=sizes.astype(np.int32), sequence=segments.sequence.astype(np.int32)
+            )
 
     def segments(self, sequences: Sequence[int]) -> Segments:
         length = self.plan.settings.length
         with self.stages("plan"):
             units, elastic, wanted, sequence = self._units(sequences)
         with self.stages("read"):
-            self.rows.check(units.row)
+            sound = self._sound(units.row)
+            if not sound.all():
+                units, elastic, wanted, sequence = units.take(sound), elastic[sound], wanted[sound], sequence[sound]
         with self.stages("sample"):
             unit, position, rank = draw_positions(units, candidate_limit(units, length))
         with self.stages("read"):
@@ -93,6 +120,20 @@ class BatchBuilder:
                 ),
             )
 
+    def _sound(self, rows: Ints) -> npt.NDArray[np.bool_]:
+        """Which rows can be read; one that cannot is an error unless such rows are to be left out."""
+        sound = np.ones(len(rows), dtype=bool)
+        while True:
+            try:
+                self.rows.check(rows[sound])
+            except CorruptRowError as error:
+                if not self.skip_corrupt_rows:
+                    raise
+                self.corrupt_rows[error.row] = str(error)
+                sound &= rows != error.row
+            else:
+                return sound
+
     def _units(self, sequences: Sequence[int]) -> tuple[Units, npt.NDArray[np.bool_], npt.NDArray[np.float64], Ints]:
         """The units of these sequences, which of them are elastic, tokens planned for each, and their sequence."""
         parts = []
@@ -110,8 +151,9 @@ class BatchBuilder:
         return Units(**columns), elastic, wanted, np.repeat(np.arange(len(parts)), sizes)
 
 
-def _arrays(tokens: npt.NDArray[np.uint16], sizes: Ints, sequence: Ints, sequences: int, length: int) -> Batch:
-    """Lay segments side by side. `sizes` and `sequence` are those of the segments, in the order of the tokens."""
+def expand(packed: PackedTokens, sequences: int, length: int) -> Batch:
+    """Lay segments side by side in the arrays of the batch contract."""
+    tokens, sizes, sequence = packed.tokens, packed.sizes.astype(np.int64), packed.sequence
     used = np.bincount(sequence, sizes, sequences).astype(np.int64)
     ends = np.cumsum(used)
     inputs = np.zeros((sequences, length), dtype=np.int32)

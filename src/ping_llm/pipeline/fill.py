@@ -52,7 +52,8 @@ def fill(
 
     rigid_tokens = np.where(elastic, 0, candidates.tokens(np.where(elastic, 0, units.size)))
     spare = (length - summed(rigid_tokens) - summed(np.where(elastic, least, 0)))[sequence]
-    share = np.where(elastic, wanted, 0.0) / np.bincount(sequence, np.where(elastic, wanted, 0.0), sequences)[sequence]
+    planned = np.where(elastic, wanted, 0.0)
+    share = planned / np.maximum(np.bincount(sequence, planned, sequences), 1.0)[sequence]
     counts = np.clip(1 + (spare * share).astype(np.int64) // increase, 1, most)
     counts = np.where(elastic, counts, units.size)
 

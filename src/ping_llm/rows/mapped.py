@@ -32,6 +32,9 @@ class CorruptRowError(PingLlmError):
         super().__init__(message)
         self.row = row
 
+    def __reduce__(self) -> tuple[Any, ...]:  # it crosses process boundaries
+        return type(self), (str(self), self.row)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Picked:

@@ -1,0 +1,130 @@
+"""What the pipeline did: time per stage, how long training waited for data, and what to change."""
+
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from ping_llm.pipeline.graph import draw
+
+_NEGLIGIBLE_WAIT: Final = 0.01
+
+_ADVICE: Final = {
+    "plan": "batches need many small rows each; raise per_device_batch_size or merge row sets",
+    "read": "rows are not in memory; put them on a faster or local disk, or give the machine more memory for its cache",
+    "sample": "raise grain_worker_count: sampling is plain computation and runs on as many cores as there are",
+    "encode": "raise grain_worker_count: encoding is plain computation and runs on as many cores as there are",
+}
+
+_MEANING: Final = {
+    "plan": "which contexts share a sequence",
+    "read": "pick measurements from mapped rows",
+    "sample": "windows, modes, orders, filling",
+    "encode": "measurements to tokens",
+}
+
+
+class PipelineReport:
+    """Adds up what every batch cost. Stages run in the workers side by side; waiting is the training process's."""
+
+    def __init__(self, stages: Sequence[str], workers: int) -> None:
+        self.workers = workers
+        self._names = tuple(stages)
+        self.reset()
+
+    def reset(self) -> None:
+        self._stage_s = np.zeros(len(self._names))
+        self._wait_s = 0.0
+        self._tokens = self._padding = self._batches = self._corrupt_rows = 0
+        self._first_wait_s = 0.0
+        self._since = time.perf_counter()
+
+    def add(
+        self, *, wait_s: float, stage_s: npt.NDArray[np.float64], tokens: int, padding: int, corrupt_rows: int
+    ) -> None:
+        if self._batches == 0:  # starting the workers is not what a running pipeline costs
+            self._first_wait_s = wait_s
+            self._since = time.perf_counter()
+        else:
+            self._wait_s += wait_s
+            self._stage_s += stage_s
+            self._tokens += tokens
+        self._padding += padding
+        self._corrupt_rows = max(self._corrupt_rows, corrupt_rows)
+        self._batches += 1
+
+    @property
+    def wait_share(self) -> float:
+        elapsed = time.perf_counter() - self._since
+        return self._wait_s / elapsed if self._batches > 1 and elapsed > 0 else 0.0
+
+    @property
+    def bottleneck(self) -> str:
+        """What limits the rate: the stage that takes longest, unless the data is never waited for."""
+        if self._batches <= 1:
+            return "unknown"
+        if self.workers and self.wait_share < _NEGLIGIBLE_WAIT:
+            return "consumer"
+        return self._names[int(np.argmax(self._stage_s))]
+
+    @property
+    def advice(self) -> str:
+        name = self.bottleneck
+        if name == "consumer":
+            return "nothing: batches are ready before they are asked for"
+        return _ADVICE.get(name, "run a few more steps")
+
+    def to_json(self) -> dict[str, Any]:
+        batches = max(1, self._batches - 1)
+        elapsed = time.perf_counter() - self._since
+        all_stages = max(1e-12, float(self._stage_s.sum()))
+        return {
+            "batches": self._batches,
+            "workers": self.workers,
+            "real_tokens_per_s": round(self._tokens / elapsed) if elapsed > 0 else 0,
+            "padding_fraction": round(self._padding / max(1, self._padding + self._tokens_in_all), 5),
+            "first_batch_s": round(self._first_wait_s, 3),
+            "wait_share": round(self.wait_share, 4),
+            "stages": {
+                name: {
+                    "ms_per_batch": round(1e3 * s / batches, 3),
+                    "share": round(s / max(1e-12, self._stage_s.sum()), 3),
+                }
+                for name, s in zip(self._names, self._stage_s.tolist(), strict=True)
+            },
+            "corrupt_rows": self._corrupt_rows,
+            "bottleneck": self.bottleneck,
+            "advice": self.advice,
+        }
+
+    @property
+    def _tokens_in_all(self) -> int:
+        return self._tokens * self._batches // max(1, self._batches - 1)
+
+    def table(self) -> str:
+        """For the log: one line a stage, then the verdict."""
+        value = self.to_json()
+        lines = [
+            f"pipeline: {value['batches']} batches, {value['real_tokens_per_s']:,} tokens/s, {self.workers} worker(s)"
+        ]
+        lines += [f"  {'stage':8} {'ms/batch':>9} {'share':>6}"]
+        for name, stage in value["stages"].items():
+            lines.append(f"  {name:8} {stage['ms_per_batch']:9.2f} {stage['share']:6.0%}  {_MEANING[name]}")
+        lines.append(
+            f"  waiting for data: {value['wait_share']:.1%} of the time; padding {value['padding_fraction']:.2%}"
+        )
+        lines.append(f"  bottleneck: {value['bottleneck']}; {value['advice']}")
+        return "\n".join(lines)
+
+    def write(self, folder: Path) -> None:
+        """The pipeline as a picture (`pipeline_graph.svg`) and as numbers (`pipeline.json`)."""
+        value = self.to_json()
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in (("pipeline_graph.svg", draw(value)), ("pipeline.json", json.dumps(value, indent=1))):
+            temporary = folder / f".{name}.tmp"
+            temporary.write_text(text)
+            temporary.replace(folder / name)
