@@ -375,9 +375,8 @@ def test_bases_that_lead_in_a_circle_are_refused(write_yaml: WriteYaml, monkeypa
     path = write_yaml("base_config: a.yml\n", "c.yml")
     (path.parent / "sub").mkdir()
     monkeypatch.chdir(path.parent)
-    message = refusal("c.yml")
-    assert "leads in a circle" in message
-    assert [part.rpartition("/")[2] for part in message.split(" -> ")] == ["c.yml", "a.yml", "b.yml", "c.yml"]
+    chain = "c.yml -> a.yml -> b.yml -> sub/../c.yml"
+    assert refusal("c.yml") == f"b.yml line 1: base_config leads in a circle: {chain}"
 
 
 def test_a_base_cannot_be_an_override() -> None:

@@ -269,6 +269,116 @@ def _verify(path: Path, summary: dict[str, Any]) -> list[str]:
     return faults
 
 
+Seed = Annotated[int, typer.Option(min=0, help="Seed of the order and of all sampling.")]
+BatchSize = Annotated[int, typer.Option(min=1, help="Sequences in a global batch.")]
+Length = Annotated[int, typer.Option(min=64, help="Tokens in a sequence.")]
+Split = Annotated[str, typer.Option(help="train or eval.")]
+
+
+@inspect_app.command("batches")
+def inspect_batches(
+    rows: Annotated[str, typer.Argument(help="Folder that `ping-llm prepare` wrote.")],
+    steps: Annotated[str, typer.Option(help="Steps to show, as first:end.")] = "0:10",
+    hosts: Annotated[int, typer.Option(min=1, help="Put each batch together from so many hosts' parts.")] = 1,
+    workers: Annotated[int, typer.Option(min=0, help="Worker processes for each host.")] = 0,
+    digest: Annotated[bool, typer.Option("--digest", help="Print a digest of each global batch.")] = False,
+    backward: Annotated[bool, typer.Option("--backward", help="Make the last batch first, each by itself.")] = False,
+    batch_size: BatchSize = 64,
+    length: Length = 1024,
+    seed: Seed = 0,
+    split: Split = "train",
+    json_output: Json = False,
+) -> None:
+    """Make global batches and show their size, padding and digest.
+
+    A batch depends on rows, seed, step, batch size and length alone: digests are equal for every number of hosts and
+    workers, forward and backward.
+
+    Examples:
+
+      ping-llm inspect batches data/probe_rows --steps 0:20 --digest
+
+      ping-llm inspect batches data/probe_rows --steps 0:20 --digest --hosts 2 --workers 2
+    """
+    from ping_llm.pipeline import explain
+
+    first, last = _step_range(steps)
+    spec = _data_spec(rows, split, batch_size, length, seed)
+    batches: Any
+    if backward:
+        order = list(reversed(range(first, last)))
+        batches = (explain.one_batch(spec, step) for step in order)
+    else:
+        order = list(range(first, last))
+        batches = explain.global_batches(spec, first, last, hosts=hosts, workers=workers)
+    for step, batch in zip(order, batches, strict=True):
+        segmentation = batch["inputs_segmentation"]
+        shown = {
+            "step": step,
+            "tokens": int((segmentation > 0).sum()),
+            "padding": round(float((segmentation == 0).mean()), 5),
+            "segments": int(segmentation.max(axis=1).sum()),
+        } | ({"digest": explain.digest(batch)} if digest else {})
+        if json_output:
+            _print_json(shown)
+        elif digest:
+            out.print(f"{step:6}  {shown['digest']}", soft_wrap=True)
+        else:
+            sizes = f"{shown['tokens']:,} tokens  {shown['segments']:,} segments  {shown['padding']:.2%} padding"
+            out.print(f"step {step:6}  {sizes}")
+
+
+@inspect_app.command("batch")
+def inspect_batch(
+    rows: Annotated[str, typer.Argument(help="Folder that `ping-llm prepare` wrote.")],
+    step: Annotated[int, typer.Option(min=0, help="Step of the batch.")] = 0,
+    sequence: Annotated[int, typer.Option(min=0, help="Sequence of the batch.")] = 0,
+    batch_size: BatchSize = 64,
+    length: Length = 1024,
+    seed: Seed = 0,
+    split: Split = "train",
+    json_output: Json = False,
+) -> None:
+    """Explain a sequence of a batch to the last token: its rows, windows and modes, and its measurements decoded.
+
+    Any batch of any past run can be made again from its rows, seed and shape.
+
+    Example:
+
+      ping-llm inspect batch data/probe_rows --step 1200 --sequence 3
+    """
+    from ping_llm.pipeline import explain
+    from ping_llm.pipeline.source import BatchSource
+
+    spec = _data_spec(rows, split, batch_size, length, seed)
+    if sequence >= batch_size:
+        raise PingLlmError(f"a batch of {batch_size} has sequences 0 to {batch_size - 1}; there is no {sequence}")
+    explained = explain.explain_sequence(BatchSource(spec), step, sequence)
+    if json_output:
+        _print_json(explained)
+    else:
+        out.print(explain.render(explained), soft_wrap=True)
+
+
+def _step_range(text: str) -> tuple[int, int]:
+    first, separator, last = text.partition(":")
+    if not (separator and first.isdigit() and last.isdigit() and int(first) < int(last)):
+        raise PingLlmError(f"--steps {text!r}: write first:end, such as 0:20")
+    return int(first), int(last)
+
+
+def _data_spec(rows: str, split: str, batch_size: int, length: int, seed: int) -> Any:
+    from ping_llm.pipeline.contexts import ContextSettings
+    from ping_llm.pipeline.spec import DataSpec, RowsSpec
+
+    return DataSpec(
+        rows=(RowsSpec.find(rows, split),),
+        seed=seed,
+        global_batch_size=batch_size,
+        contexts=ContextSettings(length=length),
+    )
+
+
 @bench_app.command("prepare")
 def bench_prepare(
     measurements: Annotated[int, typer.Option(min=1000, help="Simulated measurements to prepare.")] = 5_000_000,
@@ -287,6 +397,33 @@ def bench_prepare(
 
     benchmark = PrepareBenchmark(
         measurements=measurements, workers=workers, memory_limit_gb=memory_limit_gb, scratch=scratch
+    )
+    _show(benchmark.run(), json_output)
+
+
+@bench_app.command("pipeline")
+def bench_pipeline(
+    rows: Annotated[str, typer.Option(help="`typical` or `big` simulated rows, or a prepared folder.")] = "typical",
+    workers: Annotated[int, typer.Option(min=0, help="Also measure what so many worker processes deliver.")] = 0,
+    batch_size: BatchSize = 64,
+    length: Length = 1024,
+    seconds: Annotated[float, typer.Option(min=0.5, help="How long to measure.")] = 10.0,
+    json_output: Json = False,
+) -> None:
+    """Speed of making batches in one process, beside a plain encoder that takes one measurement at a time.
+
+    Examples:
+
+      ping-llm bench pipeline --workers 2 --json
+
+      ping-llm bench pipeline --rows big
+    """
+    from ping_llm.benchmarks.pipeline import PipelineBenchmark
+
+    kind: Any = rows if rows in ("typical", "big") else "typical"
+    path = None if rows in ("typical", "big") else Path(rows)
+    benchmark = PipelineBenchmark(
+        rows=kind, path=path, workers=workers, batch_size=batch_size, length=length, seconds=seconds
     )
     _show(benchmark.run(), json_output)
 

@@ -15,9 +15,10 @@ _WEIGHT: Final = re.compile(r"(\d{1,30}(\.\d{0,30})?|\.\d{1,30})(e[+-]?\d{1,2})?
 def parse_blend(text: str) -> Blend:
     """The patterns of a blend with their shares, which are exact fractions and sum to 1.
 
-    The weight stands behind the last `,` of a part, or behind its last `:` if no slash follows (so the colon of
-    `gs://…` or `C:\\…` is none). A pattern alone needs no weight; of several, each does, for it would be a guess
-    whether equal shares are meant or shares by size. A weight may be 0: the source stays, but nothing is drawn from it.
+    The weight stands behind the last `,` of a part, or behind its last `:` unless that belongs to the path: a slash
+    follows (`gs://…`), or it marks a drive (`C:\\…`). A pattern alone needs no weight; of several, each does, for it
+    would be a guess whether equal shares are meant or shares by size. A weight may be 0: the source stays in the blend,
+    but nothing is drawn from it.
     """
     parts = [part.strip() for part in text.split(";")]
     if not all(parts):

@@ -53,6 +53,7 @@ def _spec(config: Config, split: str, devices: int) -> tuple[DataSpec, PreparedI
         )
     blend = parse_blend(text)
     kept = None
+    rows: tuple[RowsSpec, ...]
     if config.network_data_format == "network_parquet":
         if len(blend) > 1:
             raise PingLlmError("network_parquet cannot blend; prepare the files and use probe_chunks")

@@ -41,7 +41,7 @@ class PipelineReport:
         self._wait_s = 0.0
         self._tokens = self._padding = self._batches = self._corrupt_rows = 0
         self._first_wait_s = 0.0
-        self._since = time.perf_counter()
+        self._since = self._until = time.perf_counter()
 
     def add(
         self, *, wait_s: float, stage_s: npt.NDArray[np.float64], tokens: int, padding: int, corrupt_rows: int
@@ -56,10 +56,11 @@ class PipelineReport:
         self._padding += padding
         self._corrupt_rows = max(self._corrupt_rows, corrupt_rows)
         self._batches += 1
+        self._until = time.perf_counter()
 
     @property
     def wait_share(self) -> float:
-        elapsed = time.perf_counter() - self._since
+        elapsed = self._until - self._since
         return self._wait_s / elapsed if self._batches > 1 and elapsed > 0 else 0.0
 
     @property
@@ -80,7 +81,7 @@ class PipelineReport:
 
     def to_json(self) -> dict[str, Any]:
         batches = max(1, self._batches - 1)
-        elapsed = time.perf_counter() - self._since
+        elapsed = self._until - self._since
         all_stages = max(1e-12, float(self._stage_s.sum()))
         return {
             "batches": self._batches,
@@ -92,7 +93,7 @@ class PipelineReport:
             "stages": {
                 name: {
                     "ms_per_batch": round(1e3 * s / batches, 3),
-                    "share": round(s / max(1e-12, self._stage_s.sum()), 3),
+                    "share": round(s / all_stages, 3),
                 }
                 for name, s in zip(self._names, self._stage_s.tolist(), strict=True)
             },

@@ -46,7 +46,7 @@ class BatchSource:
         offset = step * self.spec.global_batch_size
         if len(self.builders) == 1 and not self.spec.finite:
             return self.builders[0].tokens(range(offset + begin, offset + end))
-        places = [self._locate(offset + i) for i in range(begin, end)]
+        places = [self.locate(offset + i) for i in range(begin, end)]
         parts = [_NOTHING]
         for number, builder in enumerate(self.builders):
             wanted = [i for i, place in enumerate(places) if place and place[0] == number]
@@ -56,7 +56,7 @@ class BatchSource:
                 parts.append(PackedTokens(tokens=packed.tokens, sizes=packed.sizes, sequence=moved))
         return _interleaved(parts)
 
-    def _locate(self, sequence: int) -> tuple[int, int] | None:
+    def locate(self, sequence: int) -> tuple[int, int] | None:
         """The row set of a global sequence and its number there; None where finite data has ended."""
         if not self.spec.finite:
             return self.mixture.locate(sequence)

@@ -1,7 +1,7 @@
 """`network_parquet`: training straight from measurement files, for data that fits in memory.
 
-The files are prepared into a folder in shared memory, which every worker process maps and which is gone when the run ends.
-So the batches are those that prepared rows would give, and there is no second implementation to keep in step.
+The files are prepared into a folder in shared memory, which every worker process maps and which is gone when the run
+ends. So the batches are those that prepared rows would give, and there is no second implementation to keep in step.
 """
 
 import shutil

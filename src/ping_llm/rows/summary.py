@@ -88,11 +88,11 @@ def row_as_json(rows: RowSet, number: int, limit: int) -> dict[str, Any]:
         "position": int(rows.column("position")[number]),
         "source": row.source_address,
         "count": len(row),
-        "measurements": [_measurement(row, i) for i in range(min(limit, len(row)))],
+        "measurements": [measurement_as_json(row, i) for i in range(min(limit, len(row)))],
     }
 
 
-def _measurement(row: ProbeRow, i: int) -> dict[str, Any]:
+def measurement_as_json(row: ProbeRow, i: int) -> dict[str, Any]:
     rtt = float(row.rtt_ms[i])
     return {
         "event_time": _moment(int(row.time_us[i])),

@@ -1,0 +1,116 @@
+"""How fast batches are made: the whole path (read, sample, encode, pack, assemble) beside a plain encoder alone."""
+
+import shutil
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import numpy as np
+
+from ping_llm.benchmarks.one_at_a_time import encode_measurement
+from ping_llm.console import progress
+from ping_llm.pipeline.contexts import ContextSettings
+from ping_llm.pipeline.loader import Loader, LoaderSettings
+from ping_llm.pipeline.spec import DataSpec, RowsSpec
+from ping_llm.rows.dataset import RowSet
+from ping_llm.rows.prepare import PrepareSettings, prepare
+from ping_llm.rows.summary import measurement_as_json
+from ping_llm.sources.simulator import SimulatorSettings, simulate
+
+RowKind = Literal["typical", "big"]
+
+_SIMULATED: Final[dict[str, SimulatorSettings]] = {
+    "typical": SimulatorSettings(measurements=4_000_000),
+    # A few probes with hundreds of thousands of measurements each: every row is at the 8 MB cap or near it.
+    "big": SimulatorSettings(measurements=12_000_000, measurements_per_source=600_000, days=365),
+}
+_REFERENCE_MEASUREMENTS: Final = 20_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipelineBenchmark:
+    rows: RowKind = "typical"
+    path: Path | None = None
+    """Prepared rows to use instead of simulated ones."""
+    workers: int = 0
+    batch_size: int = 64
+    length: int = 1024
+    seconds: float = 10.0
+
+    def run(self) -> dict[str, Any]:
+        if self.path is not None:
+            return self._run(self.path)
+        scratch = Path(tempfile.mkdtemp(prefix="ping-llm-bench-"))
+        try:
+            settings = _SIMULATED[self.rows]
+            with progress("simulating the input", total=settings.measurements) as advance:
+                simulate(settings, scratch / "raw", on_progress=advance)
+            prepare(PrepareSettings(inputs=(str(scratch / "raw"),), output=scratch / "rows"))
+            return self._run(scratch / "rows")
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+
+    def _run(self, rows: Path) -> dict[str, Any]:
+        with progress("measuring", total=2 + bool(self.workers)) as advance:
+            reference = _reference_rate(rows)
+            advance()
+            alone = self._measure(rows, 0)
+            advance()
+            result = {
+                "rows": self.rows if self.path is None else str(self.path),
+                "batch": [self.batch_size, self.length],
+                "real_tokens_per_s": alone["real_tokens_per_s"],
+                "reference_tokens_per_s": round(reference),
+                "speedup": round(alone["real_tokens_per_s"] / reference, 1),
+                **{name: alone[name] for name in ("padding_fraction", "first_batch_s", "stages", "bottleneck")},
+            }
+            if self.workers:
+                delivered = self._measure(rows, self.workers)
+                result["workers"] = self.workers
+                result["delivered_tokens_per_s"] = delivered["real_tokens_per_s"]
+                result["delivered_first_batch_s"] = delivered["first_batch_s"]
+                advance()
+        return result
+
+    def _measure(self, rows: Path, workers: int) -> dict[str, Any]:
+        """Take batches as fast as they come, after a warm-up in which the rows get into memory."""
+        spec = DataSpec(
+            rows=(RowsSpec.find(str(rows), "train"),),
+            global_batch_size=self.batch_size,
+            contexts=ContextSettings(length=self.length),
+        )
+        started = time.perf_counter()
+        with Loader(spec, LoaderSettings(worker_count=workers)) as loader:
+            next(loader)
+            first_batch_s = time.perf_counter() - started
+            for seconds in (self.seconds / 4, self.seconds):
+                loader.report.reset()
+                until = time.perf_counter() + seconds
+                while time.perf_counter() < until:
+                    next(loader)
+            return loader.report.to_json() | {"first_batch_s": round(first_batch_s, 3)}
+
+
+def _reference_rate(rows: Path) -> float:
+    """Tokens per second of the plain encoder, on measurements of these rows as records."""
+    measurements: list[dict[str, Any]] = []
+    with RowSet(rows) as row_set:
+        for number in np.linspace(0, len(row_set) - 1, 400).astype(int).tolist():
+            row = row_set[number]
+            for i in range(min(len(row), 200)):
+                record = measurement_as_json(row, i)
+                measurements.append(
+                    record | {"src_addr": row.source_address, "event_time": int(row.time_us[i]) // 10**6}
+                )
+    measurements = measurements[:_REFERENCE_MEASUREMENTS]
+    rng = np.random.default_rng(0)
+    tokens, previous_s, source = 0, None, ""
+    started = time.perf_counter()
+    for measurement in measurements:
+        if measurement["src_addr"] != source:
+            source, previous_s = measurement["src_addr"], None
+        tokens += len(encode_measurement(measurement, previous_s, rng))
+        previous_s = measurement["event_time"]
+    return tokens / (time.perf_counter() - started)
