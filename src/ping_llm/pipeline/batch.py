@@ -14,6 +14,7 @@ from ping_llm.pipeline.contexts import (
     candidate_limit,
     draw_positions,
     keeps_time,
+    measurement_words,
 )
 from ping_llm.pipeline.fill import Candidates, fill
 from ping_llm.pipeline.plan import SequencePlan
@@ -90,24 +91,25 @@ class BatchBuilder:
             if not sound.all():
                 units, elastic, wanted, sequence = units.take(sound), elastic[sound], wanted[sound], sequence[sound]
         with self.stages("sample"):
-            unit, position, rank = draw_positions(units, candidate_limit(units, length))
+            unit, position, rank = draw_positions(units, candidate_limit(units, length), elastic)
+            words = measurement_words(units, unit, position)
+            timed = keeps_time(units, unit, words)
         with self.stages("read"):
             picked = self.rows.pick(units.row[unit], position)
-        with self.stages("sample"):
-            timed = keeps_time(units, unit, position)
+        with self.stages("fill"):
             candidates = Candidates(
                 units=units, unit=unit, rank=rank, time_s=picked.time_s, timed=timed, failed=np.isnan(picked.rtt_ms)
             )
-            used = rank < fill(candidates, elastic, wanted, sequence, len(sequences), length)[unit]
-            unit, position = unit[used], position[used]
-            arrangement = arrange(units, unit, position, picked.time_s[used], timed[used])
-            order = arrangement.order
-            chosen, unit = np.flatnonzero(used)[order], unit[order]
+            used = np.flatnonzero(rank < fill(candidates, elastic, wanted, sequence, len(sequences), length)[unit])
+        with self.stages("arrange"):
+            unit = unit[used]
+            arrangement = arrange(unit, words[used], picked.time_s[used], timed[used])
+            chosen, unit = used[arrangement.order], unit[arrangement.order]
             return Segments(
                 units=units,
                 sequence=sequence,
                 unit=unit,
-                position=position[order],
+                position=position[chosen],
                 arrangement=arrangement,
                 measurements=EncodableMeasurements(
                     family=units.family[unit],

@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from ping_llm.pipeline.randomness import Ints, Purpose, Words, below, key, permute, uniform
+from ping_llm.pipeline.randomness import Ints, Purpose, Words, below, bits, extend, permute, uniform
 from ping_llm.rows.format import LONG_GAP_S
 from ping_llm.tokens.encode import FIELD_ORDERS, TimeKind, token_counts
 
@@ -102,14 +102,16 @@ class Units:
 
 def draw_units(seed_key: Any, row: Ints, number: Ints, facts: RowFacts, settings: ContextSettings) -> Units:
     """Draw mode and window of each unit, and work out its size in tokens. `facts` are those of the unit's row."""
-    word = key(seed_key, number)
-    mode = np.searchsorted(np.cumsum(MODE_SHARES)[:2], uniform(key(word, Purpose.MODE)), side="right").astype(np.uint8)
+    word = extend(seed_key, number)
+    mode = np.searchsorted(np.cumsum(MODE_SHARES)[:2], uniform(extend(word, Purpose.MODE)), side="right").astype(
+        np.uint8
+    )
     most_of_row, likely_of_row = _tokens(facts, facts.count, mode, facts.long_gaps)
     whole = most_of_row <= settings.length
-    draw = uniform(key(word, Purpose.WINDOW_SIZE))
+    draw = uniform(extend(word, Purpose.WINDOW_SIZE))
     size = np.minimum(np.exp(draw * np.log(facts.count + 1.0)).astype(np.int64), facts.count)
     size = np.where(whole, facts.count, size)
-    start = below(key(word, Purpose.WINDOW_OFFSET), facts.count - size + 1)
+    start = below(extend(word, Purpose.WINDOW_OFFSET), facts.count - size + 1)
     most, likely = _tokens(facts, size, mode, np.minimum(facts.long_gaps, size))
     return Units(
         row=row,
@@ -168,30 +170,42 @@ def candidate_limit(units: Units, length: int) -> Ints:
     return np.minimum(units.size, length // shortest)
 
 
-def draw_positions(units: Units, counts: Ints) -> tuple[Ints, Ints, Ints]:
+def draw_positions(units: Units, counts: Ints, in_part: Flags) -> tuple[Ints, Ints, Ints]:
     """`counts[i]` measurements of unit i's window, drawn without replacement.
 
     For each: its unit, its position in the row, and its rank: the first k ranks are a sample of size k. They come by
-    unit and in time order.
+    unit and in time order. Of a unit that is not used `in_part` all are wanted, and all have rank 0.
     """
     unit = np.repeat(np.arange(len(units)), counts)
-    rank = np.arange(len(unit)) - np.repeat(np.cumsum(counts) - counts, counts)
-    window = np.repeat(units.size, counts)
-    drawn = permute(np.repeat(key(units.key, Purpose.SAMPLE), counts), window, rank)
-    position = units.start[unit] + drawn
-    order = np.lexsort((position, unit))
-    return unit, position[order], rank[order]
+    nth = np.arange(len(unit)) - np.repeat(np.cumsum(counts) - counts, counts)
+    position, rank = units.start[unit] + nth, np.zeros_like(nth)
+    some = np.flatnonzero(in_part[unit])
+    chosen = unit[some]
+    drawn = permute(key_of_samples(units)[chosen], units.size[chosen], nth[some])
+    order = np.argsort(chosen << 40 | drawn)  # rows have fewer than 2^40 measurements
+    position[some] = units.start[chosen] + drawn[order]
+    rank[some] = nth[some][order]
+    return unit, position, rank
 
 
-def keeps_time(units: Units, unit: Ints, position: Ints) -> Flags:
+def key_of_samples(units: Units) -> Words:
+    return extend(units.key, Purpose.SAMPLE)
+
+
+def measurement_words(units: Units, unit: Ints, position: Ints) -> Words:
+    """One random word for each measurement of a context. Its parts decide what is drawn for the measurement."""
+    return extend(extend(units.key, Purpose.MEASUREMENT)[unit], position)
+
+
+def keeps_time(units: Units, unit: Ints, words: Words) -> Flags:
     """Whether each measurement carries its time."""
-    mode = units.mode[unit]
-    if not (mode == Mode.PARTIAL).any():
-        return mode == Mode.FULL
     low, high = UNTIMED_SHARES
-    share = low + (high - low) * uniform(key(units.key, Purpose.UNTIMED_SHARE))
-    loses = uniform(key(units.key[unit], position, Purpose.LOSES_TIME)) < share[unit]
-    return (mode == Mode.FULL) | ((mode == Mode.PARTIAL) & ~loses)
+    share = low + (high - low) * uniform(extend(units.key, Purpose.UNTIMED_SHARE))
+    # The probability of losing the time, as a bound for 16 random bits: 0 keeps all times, 2^16 keeps none.
+    bound = np.select([units.mode == Mode.FULL, units.mode == Mode.PARTIAL], [0, share * 2**16], 2**16).astype(
+        np.uint64
+    )
+    return bits(words, 0, 16) >= bound[unit]
 
 
 def count_tokens(units: Units, unit: Ints, time_s: Ints, timed: Flags, failed: Flags) -> Ints:
@@ -224,19 +238,18 @@ class Arrangement:
     field_order: npt.NDArray[np.uint8]
 
 
-def arrange(units: Units, unit: Ints, position: Ints, time_s: Ints, timed: Flags) -> Arrangement:
+def arrange(unit: Ints, words: Words, time_s: Ints, timed: Flags) -> Arrangement:
     """Order measurements (given by unit and in time order) by their mode, and choose the kind of each time.
 
     A random place is drawn for each measurement. The places that fall to timed ones are then given to the timed ones in
     time order. With all timed that is time order, with none timed a plain shuffle: the three modes are one rule.
     """
-    words = key(units.key[unit], position)
-    order = np.lexsort((key(words, Purpose.PLACE), unit))
+    order = np.argsort(unit << 32 | bits(words, 16, 32).astype(np.int64), kind="stable")
     order[timed[order]] = np.flatnonzero(timed)
 
     kind = np.full(len(unit), TimeKind.NONE, dtype=np.uint8)
     value = np.zeros(len(unit), dtype=np.int64)
     which = np.flatnonzero(timed[order])
     kind[which], value[which] = _time_kinds(unit[order[which]], time_s[order[which]])
-    field_order = below(key(words[order], Purpose.FIELD_ORDER), len(FIELD_ORDERS)).astype(np.uint8)
+    field_order = (bits(words[order], 48, 16) * np.uint64(len(FIELD_ORDERS)) >> np.uint64(16)).astype(np.uint8)
     return Arrangement(order=order, time_kind=kind, time_value=value, field_order=field_order)

@@ -1,6 +1,6 @@
 """How many measurements each context uses, so that sequences are as full as can be and never too full."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -24,6 +24,18 @@ class Candidates:
     timed: Flags
     failed: Flags
 
+    def take(self, chosen: Flags | Ints) -> "Candidates":
+        """Some of the candidates."""
+        columns = ("unit", "rank", "time_s", "timed", "failed")
+        return Candidates(units=self.units, **{name: getattr(self, name)[chosen] for name in columns})
+
+    def of_units(self, which: Ints) -> "Candidates":
+        """The candidates of some of the units, numbered anew."""
+        number = np.full(len(self.units), -1)
+        number[which] = np.arange(len(which))
+        mine = self.take(np.flatnonzero(number[self.unit] >= 0))
+        return replace(mine, units=self.units.take(which), unit=number[mine.unit])
+
     def tokens(self, counts: Ints) -> Ints:
         """Tokens of each unit's context when it uses so many measurements."""
         used = self.rank < counts[self.unit]
@@ -44,31 +56,38 @@ def fill(
     sequence grows while another measurement of any length fits; at last one that may just fit is tried.
     """
     units = candidates.units
+    of_rigid = candidates.take(~elastic[candidates.unit])
+    rigid_tokens = np.bincount(sequence, of_rigid.tokens(units.size), sequences).astype(np.int64)
+    which = np.flatnonzero(elastic)
+    counts = units.size.copy()
+    counts[which] = _fill_elastic(candidates.of_units(which), wanted[which], sequence[which], length - rigid_tokens)
+    return counts
+
+
+def _fill_elastic(candidates: Candidates, wanted: npt.NDArray[np.float64], sequence: Ints, open_tokens: Ints) -> Ints:
+    """The same for elastic units alone, and what the others leave open in each sequence."""
+    units = candidates.units
     most = np.bincount(candidates.unit, minlength=len(units))  # candidates of each unit
     increase, least = largest_increase(units), np.minimum(first_measurement(units), units.most)
 
-    def summed(values: npt.NDArray[np.float64] | Ints) -> Ints:
-        return np.bincount(sequence, values, sequences).astype(np.int64)
+    def summed(values: Ints) -> Ints:
+        return np.bincount(sequence, values, len(open_tokens)).astype(np.int64)
 
-    rigid_tokens = np.where(elastic, 0, candidates.tokens(np.where(elastic, 0, units.size)))
-    spare = (length - summed(rigid_tokens) - summed(np.where(elastic, least, 0)))[sequence]
-    planned = np.where(elastic, wanted, 0.0)
-    share = planned / np.maximum(np.bincount(sequence, planned, sequences), 1.0)[sequence]
+    share = wanted / np.bincount(sequence, wanted, len(open_tokens))[sequence]
+    spare = (open_tokens - summed(least))[sequence]
     counts = np.clip(1 + (spare * share).astype(np.int64) // increase, 1, most)
-    counts = np.where(elastic, counts, units.size)
-
     tokens = candidates.tokens(counts)
     for last in (*[False] * _GROWTH_ROUNDS, True):
-        open_tokens = length - summed(tokens)
-        growing = _one_of_each(sequence, elastic & (counts < most), most - counts)
-        room = open_tokens[sequence[growing]] // increase[growing]
+        still_open = open_tokens - summed(tokens)
+        growing = _one_of_each(sequence, counts < most, most - counts)
+        room = still_open[sequence[growing]] // increase[growing]
         grown = counts.copy()
         grown[growing] += np.maximum(room, 1) if last else room
         grown = np.minimum(grown, most)
         if (grown == counts).all():
             continue
         new = candidates.tokens(grown)
-        fits = (summed(new) <= length)[sequence]
+        fits = (summed(new) <= open_tokens)[sequence]
         counts, tokens = np.where(fits, grown, counts), np.where(fits, new, tokens)
     return counts
 

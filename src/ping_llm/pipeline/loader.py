@@ -25,7 +25,7 @@ from ping_llm.pipeline.source import BatchSource
 from ping_llm.pipeline.spec import DataSpec, DataState
 from ping_llm.workers import available_cores, exit_with_parent
 
-STAGES: Final = ("plan", "read", "sample", "encode")
+STAGES: Final = ("plan", "sample", "read", "fill", "arrange", "encode")
 _ENDLESS: Final = 1 << 40
 _SHOW_EVERY_S: Final = 60.0
 

@@ -29,18 +29,26 @@ class Purpose(IntEnum):
     WINDOW_OFFSET = 4
     UNTIMED_SHARE = 5
     SAMPLE = 6
-    LOSES_TIME = 7
-    PLACE = 8
-    FIELD_ORDER = 9
+    MEASUREMENT = 7
 
 
 def key(*parts: Any) -> Words:
     """One 64-bit word from whole numbers (or arrays of them, which broadcast)."""
-    word: Any = np.uint64(0)
+    word = np.asarray(np.uint64(0))
+    for part in parts:
+        word = extend(word, part)
+    return word
+
+
+def extend(word: Words, part: Any) -> Words:
+    """The word for a key that is one part longer: `extend(key(a, b), c)` is `key(a, b, c)`."""
     with np.errstate(over="ignore"):
-        for part in parts:
-            word = mix64((word ^ np.asarray(part).astype(np.uint64)) + _GOLDEN)
-    return np.asarray(word)
+        return np.asarray(mix64((word ^ np.asarray(part).astype(np.uint64)) + _GOLDEN))
+
+
+def bits(words: Words, first: int, count: int) -> Words:
+    """`count` bits of each word from bit `first` on: several small draws from one word."""
+    return (words >> np.uint64(first)) & np.uint64((1 << count) - 1)
 
 
 def uniform(words: Words) -> npt.NDArray[np.float64]:

@@ -16,14 +16,15 @@ _NEGLIGIBLE_WAIT: Final = 0.01
 _ADVICE: Final = {
     "plan": "batches need many small rows each; raise per_device_batch_size or merge row sets",
     "read": "rows are not in memory; put them on a faster or local disk, or give the machine more memory for its cache",
-    "sample": "raise grain_worker_count: sampling is plain computation and runs on as many cores as there are",
-    "encode": "raise grain_worker_count: encoding is plain computation and runs on as many cores as there are",
 }
+_ADVICE_FOR_COMPUTATION: Final = "raise grain_worker_count: this runs on as many cores as there are"
 
 _MEANING: Final = {
     "plan": "which contexts share a sequence",
     "read": "pick measurements from mapped rows",
-    "sample": "windows, modes, orders, filling",
+    "sample": "draw measurements from windows",
+    "fill": "as many measurements as fit",
+    "arrange": "order and times",
     "encode": "measurements to tokens",
 }
 
@@ -77,7 +78,7 @@ class PipelineReport:
         name = self.bottleneck
         if name == "consumer":
             return "nothing: batches are ready before they are asked for"
-        return _ADVICE.get(name, "run a few more steps")
+        return "run a few more steps" if name == "unknown" else _ADVICE.get(name, _ADVICE_FOR_COMPUTATION)
 
     def to_json(self) -> dict[str, Any]:
         batches = max(1, self._batches - 1)
