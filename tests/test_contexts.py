@@ -25,6 +25,7 @@ from ping_llm.pipeline.contexts import (
     first_measurement,
     keeps_time,
     largest_increase,
+    measurement_words,
 )
 from ping_llm.pipeline.randomness import Ints, key
 from ping_llm.tokens.encode import FIELD_ORDERS, EncodableMeasurements, TimeKind, encode
@@ -46,6 +47,15 @@ def units_of_row(
     return units
 
 
+def draw(units: Units, counts: Any) -> tuple[Ints, Ints, Ints]:
+    """Unit, position and rank of so many measurements of each unit's window."""
+    return draw_positions(units, np.broadcast_to(counts, len(units)).astype(np.int64), np.ones(len(units), dtype=bool))
+
+
+def timed_in(units: Units, unit: Ints, position: Ints) -> Flags:
+    return keeps_time(units, unit, measurement_words(units, unit, position))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Written:
     """Contexts of one row as they are written, measurement by measurement."""
@@ -63,10 +73,10 @@ class Written:
 
 def write(units: Units, counts: Any, time_s: Any) -> Written:
     """Contexts of `counts` measurements, where measurement i of the row was at `time_s[i]`."""
-    unit, position, _ = draw_positions(units, np.broadcast_to(counts, len(units)).astype(np.int64))
-    times = np.asarray(time_s)[position]
-    timed = keeps_time(units, unit, position)
-    arrangement = arrange(units, unit, position, times, timed)
+    unit, position, _ = draw(units, counts)
+    words = measurement_words(units, unit, position)
+    times, timed = np.asarray(time_s)[position], keeps_time(units, unit, words)
+    arrangement = arrange(unit, words, times, timed)
     order = arrangement.order
     return Written(
         units=units,
@@ -237,7 +247,7 @@ class TestPartial:
         size = 2_000
         units = units_of_row(facts_of([size]), 1_000, mode=Mode.PARTIAL, window=size)
         unit = np.repeat(np.arange(1_000), size)
-        timed = keeps_time(units, unit, np.tile(np.arange(size), 1_000))
+        timed = timed_in(units, unit, np.tile(np.arange(size), 1_000))
         untimed = 1 - timed.reshape(1_000, size).mean(axis=1)
         assert 0.07 < untimed.min() < 0.12
         assert 0.88 < untimed.max() < 0.93
@@ -245,7 +255,7 @@ class TestPartial:
 
     def test_which_ones_lose_their_time_does_not_depend_on_their_position(self) -> None:
         units = units_of_row(facts_of([20]), 20_000, mode=Mode.PARTIAL, window=20)
-        timed = keeps_time(units, np.repeat(np.arange(20_000), 20), np.tile(np.arange(20), 20_000)).reshape(-1, 20)
+        timed = timed_in(units, np.repeat(np.arange(20_000), 20), np.tile(np.arange(20), 20_000)).reshape(-1, 20)
         assert np.abs(timed.mean(axis=0) - 0.5).max() < 5 * 0.5 / np.sqrt(20_000)
 
     def test_timed_ones_stay_in_time_order_with_deltas_that_skip_the_others(self) -> None:
@@ -285,36 +295,40 @@ class TestSampling:
     def test_measurements_are_of_the_window(self) -> None:
         units = units_of_row(facts_of([5_000]), 2_000)
         counts = np.minimum(units.size, 50)
-        unit, position, _ = draw_positions(units, counts)
+        unit, position, _ = draw(units, counts)
         assert np.array_equal(np.bincount(unit), counts)
         assert (position >= units.start[unit]).all()
         assert (position < (units.start + units.size)[unit]).all()
 
-    def test_the_whole_window_can_be_taken(self) -> None:
-        units = units_of_row(facts_of([60]), 100, window=60)
-        _, position, _ = draw_positions(units, units.size)
-        assert np.array_equal(position.reshape(-1, 60), np.tile(np.arange(60), (100, 1)))
+    @pytest.mark.parametrize("in_part", [True, False])
+    def test_the_whole_window_can_be_taken(self, in_part: bool) -> None:
+        units = units_of_row(facts_of([5_000]), 300)
+        units = units.take(units.size <= 100)
+        unit, position, rank = draw_positions(units, units.size, np.full(len(units), in_part))
+        for number, (start, size) in enumerate(zip(units.start, units.size, strict=True)):
+            assert np.array_equal(position[unit == number], np.arange(start, start + size))
+            assert np.array_equal(np.sort(rank[unit == number]), np.arange(size) if in_part else np.zeros(size))
 
     @pytest.mark.parametrize(("size", "taken"), [(3, 2), (5, 2), (6, 5), (7, 3), (12, 5), (61, 60), (70, 40)])
     def test_each_measurement_of_a_window_is_equally_likely(self, size: int, taken: int) -> None:
         units = units_of_row(facts_of([size]), 20_000, window=size)
-        _, position, _ = draw_positions(units, np.full(20_000, taken))
-        # The counts of a sample without replacement vary by a factor 1 - taken / size less than those with.
+        _, position, _ = draw(units, taken)
+        # Those left out vary less than independent draws would, so this is on the safe side.
         left_out = 20_000 - np.bincount(position, minlength=size)
         assert looks_uniform(left_out)
 
     @pytest.mark.parametrize(("size", "taken"), [(5, 2), (7, 4), (16, 2), (31, 3)])
     def test_each_pair_of_a_window_is_equally_likely(self, size: int, taken: int) -> None:
         units = units_of_row(facts_of([size]), 20_000, window=size)
-        _, position, rank = draw_positions(units, np.full(20_000, taken))
+        _, position, rank = draw(units, taken)
         first, second = np.sort(position[rank < 2].reshape(-1, 2), axis=1).T
         counts = np.bincount(first * size + second, minlength=size * size).reshape(size, size)
         assert looks_uniform(counts[np.triu_indices(size, 1)])
 
     def test_a_smaller_sample_is_part_of_a_larger_one(self) -> None:
         units = units_of_row(facts_of([500]), 100, window=500)
-        unit, position, rank = draw_positions(units, np.full(100, 60))
-        small_unit, small_position, small_rank = draw_positions(units, np.full(100, 20))
+        unit, position, rank = draw(units, 60)
+        small_unit, small_position, small_rank = draw(units, 20)
         kept = rank < 20
         assert np.array_equal(unit[kept], small_unit)
         assert np.array_equal(position[kept], small_position)
@@ -322,7 +336,7 @@ class TestSampling:
 
     def test_measurements_come_by_context_and_in_time_order(self) -> None:
         units = units_of_row(facts_of([500]), 100)
-        unit, position, _ = draw_positions(units, np.minimum(units.size, 30))
+        unit, position, _ = draw(units, np.minimum(units.size, 30))
         assert np.array_equal(np.lexsort((position, unit)), np.arange(len(unit)))
 
     def test_field_orders_are_all_equally_likely(self) -> None:
@@ -399,8 +413,8 @@ class TestSizes:
     def test_count_tokens_says_what_encoding_gives(self, row: Row, seed: int, share: float) -> None:
         units = units_of_row(row.facts, 30, seed=seed, length=500)
         counts = np.maximum(1, (units.size * share).astype(np.int64))
-        unit, position, _ = draw_positions(units, counts)
-        timed = keeps_time(units, unit, position)
+        unit, position, _ = draw(units, counts)
+        timed = timed_in(units, unit, position)
         counted = count_tokens(units, unit, row.time_s[position], timed, row.failed[position])
         assert np.array_equal(counted, tokens_of(units, row, counts))
 

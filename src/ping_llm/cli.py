@@ -4,6 +4,7 @@ Results go to standard output (with `--json`, one JSON document as the last line
 """
 
 import json
+import signal
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -439,6 +440,7 @@ def _show(result: dict[str, Any], json_output: bool) -> None:
 
 def main() -> None:
     """Run a command; an error of the user's making is one line on standard error and a non-zero exit."""
+    signal.signal(signal.SIGTERM, _terminate)
     try:
         app()
     except PingLlmError as error:
@@ -447,6 +449,11 @@ def main() -> None:
     except KeyboardInterrupt:
         err.print("interrupted")
         sys.exit(130)
+
+
+def _terminate(number: int, frame: Any) -> None:
+    """End as on Ctrl-C: worker processes and temporary files are cleaned up on the way out."""
+    sys.exit(128 + number)
 
 
 def _escaped(message: str) -> str:

@@ -91,6 +91,7 @@ class Loader:
         self._keep_alive = keep_alive  # what the rows need to stay where they are
         self._shown = time.monotonic()
         self._elements: Any = None
+        self._workers: list[psutil.Process] = []
         self.report = PipelineReport(stages=STAGES, workers=self.settings.worker_count)
 
     def state(self) -> DataState:
@@ -110,10 +111,8 @@ class Loader:
         step = self._state.next_step
         if self._last_step is not None and step > self._last_step:
             raise StopIteration
-        if self._elements is None:
-            self._elements = self._start()
         asked = time.perf_counter()
-        element = next(self._elements)
+        element = self._next_element()
         waited = time.perf_counter() - asked
         packed = PackedTokens(
             tokens=np.array(element["tokens"]),  # copies: what came through shared memory is given back at once
@@ -133,6 +132,26 @@ class Loader:
         if time.monotonic() - self._shown > _SHOW_EVERY_S:
             self._show()
         return batch
+
+    def _next_element(self) -> Any:
+        if self._elements is not None:
+            return self._checked_next()
+        before = set(psutil.Process().children(recursive=True))
+        self._elements = self._start()
+        element = self._checked_next()
+        self._workers = [p for p in psutil.Process().children(recursive=True) if p not in before and _is_worker(p)]
+        return element
+
+    def _checked_next(self) -> Any:
+        try:
+            return next(self._elements)
+        except RuntimeError as error:
+            if "terminated unexpectedly" not in str(error):
+                raise
+            raise PingLlmError(
+                "a data worker process died, perhaps for lack of memory; lower grain_worker_count or "
+                f"grain_per_worker_buffer_size ({str(error).splitlines()[0]})"
+            ) from error
 
     def _show(self) -> None:
         self._shown = time.monotonic()
@@ -155,23 +174,12 @@ class Loader:
         elements, self._elements = self._elements, None
         if elements is not None:
             self._show()
-        if elements is None or not hasattr(elements, "close"):
-            return
-        workers = psutil.Process().children(recursive=True)
-        with suppress(Exception):  # a pool that broke already says so again
-            elements.close()
+        if hasattr(elements, "close"):
+            with suppress(Exception):  # a pool that broke already says so again
+                elements.close()
         del elements
-        self._wait_for(workers)
-
-    @staticmethod
-    def _wait_for(workers: list[psutil.Process]) -> None:
-        """Grain's workers end on their own; this only waits, so that none is left when `close` returns."""
-        grain_workers = []
-        for worker in workers:
-            with suppress(psutil.Error):
-                if "spawn_main" in " ".join(worker.cmdline()):
-                    grain_workers.append(worker)
-        psutil.wait_procs(grain_workers, timeout=10)
+        psutil.wait_procs(self._workers, timeout=10)  # they end by themselves; none is to be left when this returns
+        self._workers = []
 
     def __enter__(self) -> Self:
         return self
@@ -184,6 +192,12 @@ class Loader:
     def __del__(self) -> None:
         with suppress(Exception):
             self.close()
+
+
+def _is_worker(process: psutil.Process) -> bool:
+    with suppress(psutil.Error):
+        return "spawn_main" in " ".join(process.cmdline())
+    return False
 
 
 class _Elements:

@@ -1,0 +1,380 @@
+"""The loader: the same batches however they are delivered, exact after any restart, and nothing left behind."""
+
+import json
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pyarrow.parquet as pq
+import pytest
+
+from conftest import random_measurements
+from ping_llm.config import Config
+from ping_llm.errors import PingLlmError
+from ping_llm.pipeline import loader as loader_module
+from ping_llm.pipeline.contexts import ContextSettings
+from ping_llm.pipeline.explain import digest, explain_sequence, global_batches, one_batch
+from ping_llm.pipeline.factory import make_eval_loader, make_train_loader
+from ping_llm.pipeline.loader import Loader, LoaderSettings
+from ping_llm.pipeline.source import BatchSource
+from ping_llm.pipeline.spec import DataSpec, DataState, RowsSpec
+from ping_llm.rows.prepare import PrepareSettings, prepare
+from ping_llm.tokens.decode import decode
+
+
+def prepared(folder: Path, measurements: int = 30_000, seed: int = 0, sources: int = 300) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    pq.write_table(random_measurements(measurements, seed=seed, sources=sources), folder / "raw.parquet")
+    prepare(PrepareSettings(inputs=(str(folder / "raw.parquet"),), output=folder / "rows", workers=1))
+    return folder / "rows"
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return prepared(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture(scope="module")
+def other_rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return prepared(tmp_path_factory.mktemp("other"), seed=1)
+
+
+def spec_of(*folders: Path, batch: int = 8, seed: int = 0, weights: tuple[Fraction, ...] = (Fraction(1),)) -> DataSpec:
+    return DataSpec(
+        rows=tuple(RowsSpec.find(str(folder), "train") for folder in folders),
+        weights=weights,
+        seed=seed,
+        global_batch_size=batch,
+        contexts=ContextSettings(length=512),
+    )
+
+
+def digests(spec: DataSpec, first: int, last: int, *, hosts: int = 1, workers: int = 0) -> list[str]:
+    return [digest(batch) for batch in global_batches(spec, first, last, hosts=hosts, workers=workers)]
+
+
+def take(loader: Loader, count: int) -> list[str]:
+    return [digest(next(loader)) for _ in range(count)]
+
+
+class TestSameBatches:
+    @pytest.mark.parametrize(("hosts", "workers"), [(2, 0), (4, 0), (8, 0), (1, 1), (1, 3), (2, 2)])
+    def test_for_any_number_of_hosts_and_workers(self, rows: Path, hosts: int, workers: int) -> None:
+        spec = spec_of(rows)
+        assert digests(spec, 0, 8, hosts=hosts, workers=workers) == digests(spec, 0, 8)
+
+    def test_made_alone_and_backward(self, rows: Path) -> None:
+        spec = spec_of(rows)
+        backward = [digest(one_batch(spec, step)) for step in reversed(range(8))]
+        assert backward == digests(spec, 0, 8)[::-1]
+
+    def test_in_another_process(self, rows: Path) -> None:
+        arguments = ["inspect", "batches", str(rows), "--steps", "3:6", "--digest", "--json"]
+        arguments += ["--batch-size", "8", "--length", "512", "--workers", "1"]
+        environment = os.environ | {"PYTHONHASHSEED": "7"}
+        done = subprocess.run(
+            [sys.executable, "-m", "ping_llm", *arguments], capture_output=True, text=True, check=True, env=environment
+        )
+        assert [json.loads(line)["digest"] for line in done.stdout.splitlines()] == digests(spec_of(rows), 3, 6)
+
+    def test_other_seeds_and_steps_give_other_batches(self, rows: Path) -> None:
+        all_of_them = digests(spec_of(rows), 0, 5) + digests(spec_of(rows, seed=1), 0, 5)
+        assert len(set(all_of_them)) == 10
+
+    def test_hosts_that_cannot_share_evenly_are_refused(self, rows: Path) -> None:
+        with pytest.raises(PingLlmError, match="cannot be shared evenly by 3 hosts"):
+            Loader(spec_of(rows), LoaderSettings(hosts=3))
+
+
+class TestResume:
+    @pytest.mark.parametrize(("before", "after"), [(0, 2), (2, 0), (2, 1), (1, 3)])
+    def test_is_exact_with_any_change_of_workers(self, rows: Path, before: int, after: int) -> None:
+        spec = spec_of(rows)
+        with Loader(spec, LoaderSettings(worker_count=before)) as loader:
+            first = take(loader, 4)
+            state = DataState.from_json(loader.state().to_json())
+        with Loader(spec, LoaderSettings(worker_count=after)) as loader:
+            loader.restore(state)
+            assert first + take(loader, 4) == digests(spec, 0, 8)
+
+    def test_is_exact_with_another_number_of_hosts(self, rows: Path) -> None:
+        spec = spec_of(rows)
+        with Loader(spec, LoaderSettings(worker_count=0, host=1, hosts=2)) as loader:
+            take(loader, 3)
+            state = loader.state()
+        with Loader(spec, LoaderSettings(worker_count=0)) as loader:
+            loader.restore(state)
+            assert take(loader, 3) == digests(spec, 3, 6)
+
+    @pytest.mark.parametrize(
+        ("change", "named"),
+        [
+            ({"seed": 5}, "seed: 0 then, 5 now"),
+            ({"global_batch_size": 16}, "global_batch_size: 8 then, 16 now"),
+            ({"contexts": ContextSettings(length=1024)}, "contexts.length: 512 then, 1024 now"),
+            ({"contexts": ContextSettings(length=512, max_contexts=4)}, "contexts.max_contexts: 16 then, 4 now"),
+        ],
+        ids=lambda value: value if isinstance(value, str) else "",
+    )
+    def test_with_other_settings_fails_and_says_what_differs(
+        self, rows: Path, change: dict[str, object], named: str
+    ) -> None:
+        state = DataState.start(spec_of(rows))
+        loader = Loader(replace(spec_of(rows), **change), LoaderSettings(worker_count=0))  # type: ignore[arg-type]
+        with pytest.raises(PingLlmError) as caught:
+            loader.restore(state)
+        assert named in str(caught.value)
+        assert "allow_data_change" in str(caught.value)
+        loader.restore(state, allow_change=True)
+        next(loader)
+
+    def test_with_other_rows_or_token_version_fails(
+        self, rows: Path, other_rows: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        state = DataState.start(spec_of(rows))
+        with pytest.raises(PingLlmError, match=r"rows: \['[0-9a-f]+'\] then"):
+            Loader(spec_of(other_rows), LoaderSettings(worker_count=0)).restore(state)
+        monkeypatch.setattr("ping_llm.pipeline.spec.TOKEN_VERSION", 99)
+        with pytest.raises(PingLlmError, match="token_version: 1 then, 99 now"):
+            Loader(spec_of(rows), LoaderSettings(worker_count=0)).restore(state)
+
+    @pytest.mark.parametrize("text", ["", "[]", "{}", '{"version": 99}', '{"version": 1, "next_step": "x"}'])
+    def test_what_is_no_state_is_refused_in_one_line(self, text: str) -> None:
+        with pytest.raises(PingLlmError, match="state"):
+            DataState.from_json(text)
+
+    def test_rows_may_have_moved_to_another_folder(self, rows: Path, tmp_path: Path) -> None:
+        state = DataState.start(spec_of(rows))
+        shutil.copytree(rows, tmp_path / "moved")
+        moved = spec_of(tmp_path / "moved")
+        with Loader(moved, LoaderSettings(worker_count=0)) as loader:
+            loader.restore(state)
+            assert take(loader, 2) == digests(spec_of(rows), 0, 2)
+
+
+class TestBlend:
+    def test_sequences_come_from_each_row_set_by_its_weight(self, rows: Path, other_rows: Path) -> None:
+        spec = spec_of(rows, other_rows, batch=16, weights=(Fraction(1, 4), Fraction(3, 4)))
+        alone = [one_batch(spec_of(folder, batch=64), 0)["inputs"] for folder in (rows, other_rows)]
+        blended = np.concatenate([one_batch(spec, step)["inputs"] for step in range(4)])
+        counts = [sum(any(np.array_equal(row, mine) for mine in source) for row in blended) for source in alone]
+        assert counts == [16, 48]
+
+    def test_is_the_same_for_hosts_and_workers(self, rows: Path, other_rows: Path) -> None:
+        spec = spec_of(rows, other_rows, weights=(Fraction(1, 3), Fraction(2, 3)))
+        assert digests(spec, 0, 6, hosts=2, workers=1) == digests(spec, 0, 6)
+
+    def test_weights_may_change_on_resume_and_each_row_set_goes_on_where_it_was(
+        self, rows: Path, other_rows: Path
+    ) -> None:
+        half = spec_of(rows, other_rows, weights=(Fraction(1, 2), Fraction(1, 2)))
+        with Loader(half, LoaderSettings(worker_count=0)) as loader:
+            seen = [next(loader)["inputs"] for _ in range(3)]
+            state = loader.state()
+        most = replace(half, weights=(Fraction(1, 8), Fraction(7, 8)))
+        with Loader(most, LoaderSettings(worker_count=0)) as loader:
+            loader.restore(state)
+            seen += [next(loader)["inputs"] for _ in range(8)]
+            again = DataState.from_json(loader.state().to_json())
+        sequences = [row.tobytes() for row in np.concatenate(seen)]
+        for folder, expected in ((rows, 12 + 8), (other_rows, 12 + 56)):
+            own = [row.tobytes() for row in one_batch(spec_of(folder, batch=expected), 0)["inputs"]]
+            assert sorted(s for s in sequences if s in set(own)) == sorted(own), "none repeated, none lost"
+        assert len(again.mixture.phases) == 2
+
+
+class TestFiniteEvaluation:
+    def config(self, rows: Path, **changes: object) -> Config:
+        return Config(
+            network_eval_files=str(rows), per_device_batch_size=8, max_target_length=512, grain_worker_count=0
+        ).replace(**changes)
+
+    def test_is_the_same_every_time_and_ends(self, rows: Path) -> None:
+        runs = [[digest(batch) for batch in make_eval_loader(self.config(rows))] for _ in range(2)]
+        assert runs[0] == runs[1]
+        assert len(runs[0]) > 1
+
+    def test_holds_every_context_of_the_evaluation_rows_once(self, rows: Path) -> None:
+        loader = make_eval_loader(self.config(rows))
+        segments = sum(int(batch["inputs_segmentation"].max(axis=1).sum()) for batch in loader)
+        plan = BatchSource(loader.spec).builders[0].plan
+        assert segments == plan.units_per_epoch
+
+    def test_the_last_batch_is_filled_up_with_empty_sequences(self, rows: Path) -> None:
+        *_, last = make_eval_loader(self.config(rows, per_device_batch_size=64))
+        assert last["inputs"].shape == (64, 512)
+        assert (last["inputs_segmentation"][-1] == 0).all()
+
+    def test_eval_steps_limits_it_and_hosts_share_it(self, rows: Path) -> None:
+        assert len(list(make_eval_loader(self.config(rows, eval_steps=2)))) == 2
+        whole = list(make_eval_loader(self.config(rows)))
+        halves = [list(make_eval_loader(self.config(rows), host=h, hosts=2)) for h in range(2)]
+        for batch, a, b in zip(whole, *halves, strict=True):
+            np.testing.assert_array_equal(batch["inputs"], np.concatenate([a["inputs"], b["inputs"]]))
+
+
+class TestUnpreparedFiles:
+    def test_give_the_batches_that_prepared_rows_give(self, rows: Path, tmp_path: Path) -> None:
+        raw = rows.parent / "raw.parquet"
+        prepare(PrepareSettings(inputs=(str(raw),), output=tmp_path / "all", train_ratio=1.0, workers=1))
+        config = Config(
+            network_data_format="network_parquet",
+            network_train_files=str(raw),
+            per_device_batch_size=8,
+            max_target_length=512,
+            grain_worker_count=1,
+        )
+        with make_train_loader(config) as loader:
+            folder = Path(loader.spec.rows[0].folder)
+            assert take(loader, 3) == digests(spec_of(tmp_path / "all"), 0, 3)
+            assert folder.exists()
+        del loader
+        assert not folder.exists(), "the memory is given back"
+
+    def test_that_do_not_fit_are_refused_with_the_way_out(self, rows: Path) -> None:
+        config = Config(
+            network_data_format="network_parquet",
+            network_train_files=str(rows.parent / "raw.parquet"),
+            grain_ram_budget_mb=1,
+        )
+        with pytest.raises(PingLlmError, match="ping-llm prepare --input"):
+            make_train_loader(config)
+
+
+class TestFaults:
+    @pytest.fixture
+    def damaged(self, rows: Path, tmp_path: Path) -> Path:
+        shutil.copytree(rows, tmp_path / "damaged")
+        shard = next((tmp_path / "damaged").glob("train-*.arrayrecord"))
+        data = bytearray(shard.read_bytes())
+        data[len(data) // 2] ^= 0xFF
+        shard.write_bytes(data)
+        return tmp_path / "damaged"
+
+    @pytest.mark.parametrize("workers", [0, 1])
+    def test_a_corrupt_row_is_an_error_that_names_shard_and_row(self, damaged: Path, workers: int) -> None:
+        with (
+            Loader(spec_of(damaged, batch=64), LoaderSettings(worker_count=workers)) as loader,
+            pytest.raises(PingLlmError, match=r"train-00000-of-00001.arrayrecord, row \d+: "),
+        ):
+            take(loader, 100)
+
+    def test_a_corrupt_row_can_be_left_out_and_is_counted(self, damaged: Path, rows: Path) -> None:
+        spec = replace(spec_of(damaged, batch=64), skip_corrupt_rows=True)
+        steps = BatchSource(spec).batches_per_epoch
+        with Loader(spec, LoaderSettings(worker_count=0)) as loader:
+            for _ in range(steps):
+                batch = next(loader)
+                for row, segmentation in zip(batch["inputs"], batch["inputs_segmentation"], strict=True):
+                    assert not decode(row[segmentation == 1]).problem
+            assert loader.report.to_json()["corrupt_rows"] == 1
+        assert digests(spec, 0, 2, hosts=2) == digests(spec, 0, 2)
+
+    def test_a_worker_that_is_killed_ends_the_run_with_an_error_not_a_hang(self, rows: Path) -> None:
+        with Loader(spec_of(rows), LoaderSettings(worker_count=2, buffer_size=1)) as loader:
+            next(loader)
+            workers(os.getpid())[0].kill()
+            started = time.monotonic()
+            with pytest.raises(PingLlmError, match="data worker process died"):
+                take(loader, 200)
+            assert time.monotonic() - started < 60
+        assert not workers(os.getpid())
+
+    @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+    def test_a_stopped_program_leaves_no_worker_and_no_shared_memory(self, rows: Path, sent: signal.Signals) -> None:
+        before = shared_memory()
+        arguments = ["inspect", "batches", str(rows), "--steps", "0:1000000", "--workers", "2", "--batch-size", "8"]
+        process = subprocess.Popen(
+            [sys.executable, "-m", "ping_llm", *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert process.stdout is not None
+        for _ in range(3):
+            assert process.stdout.readline()
+        started = psutil.Process(process.pid).children(recursive=True)
+        assert len(workers(process.pid)) == 2
+        process.send_signal(sent)
+        _, errors = process.communicate(timeout=30)
+        _, alive = psutil.wait_procs(started, timeout=15)
+        assert not alive
+        assert not shared_memory() - before
+        if sent is not signal.SIGKILL:
+            assert process.returncode == 128 + sent
+            assert "Traceback" not in errors
+
+
+def workers(parent: int) -> list[psutil.Process]:
+    children = psutil.Process(parent).children(recursive=True)
+    return [c for c in children if c.is_running() and "spawn_main" in " ".join(c.cmdline())]
+
+
+def shared_memory() -> set[str]:
+    return {p.name for p in Path("/dev/shm").iterdir() if p.name.startswith(("psm_", "ping-llm"))}
+
+
+class TestVisibility:
+    @pytest.fixture(autouse=True)
+    def often(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(loader_module, "_SHOW_EVERY_S", 0.0)
+
+    def test_debug_mode_logs_stages_waiting_and_the_bottleneck(
+        self, rows: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        with caplog.at_level(logging.INFO), Loader(spec_of(rows), LoaderSettings(worker_count=1, debug=True)) as loader:
+            take(loader, 5)
+        for expected in ("stage", "encode", "waiting for data", "bottleneck: ", "grain_worker_count"):
+            assert expected in caplog.text
+
+    def test_the_graph_and_its_numbers_are_written(self, rows: Path, tmp_path: Path) -> None:
+        settings = LoaderSettings(worker_count=0, visualization_dir=str(tmp_path / "graph"))
+        with Loader(spec_of(rows), settings) as loader:
+            take(loader, 5)
+        numbers = json.loads((tmp_path / "graph" / "pipeline.json").read_text())
+        assert numbers["batches"] == 5
+        assert numbers["bottleneck"] in numbers["stages"]
+        assert 0 < sum(stage["share"] for stage in numbers["stages"].values()) <= 1.01
+        picture = (tmp_path / "graph" / "pipeline_graph.svg").read_text()
+        assert picture.startswith("<svg")
+        assert all(name in picture for name in numbers["stages"])
+
+    def test_workers_and_buffers_are_chosen_within_the_budget(self, rows: Path) -> None:
+        chosen = LoaderSettings(ram_budget_mb=4096).resolved(batch_bytes=2**20)
+        assert chosen.worker_count >= 1
+        assert chosen.buffer_size >= 1
+        tight = LoaderSettings(ram_budget_mb=300).resolved(batch_bytes=100 * 2**20)
+        assert (tight.worker_count, tight.buffer_size) == (1, 1)
+        assert LoaderSettings(worker_count=3, buffer_size=5).resolved(1).worker_count == 3
+
+
+class TestExplain:
+    def test_a_sequence_is_explained_to_the_last_token(self, rows: Path) -> None:
+        spec = spec_of(rows)
+        batch = one_batch(spec, 7)
+        explained = explain_sequence(BatchSource(spec), 7, 5)
+        tokens = [token for segment in explained["segments"] for token in segment["token_ids"]]
+        assert tokens == batch["inputs"][5][: len(tokens)].tolist()
+        assert explained["padding"] == int((batch["inputs_segmentation"][5] == 0).sum())
+        for segment in explained["segments"]:
+            begin, end = segment["window"]
+            assert all(begin <= i < end for i in segment["measurement_indices"])
+            assert len(segment["measurements"]) == len(segment["measurement_indices"])
+            assert {m["source"] for m in segment["measurements"]} == {segment["source"]}
+
+    def test_the_command_shows_it_in_text_and_json(self, rows: Path) -> None:
+        command = [sys.executable, "-m", "ping_llm", "inspect", "batch", str(rows), "--step", "2", "--length", "512"]
+        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        assert "segment 1: " in text
+        assert "of padding" in text
+        shown = json.loads(subprocess.run([*command, "--json"], capture_output=True, text=True, check=True).stdout)
+        assert shown["segments"][0]["shard"].endswith(".arrayrecord")
