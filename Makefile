@@ -10,7 +10,7 @@ MEASUREMENTS ?= 1000000
 
 help:
 	@echo "make setup      create .venv from requirements.lock"
-	@echo "make demo       simulate an Internet, prepare probe rows, look at them"
+	@echo "make demo       simulate an Internet, prepare probe rows, look at rows and batches"
 	@echo "make test       linters, type checker and tests"
 	@echo "make test-slow  the tests that take long"
 	@echo "make bench      the figures of docs/benchmarks.md"

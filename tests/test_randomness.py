@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ping_llm.pipeline.randomness import Purpose, below, key, permute, uniform, unpermute
+from ping_llm.pipeline.randomness import Purpose, below, bits, extend, key, permute, uniform, unpermute
 from pipeline_fixtures import looks_uniform
 
 SIZES = (1, 2, 3, 4, 5, 7, 8, 9, 16, 17, 1000, 4096, 4097)
@@ -34,14 +34,17 @@ class TestKey:
 
     def test_of_an_array_is_that_of_each_element(self) -> None:
         rows, columns = np.arange(5)[:, None], np.arange(7)
-        grid = key(3, rows, columns, Purpose.PLACE)
+        grid = key(3, rows, columns, Purpose.SAMPLE)
         assert grid.shape == (5, 7)
         assert grid.dtype == np.uint64
-        assert grid[4, 6] == key(3, 4, 6, Purpose.PLACE)
+        assert grid[4, 6] == key(3, 4, 6, Purpose.SAMPLE)
 
     def test_takes_any_64_bit_seed(self) -> None:
         seeds = (0, 1, -1, 2**63 - 1, 2**63, 2**64 - 2, -(2**63) + 1)
         assert len({int(key(seed)) for seed in seeds}) == len(seeds)
+
+    def test_can_be_extended_part_by_part(self) -> None:
+        assert extend(extend(key(5), 6), np.arange(9)).tolist() == key(5, 6, np.arange(9)).tolist()
 
     def test_does_not_repeat_over_a_grid_of_parts(self) -> None:
         grid = key(np.arange(100)[:, None, None], np.arange(1000)[:, None], np.arange(1, 10))
@@ -57,6 +60,19 @@ class TestKey:
 
 
 class TestNumbers:
+    def test_bits_are_a_part_of_the_word(self) -> None:
+        word = np.array([0xFEDCBA9876543210], dtype=np.uint64)
+        parts = [(0, 16), (16, 32), (48, 16), (60, 4), (0, 4)]
+        assert [int(bits(word, *part)[0]) for part in parts] == [0x3210, 0xBA987654, 0xFEDC, 0xF, 0x0]
+
+    @pytest.mark.parametrize("first", [0, 16, 48])
+    def test_bits_of_neighbouring_keys_are_evenly_distributed(self, first: int) -> None:
+        assert looks_uniform(np.bincount(bits(words(100_000), first, 8).astype(np.int64), minlength=256))
+
+    def test_different_bits_of_a_word_are_independent(self) -> None:
+        low, high = (bits(words(100_000), first, 4).astype(np.int64) for first in (12, 48))
+        assert looks_uniform(np.bincount(low * 16 + high, minlength=256))
+
     def test_uniform_is_in_the_unit_interval_even_for_extreme_words(self) -> None:
         found = uniform(np.array([0, 2**11 - 1, 2**11, 2**64 - 1], dtype=np.uint64))
         assert found.tolist() == [0.0, 0.0, 2.0**-53, 1 - 2.0**-53]
@@ -98,7 +114,7 @@ class TestPermute:
     @settings(max_examples=50)
     @given(word=WORD, size=st.integers(1, 3000))
     def test_is_a_permutation_for_any_size_and_key(self, word: int, size: int) -> None:
-        values = permute(np.uint64(word), size, np.arange(size))
+        values = permute(np.array(word, dtype=np.uint64), size, np.arange(size))
         assert np.array_equal(np.sort(values), np.arange(size))
 
     @given(word=WORD, data=st.data(), size=st.integers(1, 2**40))
@@ -181,9 +197,7 @@ def test_purposes_are_distinct_and_keep_their_numbers() -> None:
         "WINDOW_OFFSET": 4,
         "UNTIMED_SHARE": 5,
         "SAMPLE": 6,
-        "LOSES_TIME": 7,
-        "PLACE": 8,
-        "FIELD_ORDER": 9,
+        "MEASUREMENT": 7,
     }
 
 

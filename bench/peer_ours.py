@@ -1,0 +1,28 @@
+"""The product's own loader."""
+
+from peer_common import PREFETCH, Batch, Task
+
+from ping_llm.pipeline.contexts import ContextSettings
+from ping_llm.pipeline.loader import Loader, LoaderSettings
+from ping_llm.pipeline.spec import DataSpec, DataState, RowsSpec
+
+
+class OurLoader:
+    def __init__(self, task: Task, workers: int, state: str | None, *, resumable: bool) -> None:
+        spec = DataSpec(
+            rows=(RowsSpec.find(task.rows, "train"),),
+            seed=task.seed,
+            global_batch_size=task.sequences,
+            contexts=ContextSettings(length=task.length),
+        )
+        resumed = DataState.from_json(state).resume(spec) if state else None
+        self._loader = Loader(spec, LoaderSettings(worker_count=workers, buffer_size=PREFETCH), resumed)
+
+    def __next__(self) -> Batch:
+        return next(self._loader)
+
+    def state(self) -> str:
+        return self._loader.state().to_json()
+
+    def close(self) -> None:
+        self._loader.close()
