@@ -215,9 +215,7 @@ def lay_out(packed: Sequence[Sequence[Tokens]], length: int) -> Batch:
     return complete(inputs, segment, position)
 
 
-def complete(
-    inputs: npt.NDArray[np.int32], segment: npt.NDArray[np.int32], position: npt.NDArray[np.int32]
-) -> Batch:
+def complete(inputs: npt.NDArray[np.int32], segment: npt.NDArray[np.int32], position: npt.NDArray[np.int32]) -> Batch:
     """Add the targets: inputs shifted by one inside each segment, whose last token has nothing to predict."""
     predicts = np.zeros_like(inputs)
     predicts[:, :-1] = (segment[:, 1:] == segment[:, :-1]) & (segment[:, :-1] > 0)

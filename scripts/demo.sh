@@ -1,5 +1,5 @@
 #!/bin/sh
-# The main job in small: simulate an Internet, prepare probe rows, look at them. Run it by `make demo`.
+# The main job in small: simulate an Internet, prepare probe rows, look at rows and batches. Run it by `make demo`.
 # Each step is skipped or continued if an earlier run has done it already.
 set -eu
 folder=$1
@@ -14,4 +14,5 @@ if [ ! -e "$folder/raw-$measurements/world.json" ]; then
 fi
 run ping-llm prepare --input "$folder/raw-$measurements/*.parquet" --output "$folder/rows-$measurements"
 run ping-llm inspect rows "$folder/rows-$measurements"
+run ping-llm inspect batches "$folder/rows-$measurements" --steps 0:3
 say "Measurements are in $folder/raw-$measurements, probe rows in $folder/rows-$measurements."

@@ -20,7 +20,7 @@ app = typer.Typer(
     epilog="Start with:  ping-llm simulate --output data/raw   then   ping-llm prepare --help",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
+    rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 import_app = typer.Typer(help="Turn other people's measurement formats into measurement files.", no_args_is_help=True)

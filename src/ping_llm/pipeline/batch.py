@@ -162,13 +162,16 @@ def expand(packed: PackedTokens, sequences: int, length: int) -> Batch:
     for row, (end, size) in enumerate(zip(ends.tolist(), used.tolist(), strict=True)):
         inputs[row, :size] = tokens[end - size : end]
 
-    # Mark where segments begin; running sums and maxima of the marks then number them and tell where each began.
+    # Segment numbers and positions are running sums: of 1 at each segment's first token, and of 1 at every token but
+    # the first ones, which take back what the segment before them has counted.
     column = np.cumsum(sizes) - sizes - (ends - used)[sequence]
-    begins = np.zeros((sequences, length), dtype=np.int32)
-    begins[sequence, column] = 1
-    segment = np.cumsum(begins, axis=1, dtype=np.int32)
-    begins[sequence, column] = column
-    position = np.arange(length, dtype=np.int32) - np.maximum.accumulate(begins, axis=1)
+    is_new_sequence = np.diff(sequence, prepend=-1) != 0
+    steps = np.zeros((sequences, length), dtype=np.int32)
+    steps[sequence, column] = 1
+    segment = np.cumsum(steps, axis=1, dtype=np.int32)
+    steps.fill(1)
+    steps[sequence, column] = np.where(is_new_sequence, 0, 1 - np.roll(sizes, 1))
+    position = np.cumsum(steps, axis=1, dtype=np.int32)
     padding = np.arange(length) >= used[:, None]
     segment[padding] = 0
     position[padding] = 0
