@@ -1,8 +1,8 @@
 """What all peers share: rows, contexts and the layout of a batch, written as one would for one row at a time.
 
-The product draws and encodes the contexts of a whole batch in one pass. Its functions work for a single context too, but
-then take eight times as long as `draw_context` below, which follows the same rules (window, mode, sample, order) in a
-form made for one row. Peers get this one, so that they are not slowed down by code made for something else.
+The product draws and encodes the contexts of a whole batch in one pass. Its functions work for a single context too,
+but then take several times as long as `draw_context` below, which follows the same rules (window, mode, sample, order)
+in a form made for one row. Peers get this one, so that they are not slowed down by code made for something else.
 """
 
 import hashlib
@@ -29,7 +29,7 @@ Batch = dict[str, Any]
 PREFETCH: Final = 4
 """Batches that each worker makes ahead, for every loader."""
 BINS: Final = 256
-"""Sequences that are packed together: with four batches, first-fit leaves half the padding that one batch would have."""
+"""Sequences that are packed together: first-fit over four batches leaves half the padding that it leaves over one."""
 FILL: Final = 0.96
 """Where a batch is packed from a fixed number of contexts: the share of its tokens that these have on average."""
 

@@ -12,6 +12,7 @@ import grain
 import numpy as np
 from absl import flags
 from grain import experimental
+
 from peer_common import (
     BINS,
     PREFETCH,

@@ -1,7 +1,6 @@
 """The product's own loader."""
 
 from peer_common import PREFETCH, Batch, Task
-
 from ping_llm.pipeline.contexts import ContextSettings
 from ping_llm.pipeline.loader import Loader, LoaderSettings
 from ping_llm.pipeline.spec import DataSpec, DataState, RowsSpec

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
 from peer_common import (
     PREFETCH,
     Batch,

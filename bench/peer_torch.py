@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from peer_common import BINS, PREFETCH, Batch, FirstFit, Task, Tokens, UnitRecords, draw_context, generator, lay_out
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
+
+from peer_common import BINS, PREFETCH, Batch, FirstFit, Task, Tokens, UnitRecords, draw_context, generator, lay_out
 
 
 class TorchLoader:

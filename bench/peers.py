@@ -25,6 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -97,7 +98,8 @@ def run_job(job: dict[str, Any]) -> dict[str, Any]:
         finally:
             loader.close()
     except Exception as error:  # whatever a library raises is the result
-        return {"error": " ".join(f"{type(error).__name__}: {error}".split())}
+        said = str(error) or traceback.extract_tb(error.__traceback__)[-1].line
+        return {"error": " ".join(f"{type(error).__name__}: {said}".split())}
 
 
 def _measure(loader: Any, task: Any, seconds: float) -> dict[str, Any]:
@@ -150,7 +152,7 @@ class Bench:
     def __init__(self, rows: Path, scratch: Path, seconds: float) -> None:
         self.scratch = scratch
         self.seconds = seconds
-        self.task = {"rows": str(rows), "scratch": str(scratch)}
+        self.task = {"rows": str(rows.resolve()), "scratch": str(scratch)}
 
     def run(self, peer: str, do: str, workers: int = 0) -> dict[str, Any]:
         """One job. What goes wrong is in the result under `error`."""
@@ -261,7 +263,7 @@ def _median(values: Iterator[float]) -> float | None:
 
 def table(results: dict[str, Any]) -> str:
     """Markdown."""
-    head = ["loader", *(f"{w} workers" for w in WORKERS), "ours is faster", "per CPU second", "padding"]
+    head = ["loader", *(f"{w} worker{'s' * (w != 1)}" for w in WORKERS), "ours is faster", "per CPU second", "padding"]
     lines = [[*head, "exact resume with changed workers"], ["---", *["---:"] * (len(head) - 1), "---"]]
     for result in results.values():
         if "not_measured" in result:
@@ -313,6 +315,16 @@ def _simulated_rows(measurements: int, folder: Path) -> Path:
     return folder / "rows"
 
 
+def _check_rows(folder: Path, parser: argparse.ArgumentParser) -> None:
+    from ping_llm.errors import PingLlmError
+    from ping_llm.rows.dataset import RowSet
+
+    try:
+        RowSet(folder, "train").close()
+    except PingLlmError as error:
+        parser.error(str(error))
+
+
 def _versions() -> dict[str, str]:
     found = {"python": platform.python_version(), "cores": str(len(os.sched_getaffinity(0)))}
     for distribution in ("numpy", "torch", "torchdata", "mosaicml-streaming", "grain", "array_record"):
@@ -339,8 +351,10 @@ def main() -> None:
         job = json.loads(arguments.job)
         Path(job["result"]).write_text(json.dumps(run_job(job)))
         return
+    if arguments.rows:
+        _check_rows(arguments.rows, parser)
     with _scratch() as scratch:
-        rows = arguments.rows.resolve() if arguments.rows else _simulated_rows(arguments.measurements, scratch)
+        rows = arguments.rows or _simulated_rows(arguments.measurements, scratch)
         results = summarise(compare(Bench(rows, scratch, arguments.seconds), arguments.peers, arguments.rounds))
     if arguments.json:
         sys.stdout.write(json.dumps({"versions": _versions(), "results": results}, indent=2) + "\n")

@@ -95,6 +95,24 @@ class TestSameBatches:
             Loader(spec_of(rows), LoaderSettings(hosts=3))
 
 
+class TestFindingRows:
+    def test_a_folder_and_a_pattern_of_all_its_shards_are_the_same(self, rows: Path) -> None:
+        assert RowsSpec.find(f"{rows}/train*.arrayrecord", "eval") == RowsSpec.find(str(rows), "train")
+
+    @pytest.mark.parametrize(
+        ("pattern", "split", "message"),
+        [
+            ("{rows}", "test", "has no split 'test', only train, eval"),
+            ("{rows}/train-9*.arrayrecord", "train", "names 0 of the 1 train shards"),
+            ("{rows}/nothing", "train", "names 0 of the 1 train shards"),
+            ("{rows}/..", "train", "has no manifest.json"),
+        ],
+    )
+    def test_what_is_not_a_whole_split_is_refused(self, rows: Path, pattern: str, split: str, message: str) -> None:
+        with pytest.raises(PingLlmError, match=message):
+            RowsSpec.find(pattern.format(rows=rows), split)
+
+
 class TestResume:
     @pytest.mark.parametrize(("before", "after"), [(0, 2), (2, 0), (2, 1), (1, 3)])
     def test_is_exact_with_any_change_of_workers(self, rows: Path, before: int, after: int) -> None:

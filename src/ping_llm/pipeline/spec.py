@@ -31,17 +31,24 @@ class RowsSpec:
     def find(cls, pattern: str, default_split: str) -> "RowsSpec":
         """From a folder that `prepare` wrote, or from a pattern of its shards such as `rows/train*.arrayrecord`."""
         path = Path(pattern)
-        folder, split = path, default_split
-        if not path.is_dir() and (path.parent / MANIFEST).exists():
-            folder = path.parent
-            splits = [name for name in Manifest.load(folder).splits if path.name.startswith(name)]
-            split = splits[0] if splits else default_split
-            if not list(folder.glob(path.name)):
-                raise PingLlmError(f"no shard matches {pattern}; give the folder, or e.g. {folder}/train*.arrayrecord")
+        if path.is_dir() or not (path.parent / MANIFEST).exists():
+            folder, split, matched = path, default_split, None
+        else:
+            folder, matched = path.parent, {p.name for p in path.parent.glob(path.name)}
+            split = next((s for s in Manifest.load(folder).splits if path.name.startswith(s)), default_split)
         manifest = Manifest.load(folder)
-        if not manifest.splits[split].rows:
+        if split not in manifest.splits:
+            raise PingLlmError(f"{folder} has no split {split!r}, only {', '.join(manifest.splits)}")
+        info = manifest.splits[split]
+        if not info.rows:
             raise PingLlmError(f"the {split} split of {folder} is empty")
-        return cls(folder=str(folder), split=split, fingerprint=manifest.splits[split].fingerprint)
+        shards = {shard.file for shard in info.shards}
+        if matched is not None and matched & shards != shards:
+            raise PingLlmError(
+                f"{pattern} names {len(matched & shards)} of the {len(shards)} {split} shards; a split is used whole: "
+                f"give {folder} or {folder}/{split}*.arrayrecord"
+            )
+        return cls(folder=str(folder), split=split, fingerprint=info.fingerprint)
 
 
 @dataclass(frozen=True, kw_only=True)
