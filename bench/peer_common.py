@@ -150,7 +150,7 @@ def _times(
         value[which] = since
         kind[which] = np.where(since <= LONG_GAP_S, _DELTA1, _DELTA4)
         kind[which[0]] = TimeKind.ABSOLUTE
-    failed = np.count_nonzero(np.isnan(row.rtt_ms[position]))
+    failed = int(np.count_nonzero(np.isnan(row.rtt_ms[position])))
     return kind, value, _BARE[row.family] * len(position) + int(_TIME_TOKENS[kind].sum()) - _FAILED_SAVES * failed
 
 
@@ -241,5 +241,5 @@ def digest(batch: Batch) -> str:
     for name in sorted(batch):
         array = np.ascontiguousarray(batch[name])
         content.update(f"{name} {array.dtype} {array.shape}".encode())
-        content.update(array)
+        content.update(array.tobytes())
     return content.hexdigest()

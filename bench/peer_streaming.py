@@ -5,14 +5,12 @@ batch is packed from a fixed number of contexts: so it is a function of its samp
 resuming needs.
 """
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from peer_common import (
-    PREFETCH,
     Batch,
     Task,
     Tokens,
@@ -22,7 +20,7 @@ from peer_common import (
     generator,
     pack_fixed,
 )
-from peer_torch import tensors
+from peer_torch import TorchLoader, tensors, worker_options
 
 
 def _import_streaming() -> Any:
@@ -81,34 +79,14 @@ class CountingLoader(streaming.StreamingDataLoader):  # type: ignore[misc, name-
         return self.batch_size
 
 
-class StreamingLoader:
-    def __init__(self, task: Task, workers: int, state: Any, *, resumable: bool) -> None:
-        batch_size = contexts_per_batch(task)
-        options = {"persistent_workers": True, "prefetch_factor": PREFETCH} if workers else {}
-        self._dataset = Contexts(task, batch_size)
-        self._loader = CountingLoader(
-            self._dataset,
-            batch_size=batch_size,
-            num_workers=workers,
-            collate_fn=Pack(task),
-            drop_last=True,
-            **options,
-        )
-        if state is not None:
-            self._loader.load_state_dict(state)
-        self._batches = self._endless()
-
-    def _endless(self) -> Iterator[Batch]:
-        while True:
-            yield from self._loader
-
-    def __next__(self) -> Batch:
-        return next(self._batches)
-
-    def state(self) -> Any:
-        return self._loader.state_dict()
-
-    def close(self) -> None:
-        self._batches.close()
-        del self._loader
-        del self._dataset
+def packing(task: Task, workers: int, state: Any, *, resumable: bool) -> TorchLoader:
+    batch_size = contexts_per_batch(task)
+    loader = CountingLoader(
+        Contexts(task, batch_size),
+        batch_size=batch_size,
+        num_workers=workers,
+        collate_fn=Pack(task),
+        drop_last=True,
+        **worker_options(workers),
+    )
+    return TorchLoader(loader, state)

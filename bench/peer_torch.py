@@ -4,12 +4,13 @@ Speed is that of the plain `DataLoader`, which has no state. For resuming, the s
 `StatefulDataLoader`, which is made for that and is a little slower.
 """
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 from peer_common import BINS, PREFETCH, Batch, FirstFit, Task, Tokens, UnitRecords, draw_context, generator, lay_out
 
@@ -23,7 +24,7 @@ class TorchLoader:
             loader.load_state_dict(state)
         self._batches = self._endless()
 
-    def _endless(self) -> Iterator[Batch]:
+    def _endless(self) -> Generator[Batch, None, None]:
         while True:
             yield from self._loader
 
@@ -39,12 +40,12 @@ class TorchLoader:
 
 
 def _loader(dataset: Any, workers: int, resumable: bool, **options: Any) -> Any:
-    kind: Any = DataLoader
-    if resumable:
-        from torchdata.stateful_dataloader import StatefulDataLoader as kind  # noqa: N813
-    if workers:
-        options |= {"persistent_workers": True, "prefetch_factor": PREFETCH}
-    return kind(dataset, num_workers=workers, **options)
+    kind = StatefulDataLoader if resumable else DataLoader
+    return kind(dataset, num_workers=workers, **options, **worker_options(workers))
+
+
+def worker_options(workers: int) -> dict[str, Any]:
+    return {"persistent_workers": True, "prefetch_factor": PREFETCH} if workers else {}
 
 
 def tensors(batch: Batch) -> Batch:

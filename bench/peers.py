@@ -64,8 +64,8 @@ PEERS: Final = {
     "streaming": Peer(
         title="MosaicML Streaming, packing in collate",
         module="peer_streaming",
-        opens="StreamingLoader",
-        needs=("streaming=mosaicml-streaming", "torch=torch"),
+        opens="packing",
+        needs=("streaming=mosaicml-streaming", *_TORCH),
     ),
     "grain": Peer(title="Grain, first-fit packing", module="peer_grain", opens="packing", needs=("grain=grain",)),
     "grain-elastic": Peer(

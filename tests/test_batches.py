@@ -406,4 +406,4 @@ def test_a_batch_of_fixed_rows_is_the_pinned_one() -> None:
 
 
 GOLDEN_SIZES = (114, 48)
-GOLDEN_DIGEST = "fac4d7208e69c029e12926358caaf97b5948953581a2b8bab0b0e9dad360d1da"
+GOLDEN_DIGEST = "87b47170214436502a97450ec26f530953c34b41352bc1e766f1109b25c5b5fb"

@@ -149,13 +149,20 @@ def _tokens(facts: RowFacts, size: Ints, mode: Any, long_gaps: Ints) -> tuple[In
 
 
 def largest_increase(units: Units) -> Ints:
-    """The most tokens that one more measurement can add to a context.
+    """The most tokens that each measurement after the first adds to a context.
 
     Its own, with a long delta. Its successor's delta only gets shorter. If it becomes the first one, it takes over the
-    absolute time, and the one that had it gets a delta instead.
+    absolute time, and the one that had it gets a delta instead. So k measurements have at most
+    `first_measurement + (k - 1) * largest_increase` tokens. (In partial mode the absolute time may be added late.)
     """
     timed = _TIME_TOKENS[TimeKind.DELTA4]
     return np.where(units.family == 6, _BARE[6], _BARE[4]) + np.where(units.mode == Mode.NONE, 0, timed)
+
+
+def late_absolute_time(units: Units) -> Ints:
+    """Tokens that the first timed measurement of a partial context can add on top of the largest increase."""
+    late = _TIME_TOKENS[TimeKind.ABSOLUTE] - _TIME_TOKENS[TimeKind.DELTA4]
+    return np.where(units.mode == Mode.PARTIAL, late, 0)
 
 
 def first_measurement(units: Units) -> Ints:
@@ -179,17 +186,21 @@ def draw_positions(units: Units, counts: Ints, in_part: Flags) -> tuple[Ints, In
     unit = np.repeat(np.arange(len(units)), counts)
     nth = np.arange(len(unit)) - np.repeat(np.cumsum(counts) - counts, counts)
     position, rank = units.start[unit] + nth, np.zeros_like(nth)
-    some = np.flatnonzero(in_part[unit])
+    words = extend(units.key, Purpose.SAMPLE)
+    all_drawn = counts == units.size
+
+    some = np.flatnonzero((in_part & ~all_drawn)[unit])
     chosen = unit[some]
-    drawn = permute(key_of_samples(units)[chosen], units.size[chosen], nth[some])
+    drawn = permute(words[chosen], units.size[chosen], nth[some])
     order = np.argsort(chosen << 40 | drawn)  # rows have fewer than 2^40 measurements
     position[some] = units.start[chosen] + drawn[order]
     rank[some] = nth[some][order]
+
+    every = np.flatnonzero((in_part & all_drawn)[unit])  # here only the ranks are drawn: a plain shuffle
+    chosen = unit[every]
+    order = np.argsort(chosen << 32 | bits(extend(words[chosen], nth[every]), 0, 32).astype(np.int64), kind="stable")
+    rank[every[order]] = nth[every]
     return unit, position, rank
-
-
-def key_of_samples(units: Units) -> Words:
-    return extend(units.key, Purpose.SAMPLE)
 
 
 def measurement_words(units: Units, unit: Ints, position: Ints) -> Words:

@@ -6,7 +6,14 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from ping_llm.pipeline.contexts import Flags, Units, count_tokens, first_measurement, largest_increase
+from ping_llm.pipeline.contexts import (
+    Flags,
+    Units,
+    count_tokens,
+    first_measurement,
+    largest_increase,
+    late_absolute_time,
+)
 from ping_llm.pipeline.randomness import Ints
 
 _GROWTH_ROUNDS: Final = 3
@@ -68,7 +75,8 @@ def _fill_elastic(candidates: Candidates, wanted: npt.NDArray[np.float64], seque
     """The same for elastic units alone, and what the others leave open in each sequence."""
     units = candidates.units
     most = np.bincount(candidates.unit, minlength=len(units))  # candidates of each unit
-    increase, least = largest_increase(units), np.minimum(first_measurement(units), units.most)
+    increase, late = largest_increase(units), late_absolute_time(units)
+    least = np.minimum(first_measurement(units), units.most)
 
     def summed(values: Ints) -> Ints:
         return np.bincount(sequence, values, len(open_tokens)).astype(np.int64)
@@ -80,7 +88,7 @@ def _fill_elastic(candidates: Candidates, wanted: npt.NDArray[np.float64], seque
     for last in (*[False] * _GROWTH_ROUNDS, True):
         still_open = open_tokens - summed(tokens)
         growing = _one_of_each(sequence, counts < most, most - counts)
-        room = still_open[sequence[growing]] // increase[growing]
+        room = np.maximum(still_open[sequence[growing]] - late[growing], 0) // increase[growing]
         grown = counts.copy()
         grown[growing] += np.maximum(room, 1) if last else room
         grown = np.minimum(grown, most)

@@ -13,6 +13,7 @@ large enough that their sizes hardly differ, and what differs is taken up by the
 """
 
 import heapq
+import math
 from collections import OrderedDict
 from dataclasses import dataclass
 from functools import cached_property
@@ -73,10 +74,15 @@ class SequencePlan:
     @cached_property
     def sequences_per_block(self) -> int:
         """From the likely sizes of the units, or of a sample of them when there are many."""
-        sampled = min(self.units_per_epoch, _SAMPLED_UNITS)
-        wanted = self._wanted(self._units_at(0, 0, sampled))
-        tokens = wanted.mean() * self.units_per_epoch / self.blocks
-        return max(1, int(tokens / (self.settings.length * _OVERFILL)))
+        sampled = self._units_at(0, 0, min(self.units_per_epoch, _SAMPLED_UNITS))
+        units = -(-self.units_per_epoch // self.blocks)
+        length = self.settings.length
+        filled = self._wanted(sampled).mean() * units / (length * _OVERFILL)
+        # Of every unit at least one measurement must have room, in any epoch: six standard deviations of slack.
+        least = _least(sampled)
+        needed = (least.mean() * units + 6 * least.std() * units**0.5) / (length - LONGEST_MEASUREMENT + 1)
+        fewest_units = self.units_per_epoch // self.blocks
+        return min(max(1, int(filled), math.ceil(needed)), fewest_units)
 
     @property
     def sequences_per_epoch(self) -> int:
@@ -112,13 +118,14 @@ class SequencePlan:
     def _pack(self, units: Units) -> PackedBlock:
         wanted = self._wanted(units)
         sequence = _share_out(wanted, self.sequences_per_block)
+        _make_room(sequence, _least(units), self.sequences_per_block, self.settings.length)
         # Within a sequence: windows before whole rows, then large before small. The first ones are elastic.
         order = np.lexsort((-units.most, units.whole, sequence))
         units, wanted, sequence = units.take(order), wanted[order], sequence[order]
         first = np.searchsorted(sequence, np.arange(self.sequences_per_block + 1))
 
         # Units are made elastic, one after the other, until the sequence cannot overflow whatever the data are.
-        gives_way = units.most - np.minimum(first_measurement(units), units.most)
+        gives_way = units.most - _least(units)
         given_before = _cumulative_before(gives_way, first[sequence])
         most_in_all = np.add.reduceat(units.most, first[:-1])[sequence] if len(units) else units.most
         is_first = np.arange(len(units)) == first[sequence]
@@ -139,6 +146,24 @@ def _share_out(wanted: npt.NDArray[np.float64], sequences: int) -> Ints:
         heapq.heapreplace(filled, (load + size, sequence))
     sequence_of[order] = places
     return sequence_of
+
+
+def _make_room(sequence: Ints, least: Ints, sequences: int, length: int) -> None:
+    """Move units out of sequences that could not hold one measurement of each. Rare: it takes many tiny rows."""
+    load = np.bincount(sequence, least, sequences).astype(np.int64)
+    while load.max() > length:
+        fullest, emptiest = int(np.argmax(load)), int(np.argmin(load))
+        unit = int(np.flatnonzero(sequence == fullest)[-1])
+        if load[emptiest] + least[unit] > length:
+            raise PingLlmError(f"internal error: {len(sequence)} contexts do not fit {sequences} sequences of {length}")
+        sequence[unit] = emptiest
+        load[fullest] -= least[unit]
+        load[emptiest] += least[unit]
+
+
+def _least(units: Units) -> Ints:
+    """Tokens that one measurement of each unit can take."""
+    return np.minimum(first_measurement(units), units.most)
 
 
 def _cumulative_before(values: Ints, first: Ints) -> Ints:

@@ -17,7 +17,9 @@ Words = npt.NDArray[np.uint64]
 Ints = npt.NDArray[np.int64]
 
 _GOLDEN: Final = np.uint64(0x9E3779B97F4A7C15)
-_ROUNDS: Final = 4
+_ROUNDS: Final = 8
+_ROUNDS_BELOW_32: Final = 24
+"""Rounds of the Feistel network. Small ranges need more until every pair of places is equally likely (tested)."""
 
 
 class Purpose(IntEnum):
@@ -77,24 +79,25 @@ def unpermute(words: Words, size: Any, value: Any) -> Ints:
 
 def _walk(words: Words, size: Any, start: Any, *, inverse: bool) -> Ints:
     words, size, start = np.broadcast_arrays(words, np.asarray(size, dtype=np.int64), np.asarray(start, dtype=np.int64))
-    bits = np.frexp(np.maximum(size - 1, 1).astype(np.float64))[1].astype(np.uint64)  # range fits in 2^bits
-    result = _feistel(words, bits, start.astype(np.uint64), inverse).astype(np.int64)
-    outside = np.flatnonzero(result >= size)
-    while len(outside):
-        again = _feistel(words[outside], bits[outside], result[outside].astype(np.uint64), inverse).astype(np.int64)
-        result[outside] = again
-        outside = outside[again >= size[outside]]
-    return result
+    shape = start.shape
+    words, size, result = words.reshape(-1), size.reshape(-1), start.reshape(-1).astype(np.uint64)
+    width = np.frexp(np.maximum(size - 1, 1).astype(np.float64))[1].astype(np.uint64)  # the range fits in 2^width
+    for small, rounds in ((True, _ROUNDS_BELOW_32), (False, _ROUNDS)):
+        outside = np.flatnonzero((width < 5) == small)
+        while len(outside):
+            result[outside] = _feistel(words[outside], width[outside], result[outside], rounds, inverse)
+            outside = outside[result[outside] >= size[outside]]
+    return result.astype(np.int64).reshape(shape)
 
 
-def _feistel(words: Words, bits: Words, value: Words, inverse: bool) -> Words:
-    """A keyed bijection of [0, 2^bits): add to each part in turn a hash of the other. Their widths may differ."""
+def _feistel(words: Words, width: Words, value: Words, rounds: int, inverse: bool) -> Words:
+    """A keyed bijection of [0, 2^width): add to each part in turn a hash of the other. Their widths may differ."""
     one = np.uint64(1)
-    low_bits = bits >> one
-    low_mask, high_mask = (one << low_bits) - one, (one << (bits - low_bits)) - one
+    low_bits = width >> one
+    low_mask, high_mask = (one << low_bits) - one, (one << (width - low_bits)) - one
     high, low = value >> low_bits, value & low_mask
     with np.errstate(over="ignore"):
-        for turn in reversed(range(_ROUNDS)) if inverse else range(_ROUNDS):
+        for turn in reversed(range(rounds)) if inverse else range(rounds):
             salt = words + np.uint64(turn + 1) * _GOLDEN
             if turn % 2 == 0:
                 mixed = mix64(low ^ salt)
