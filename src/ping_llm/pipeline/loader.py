@@ -15,7 +15,6 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 import numpy as np
-import numpy.typing as npt
 import psutil
 
 from ping_llm.errors import PingLlmError
@@ -115,18 +114,18 @@ class Loader:
         element = self._next_element()
         waited = time.perf_counter() - asked
         packed = PackedTokens(
-            tokens=np.array(element["tokens"]),  # copies: what came through shared memory is given back at once
-            sizes=np.array(element["sizes"]),
-            sequence=np.array(element["sequence"]),
+            tokens=np.frombuffer(element["tokens"], dtype=np.uint16),
+            sizes=np.frombuffer(element["sizes"], dtype=np.int32),
+            sequence=np.frombuffer(element["sequence"], dtype=np.int32),
         )
         batch = expand(packed, self.batch_size, self.spec.contexts.length)
         real = len(packed.tokens)
         self.report.add(
             wait_s=waited,
-            stage_s=np.array(element["stages"]),
+            stage_s=np.frombuffer(element["stages"], dtype=np.float64),
             tokens=real,
             padding=self.batch_size * self.spec.contexts.length - real,
-            corrupt_rows=int(element["corrupt_rows"]),
+            corrupt_rows=element["corrupt_rows"],
         )
         self._state = replace(self._state, next_step=step + 1)
         if time.monotonic() - self._shown > _SHOW_EVERY_S:
@@ -212,7 +211,8 @@ class _Elements:
     def __len__(self) -> int:
         return _ENDLESS
 
-    def __getitem__(self, index: int) -> dict[str, npt.NDArray[Any]]:
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        """A batch as bytes: arrays would go through shared memory, some of which a killed process leaves behind."""
         if not self._watched:
             exit_with_parent()
             self._watched = True
@@ -220,14 +220,14 @@ class _Elements:
         stages.seconds.clear()
         packed = self._source.packed(self._first_step + int(index), *self._range)
         return {
-            "tokens": packed.tokens,
-            "sizes": packed.sizes,
-            "sequence": packed.sequence,
-            "stages": np.array([stages.seconds.get(name, 0.0) for name in STAGES]),
-            "corrupt_rows": np.array(sum(len(builder.corrupt_rows) for builder in self._source.builders)),
+            "tokens": packed.tokens.tobytes(),
+            "sizes": packed.sizes.tobytes(),
+            "sequence": packed.sequence.tobytes(),
+            "stages": np.array([stages.seconds.get(name, 0.0) for name in STAGES]).tobytes(),
+            "corrupt_rows": sum(len(builder.corrupt_rows) for builder in self._source.builders),
         }
 
-    def __iter__(self) -> Iterator[dict[str, npt.NDArray[Any]]]:
+    def __iter__(self) -> Iterator[dict[str, Any]]:
         return map(self.__getitem__, range(_ENDLESS))
 
 
