@@ -508,7 +508,7 @@ def test_the_command_prints_the_tables_and_refuses_a_page_without_a_place_for_th
 def test_every_config_file_loads_says_how_to_run_it_and_gives_no_default(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     assert load_config(path) != Config()
-    assert f"ping-llm train --config configs/{path.name}" in text
+    assert f"--config configs/{path.name}" in text
     assert "What to expect" in text
     defaults = {info.name: info.default for info in describe_keys()}
     assert [name for name, value in yaml.safe_load(text).items() if defaults.get(name) == value] == []

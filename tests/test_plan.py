@@ -229,3 +229,12 @@ class TestLimits:
         assert plan.units_per_epoch > 20_000_000
         assert seconds < 5
         assert peak < 1 << 30
+
+
+def test_long_and_short_contexts_are_mixed_over_a_block() -> None:
+    """Batches are consecutive sequences: each must be like any other, not one of long contexts and then one of short."""
+    block = simulated(300_000).plan().block(0, 0)
+    units_in = np.diff(block.first)
+    tenths = [part.mean() for part in np.array_split(units_in, 10)]
+    assert max(tenths) < 1.3 * min(tenths)
+    assert abs(np.corrcoef(np.arange(len(units_in)), units_in)[0, 1]) < 0.1

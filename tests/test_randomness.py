@@ -198,6 +198,7 @@ def test_purposes_are_distinct_and_keep_their_numbers() -> None:
         "UNTIMED_SHARE": 5,
         "SAMPLE": 6,
         "MEASUREMENT": 7,
+        "SEQUENCE_ORDER": 8,
     }
 
 

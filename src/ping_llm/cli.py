@@ -278,7 +278,12 @@ Split = Annotated[str, typer.Option(help="train or eval.")]
 
 @inspect_app.command("batches")
 def inspect_batches(
-    rows: Annotated[str, typer.Argument(help="Folder that `ping-llm prepare` wrote.")],
+    rows: Annotated[str, typer.Argument(help="Folder that `ping-llm prepare` wrote.")] = "",
+    config: Annotated[Path | None, typer.Option(help="Take rows, seed and shape from a configuration instead.")] = None,
+    changes: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="A key of the configuration; may be repeated.", metavar="KEY=VALUE"),
+    ] = None,
     steps: Annotated[str, typer.Option(help="Steps to show, as first:end.")] = "0:10",
     hosts: Annotated[int, typer.Option(min=1, help="Put each batch together from so many hosts' parts.")] = 1,
     workers: Annotated[int, typer.Option(min=0, help="Worker processes for each host.")] = 0,
@@ -300,11 +305,17 @@ def inspect_batches(
       ping-llm inspect batches data/probe_rows --steps 0:20 --digest
 
       ping-llm inspect batches data/probe_rows --steps 0:20 --digest --hosts 2 --workers 2
+
+      ping-llm inspect batches --config configs/latency_network.yml
     """
     from ping_llm.pipeline import explain
 
     first, last = _step_range(steps)
-    spec = _data_spec(rows, split, batch_size, length, seed)
+    spec = (
+        _configured_spec(config, changes or [], split)
+        if config or changes
+        else _data_spec(rows, split, batch_size, length, seed)
+    )
     batches: Any
     if backward:
         order = list(reversed(range(first, last)))
@@ -368,10 +379,19 @@ def _step_range(text: str) -> tuple[int, int]:
     return int(first), int(last)
 
 
+def _configured_spec(path: Path | None, changes: list[str], split: str) -> Any:
+    from ping_llm.config import load_config
+    from ping_llm.pipeline.factory import spec_from_config
+
+    return spec_from_config(load_config(path, changes), split)
+
+
 def _data_spec(rows: str, split: str, batch_size: int, length: int, seed: int) -> Any:
     from ping_llm.pipeline.contexts import ContextSettings
     from ping_llm.pipeline.spec import DataSpec, RowsSpec
 
+    if not rows:
+        raise PingLlmError("name a folder that `ping-llm prepare` wrote, or a --config")
     return DataSpec(
         rows=(RowsSpec.find(rows, split),),
         seed=seed,

@@ -27,6 +27,13 @@ def make_eval_loader(config: Config, *, devices: int = 1, host: int = 0, hosts: 
     return Loader(spec, _settings(config, host, hosts), last_step=batches - 1, keep_alive=kept)
 
 
+def spec_from_config(config: Config, split: str = "train", devices: int = 1) -> DataSpec:
+    """What decides every batch of a run with this configuration (of prepared rows)."""
+    if config.network_data_format != "probe_chunks":
+        raise PingLlmError("only prepared rows can be looked at: set network_data_format=probe_chunks")
+    return _spec(config, split, devices)[0]
+
+
 def _settings(config: Config, host: int, hosts: int) -> LoaderSettings:
     return LoaderSettings(
         worker_count=config.grain_worker_count,

@@ -31,7 +31,7 @@ from ping_llm.pipeline.contexts import (
     draw_units,
     first_measurement,
 )
-from ping_llm.pipeline.randomness import Ints, Purpose, key, permute
+from ping_llm.pipeline.randomness import Ints, Purpose, Words, key, permute
 
 BLOCK_UNITS: Final = 16_384
 _SAMPLED_UNITS: Final = 1 << 18
@@ -109,16 +109,19 @@ class SequencePlan:
         place = epoch, block
         if place not in self._kept:
             begin, end = (b * self.units_per_epoch // self.blocks for b in (block, block + 1))
-            self._kept[place] = self._pack(self._units_at(epoch, begin, end))
+            order = key(self._seed, epoch, Purpose.SEQUENCE_ORDER, block)
+            self._kept[place] = self._pack(self._units_at(epoch, begin, end), order)
             if len(self._kept) > _BLOCKS_KEPT:
                 self._kept.popitem(last=False)
         self._kept.move_to_end(place)
         return self._kept[place]
 
-    def _pack(self, units: Units) -> PackedBlock:
+    def _pack(self, units: Units, order_key: Words) -> PackedBlock:
         wanted = self._wanted(units)
         sequence = _share_out(wanted, self.sequences_per_block)
         _make_room(sequence, _least(units), self.sequences_per_block, self.settings.length)
+        # Shared out largest first, the first sequences would have few long contexts and the last ones many short.
+        sequence = permute(order_key, self.sequences_per_block, np.arange(self.sequences_per_block))[sequence]
         # Within a sequence: windows before whole rows, then large before small. The first ones are elastic.
         order = np.lexsort((-units.most, units.whole, sequence))
         units, wanted, sequence = units.take(order), wanted[order], sequence[order]

@@ -32,6 +32,7 @@ class Purpose(IntEnum):
     UNTIMED_SHARE = 5
     SAMPLE = 6
     MEASUREMENT = 7
+    SEQUENCE_ORDER = 8
 
 
 def key(*parts: Any) -> Words:
