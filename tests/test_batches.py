@@ -304,6 +304,9 @@ class TestPadding:
     def test_is_at_most_a_sixth_on_rows_of_a_single_size(self, size: int) -> None:
         assert padding(prepare_table(histories([size] * 300))) <= 1 / 6
 
+    def test_is_at_most_two_and_a_half_per_cent_on_little_heavy_tailed_data_on_average_over_epochs(self) -> None:
+        assert np.mean([padding(simulated(20_000), epoch=epoch) for epoch in range(12)]) <= 0.025
+
     def test_is_at_most_five_per_cent_on_a_few_long_rows_on_average_over_epochs(self) -> None:
         dataset = prepare_table(histories([20_000] * 3))
         assert np.mean([padding(dataset, epoch=epoch) for epoch in range(8)]) <= 0.05

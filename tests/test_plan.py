@@ -160,6 +160,11 @@ class TestOverflow:
         for epoch in range(3):
             assert max(least_tokens(block).max() for block in blocks_of(plan, epoch)) <= length
 
+    def test_is_impossible_when_sequences_hold_one_unit_each_and_blocks_differ_in_size(self) -> None:
+        plan = plan_of(facts_of([1] * (BLOCK_UNITS + 1), family=6), length=64)
+        for block in blocks_of(plan, 0):
+            assert least_tokens(block).max() <= 64
+
     @settings(max_examples=100, deadline=None)
     @given(
         sizes=st.lists(st.sampled_from([1, 1, 1, 2, 3, 10, 29, 60, 500]), min_size=1, max_size=150),
@@ -232,7 +237,7 @@ class TestLimits:
 
 
 def test_long_and_short_contexts_are_mixed_over_a_block() -> None:
-    """Batches are consecutive sequences: each must be like any other, not one of long contexts and then one of short."""
+    """Batches are consecutive sequences: each must be like any other, not first the long contexts, then the short."""
     block = simulated(300_000).plan().block(0, 0)
     units_in = np.diff(block.first)
     tenths = [part.mean() for part in np.array_split(units_in, 10)]
