@@ -19,7 +19,7 @@ COMMANDS = [
 ]
 
 
-def run(*arguments: str | Path, code: int = 0) -> subprocess.CompletedProcess[str]:
+def run(*arguments: str | int | Path, code: int = 0) -> subprocess.CompletedProcess[str]:
     done = subprocess.run(
         [sys.executable, "-m", "ping_llm", *map(str, arguments)], capture_output=True, text=True, check=False
     )

@@ -136,7 +136,7 @@ class BatchBuilder:
             else:
                 return sound
 
-    def _units(self, sequences: Sequence[int]) -> tuple[Units, npt.NDArray[np.bool_], npt.NDArray[np.float64], Ints]:
+    def _units(self, sequences: Sequence[int]) -> tuple[Units, npt.NDArray[np.bool_], Ints, Ints]:
         """The units of these sequences, which of them are elastic, tokens planned for each, and their sequence."""
         parts = []
         for (epoch, number), places in groupby(map(self.plan.locate, sequences), key=lambda place: place[:2]):

@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from ping_llm.pipeline.randomness import Ints, Purpose, Words, below, bits, extend, permute, uniform
+from ping_llm.pipeline.randomness import Ints, Purpose, Words, below, bits, extend, log_uniform, permute, uniform
 from ping_llm.rows.format import LONG_GAP_S
 from ping_llm.tokens.encode import FIELD_ORDERS, TimeKind, token_counts
 
@@ -90,8 +90,8 @@ class Units:
     """The window is the whole row, because that fits."""
     most: Ints
     """Tokens that using the whole window could take at most."""
-    likely: npt.NDArray[np.float64]
-    """Tokens that it will probably take."""
+    likely: Ints
+    """Tokens that it will probably take. A whole number, so that sums are exact on every machine."""
 
     def __len__(self) -> int:
         return len(self.row)
@@ -108,9 +108,7 @@ def draw_units(seed_key: Any, row: Ints, number: Ints, facts: RowFacts, settings
     )
     most_of_row, likely_of_row = _tokens(facts, facts.count, mode, facts.long_gaps)
     whole = most_of_row <= settings.length
-    draw = uniform(extend(word, Purpose.WINDOW_SIZE))
-    size = np.minimum(np.exp(draw * np.log(facts.count + 1.0)).astype(np.int64), facts.count)
-    size = np.where(whole, facts.count, size)
+    size = np.where(whole, facts.count, log_uniform(extend(word, Purpose.WINDOW_SIZE), facts.count))
     start = below(extend(word, Purpose.WINDOW_OFFSET), facts.count - size + 1)
     most, likely = _tokens(facts, size, mode, np.minimum(facts.long_gaps, size))
     return Units(
@@ -127,7 +125,7 @@ def draw_units(seed_key: Any, row: Ints, number: Ints, facts: RowFacts, settings
     )
 
 
-def _tokens(facts: RowFacts, size: Ints, mode: Any, long_gaps: Ints) -> tuple[Ints, npt.NDArray[np.float64]]:
+def _tokens(facts: RowFacts, size: Ints, mode: Any, long_gaps: Ints) -> tuple[Ints, Ints]:
     """Most and likely tokens of `size` consecutive measurements of each row.
 
     With all times kept, every gap is one of the row's, and the index counts the long ones. Where times are lost, gaps
@@ -136,15 +134,15 @@ def _tokens(facts: RowFacts, size: Ints, mode: Any, long_gaps: Ints) -> tuple[In
     delta1, delta4 = _TIME_TOKENS[TimeKind.DELTA1], _TIME_TOKENS[TimeKind.DELTA4]
     bare = np.where(facts.family == 6, _BARE[6], _BARE[4]) * size
     first = _TIME_TOKENS[TimeKind.ABSOLUTE] - delta1
-    gaps = long_gaps * (size / facts.count)
+    gaps = long_gaps * size // facts.count
     full_most = first + delta1 * size + (delta4 - delta1) * long_gaps
     full_likely = first + delta1 * size + (delta4 - delta1) * gaps
     partial_most = _TIME_TOKENS[TimeKind.ABSOLUTE] + delta4 * (size - 1)
-    partial_likely = first + 0.5 * (delta1 + 1) * size
+    partial_likely = np.where(size == 1, _TIME_TOKENS[TimeKind.ABSOLUTE] // 2, first + (delta1 + 1) * size // 2)
     exact_failed = np.where(size == facts.count, facts.failed, 0) * _FAILED_SAVES
-    likely_failed = facts.failed * (size / facts.count) * _FAILED_SAVES
+    likely_failed = facts.failed * size // facts.count * _FAILED_SAVES
     most = bare + np.select([mode == Mode.FULL, mode == Mode.PARTIAL], [full_most, partial_most], 0) - exact_failed
-    likely = bare + np.select([mode == Mode.FULL, mode == Mode.PARTIAL], [full_likely, partial_likely], 0.0)
+    likely = bare + np.select([mode == Mode.FULL, mode == Mode.PARTIAL], [full_likely, partial_likely], 0)
     return most, likely - likely_failed
 
 

@@ -4,7 +4,6 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from ping_llm.pipeline.contexts import (
     Flags,
@@ -52,7 +51,7 @@ class Candidates:
 def fill(
     candidates: Candidates,
     elastic: Flags,
-    wanted: npt.NDArray[np.float64],
+    wanted: Ints,
     sequence: Ints,
     sequences: int,
     length: int,
@@ -71,7 +70,7 @@ def fill(
     return counts
 
 
-def _fill_elastic(candidates: Candidates, wanted: npt.NDArray[np.float64], sequence: Ints, open_tokens: Ints) -> Ints:
+def _fill_elastic(candidates: Candidates, wanted: Ints, sequence: Ints, open_tokens: Ints) -> Ints:
     """The same for elastic units alone, and what the others leave open in each sequence."""
     units = candidates.units
     most = np.bincount(candidates.unit, minlength=len(units))  # candidates of each unit

@@ -35,9 +35,10 @@ from ping_llm.pipeline.randomness import Ints, Purpose, Words, key, permute
 
 BLOCK_UNITS: Final = 16_384
 _SAMPLED_UNITS: Final = 1 << 18
-_OVERFILL: Final = 1.01
+_SAMPLED_EPOCHS: Final = 16
+_OVERFILL_PERCENT: Final = 101
 """Tokens planned for a sequence, relative to its length. What is too much is left out of an elastic unit's sample."""
-_LONG_SHARE: Final = 0.85
+_LONG_PERCENT: Final = 85
 """Part of a sequence that is planned for a window that would fill it alone: the rest is for small units beside it."""
 _BLOCKS_KEPT: Final = 4
 
@@ -48,7 +49,7 @@ class PackedBlock:
 
     units: Units
     elastic: npt.NDArray[np.bool_]
-    wanted: npt.NDArray[np.float64]
+    wanted: Ints
     """Tokens planned for each unit."""
     first: Ints
 
@@ -73,16 +74,24 @@ class SequencePlan:
 
     @cached_property
     def sequences_per_block(self) -> int:
-        """From the likely sizes of the units, or of a sample of them when there are many."""
-        sampled = self._units_at(0, 0, min(self.units_per_epoch, _SAMPLED_UNITS))
+        """From the likely sizes of the units: of several epochs if there are few, of a sample if there are many.
+
+        Sums are of whole numbers: this must come out the same on every machine, or all batches would be others.
+        """
+        epochs = min(max(_SAMPLED_UNITS // self.units_per_epoch, 1), _SAMPLED_EPOCHS)
+        parts = [self._units_at(epoch, 0, min(self.units_per_epoch, _SAMPLED_UNITS)) for epoch in range(epochs)]
+        sampled = sum(map(len, parts))
         units = -(-self.units_per_epoch // self.blocks)
-        length = self.settings.length
-        filled = self._wanted(sampled).mean() * units / (length * _OVERFILL)
+        wanted = sum(int(self._wanted(part).sum()) for part in parts)
+        filled = wanted * units * 100 // (sampled * self.settings.length * _OVERFILL_PERCENT)
+
         # Of every unit at least one measurement must have room, in any epoch: six standard deviations of slack.
-        least = _least(sampled)
-        needed = (least.mean() * units + 6 * least.std() * units**0.5) / (length - LONGEST_MEASUREMENT + 1)
-        fewest_units = self.units_per_epoch // self.blocks
-        return min(max(1, int(filled), math.ceil(needed)), fewest_units)
+        least = np.concatenate([_least(part) for part in parts])
+        mean = int(least.sum()) / sampled
+        deviation = math.sqrt(max(0.0, int((least * least).sum()) / sampled - mean * mean))
+        room = self.settings.length - int(least.max()) + 1
+        needed = math.ceil((mean * units + 6 * deviation * math.sqrt(units)) / room)
+        return min(max(1, filled, needed), units)
 
     @property
     def sequences_per_epoch(self) -> int:
@@ -96,9 +105,9 @@ class SequencePlan:
         row = np.searchsorted(self._first_unit, number, side="right") - 1
         return draw_units(epoch_key, row, number, self._facts.take(row), self.settings)
 
-    def _wanted(self, units: Units) -> npt.NDArray[np.float64]:
+    def _wanted(self, units: Units) -> Ints:
         length = self.settings.length
-        return np.where(units.likely > length, _LONG_SHARE * length, units.likely)
+        return np.where(units.likely > length, length * _LONG_PERCENT // 100, units.likely)
 
     def locate(self, sequence: int) -> tuple[int, int, int]:
         """Epoch, block and place in the block of a sequence, counted from the beginning of all epochs."""
@@ -130,16 +139,16 @@ class SequencePlan:
         # Units are made elastic, one after the other, until the sequence cannot overflow whatever the data are.
         gives_way = units.most - _least(units)
         given_before = _cumulative_before(gives_way, first[sequence])
-        most_in_all = np.add.reduceat(units.most, first[:-1])[sequence] if len(units) else units.most
+        most_in_all = np.bincount(sequence, units.most, self.sequences_per_block).astype(np.int64)[sequence]
         is_first = np.arange(len(units)) == first[sequence]
         elastic = is_first | (most_in_all - given_before > self.settings.length)
         return PackedBlock(units=units, elastic=elastic, wanted=wanted, first=first)
 
 
-def _share_out(wanted: npt.NDArray[np.float64], sequences: int) -> Ints:
+def _share_out(wanted: Ints, sequences: int) -> Ints:
     """The sequence of each unit: the largest first, each to the sequence with the least in it so far."""
     sequence_of = np.empty(len(wanted), dtype=np.int64)
-    filled = [(0.0, sequence) for sequence in range(sequences)]
+    filled = [(0, sequence) for sequence in range(sequences)]
     order = np.argsort(-wanted, kind="stable")
     sizes = wanted[order].tolist()
     places = []

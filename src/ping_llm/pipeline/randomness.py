@@ -64,6 +64,35 @@ def below(words: Words, bound: Any) -> Ints:
     return np.minimum((uniform(words) * bound).astype(np.int64), np.asarray(bound) - 1)
 
 
+def log_uniform(words: Words, most: Any) -> Ints:
+    """Whole numbers in [1, most], small and large sizes equally likely: P(x or less) = ln(x + 1) / ln(most + 1).
+
+    NumPy's `exp` and `log` differ in the last bit between processors, and a window that differs between two hosts would
+    be another batch. These are made of additions and multiplications, which IEEE 754 fixes to the last bit.
+    """
+    most = np.asarray(most, dtype=np.int64)
+    drawn = _exp2(uniform(words) * _log2((most + 1).astype(np.float64)))
+    return np.clip(drawn.astype(np.int64), 1, most)
+
+
+def _log2(value: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    mantissa, exponent = np.frexp(value)
+    root = 0.7071067811865476
+    ratio = (mantissa - root) / (mantissa + root)  # at most 0.172 in size, so that the series is short
+    square, total = ratio * ratio, np.zeros_like(ratio)
+    for term in range(21, -1, -2):
+        total = total * square + 1.0 / term
+    return exponent - 0.5 + total * ratio * 2.8853900817779268  # 2 / ln 2
+
+
+def _exp2(value: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    whole = np.floor(value)
+    rest, total = (value - whole) * 0.6931471805599453, np.ones_like(value)
+    for term in range(18, 0, -1):
+        total = total * rest / term + 1.0
+    return np.ldexp(total, whole.astype(np.int32))
+
+
 def permute(words: Words, size: Any, position: Any) -> Ints:
     """Where a random permutation of range(size) takes each position; `words` says which permutation, one for each.
 
