@@ -80,26 +80,29 @@ PEERS: Final = {
 # In a process of its own: one loader, one job.
 
 
-def run_job(job: dict[str, Any]) -> dict[str, Any]:
+def run_job(job: dict[str, Any]) -> None:
+    """Do it and write down what came of it, before the loader is closed: closing may go wrong too."""
     from peer_common import Task
 
     peer, task = PEERS[job["peer"]], Task(**job["task"])
+    result: dict[str, Any] = {}
+    loader = None
     try:
         module = importlib.import_module(peer.module)
         if job["do"] == "prepare":
             if hasattr(module, "prepare"):
                 module.prepare(task)
-            return {}
-        state = pickle.loads(Path(job["state"]).read_bytes()) if job["do"] == "resume" else None
-        resumable = job["do"] != "measure"
-        loader = getattr(module, peer.opens)(task, job["workers"], state, resumable=resumable)
-        try:
-            return _measure(loader, task, job["seconds"]) if not resumable else _digests(loader, job)
-        finally:
-            loader.close()
+        else:
+            state = pickle.loads(Path(job["state"]).read_bytes()) if job["do"] == "resume" else None
+            resumable = job["do"] != "measure"
+            loader = getattr(module, peer.opens)(task, job["workers"], state, resumable=resumable)
+            result = _digests(loader, job) if resumable else _measure(loader, task, job["seconds"])
     except Exception as error:  # whatever a library raises is the result
         said = str(error) or traceback.extract_tb(error.__traceback__)[-1].line
-        return {"error": " ".join(f"{type(error).__name__}: {said}".split())}
+        result = {"error": " ".join(f"{type(error).__name__}: {said}".split())}
+    Path(job["result"]).write_text(json.dumps(result))
+    if loader is not None:
+        loader.close()
 
 
 def _measure(loader: Any, task: Any, seconds: float) -> dict[str, Any]:
@@ -169,7 +172,7 @@ class Bench:
             try:
                 process.wait(timeout=_PATIENCE_S + 2 * self.seconds)
             except subprocess.TimeoutExpired:
-                return {"error": "hangs"}
+                return {"error": "hangs when it is closed" if result.exists() else "hangs"}
             finally:
                 _end_group(process)
         if not result.exists():
@@ -348,8 +351,7 @@ def main() -> None:
     parser.add_argument("--job", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.job:
-        job = json.loads(arguments.job)
-        Path(job["result"]).write_text(json.dumps(run_job(job)))
+        run_job(json.loads(arguments.job))
         return
     if arguments.rows:
         _check_rows(arguments.rows, parser)

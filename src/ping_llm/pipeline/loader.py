@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 import numpy as np
+import numpy.typing as npt
 import psutil
 
 from ping_llm.errors import PingLlmError
@@ -114,18 +115,18 @@ class Loader:
         element = self._next_element()
         waited = time.perf_counter() - asked
         packed = PackedTokens(
-            tokens=np.frombuffer(element["tokens"], dtype=np.uint16),
-            sizes=np.frombuffer(element["sizes"], dtype=np.int32),
-            sequence=np.frombuffer(element["sequence"], dtype=np.int32),
+            tokens=np.array(element["tokens"]),  # copies: what came through shared memory is given back at once
+            sizes=np.array(element["sizes"]),
+            sequence=np.array(element["sequence"]),
         )
         batch = expand(packed, self.batch_size, self.spec.contexts.length)
         real = len(packed.tokens)
         self.report.add(
             wait_s=waited,
-            stage_s=np.frombuffer(element["stages"], dtype=np.float64),
+            stage_s=np.array(element["costs"][:-1]),
             tokens=real,
             padding=self.batch_size * self.spec.contexts.length - real,
-            corrupt_rows=element["corrupt_rows"],
+            corrupt_rows=int(element["costs"][-1]),
         )
         self._state = replace(self._state, next_step=step + 1)
         if time.monotonic() - self._shown > _SHOW_EVERY_S:
@@ -211,23 +212,23 @@ class _Elements:
     def __len__(self) -> int:
         return _ENDLESS
 
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        """A batch as bytes: arrays would go through shared memory, some of which a killed process leaves behind."""
+    def __getitem__(self, index: int) -> dict[str, npt.NDArray[Any]]:
+        """A batch, and what it cost. No scalars: Grain leaves those behind in shared memory when it is stopped."""
         if not self._watched:
             exit_with_parent()
             self._watched = True
         stages = self._source.stages
         stages.seconds.clear()
         packed = self._source.packed(self._first_step + int(index), *self._range)
+        corrupt_rows = sum(len(builder.corrupt_rows) for builder in self._source.builders)
         return {
-            "tokens": packed.tokens.tobytes(),
-            "sizes": packed.sizes.tobytes(),
-            "sequence": packed.sequence.tobytes(),
-            "stages": np.array([stages.seconds.get(name, 0.0) for name in STAGES]).tobytes(),
-            "corrupt_rows": sum(len(builder.corrupt_rows) for builder in self._source.builders),
+            "tokens": packed.tokens,
+            "sizes": packed.sizes,
+            "sequence": packed.sequence,
+            "costs": np.array([*(stages.seconds.get(name, 0.0) for name in STAGES), float(corrupt_rows)]),
         }
 
-    def __iter__(self) -> Iterator[dict[str, Any]]:
+    def __iter__(self) -> Iterator[dict[str, npt.NDArray[Any]]]:
         return map(self.__getitem__, range(_ENDLESS))
 
 
