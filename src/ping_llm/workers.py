@@ -43,6 +43,7 @@ def worker_pool(workers: int) -> Iterator[Executor]:
         yield pool
     except BaseException as error:
         hand.close()
+        _stop_feeding(pool)
         pool.shutdown(wait=True, cancel_futures=True)
         if isinstance(error, BrokenExecutor):
             raise PingLlmError(
@@ -54,6 +55,17 @@ def worker_pool(workers: int) -> Iterator[Executor]:
     finally:
         hand.close()
         leash.close()
+
+
+def _stop_feeding(pool: ProcessPoolExecutor) -> None:
+    """Close the reading end of the pool's task pipe, so that its feeder thread gets an error and not stuck.
+
+    Python does so itself from 3.11.5 on (gh-94777); before, a pool that broke while a large task was on its way to a
+    worker could never be shut down.
+    """
+    reader = getattr(getattr(pool, "_call_queue", None), "_reader", None)
+    if reader is not None:
+        reader.close()
 
 
 def map_in_order(
