@@ -5,6 +5,7 @@ are, and where to go on after a restart is one number. What travels between proc
 six arrays of the batch contract are laid out here, in half a millisecond.
 """
 
+import itertools
 import logging
 import time
 from collections.abc import Iterator
@@ -114,19 +115,15 @@ class Loader:
         asked = time.perf_counter()
         element = self._next_element()
         waited = time.perf_counter() - asked
-        packed = PackedTokens(
-            tokens=np.array(element["tokens"]),  # copies: what came through shared memory is given back at once
-            sizes=np.array(element["sizes"]),
-            sequence=np.array(element["sequence"]),
-        )
+        packed, costs = _unpack(np.array(element))  # a copy: what came through shared memory is given back at once
         batch = expand(packed, self.batch_size, self.spec.contexts.length)
         real = len(packed.tokens)
         self.report.add(
             wait_s=waited,
-            stage_s=np.array(element["costs"][:-1]),
+            stage_s=costs[:-1],
             tokens=real,
             padding=self.batch_size * self.spec.contexts.length - real,
-            corrupt_rows=int(element["costs"][-1]),
+            corrupt_rows=int(costs[-1]),
         )
         self._state = replace(self._state, next_step=step + 1)
         if time.monotonic() - self._shown > _SHOW_EVERY_S:
@@ -212,8 +209,8 @@ class _Elements:
     def __len__(self) -> int:
         return _ENDLESS
 
-    def __getitem__(self, index: int) -> dict[str, npt.NDArray[Any]]:
-        """A batch, and what it cost. No scalars: Grain leaves those behind in shared memory when it is stopped."""
+    def __getitem__(self, index: int) -> npt.NDArray[np.uint8]:
+        """A batch, and what it cost."""
         if not self._watched:
             exit_with_parent()
             self._watched = True
@@ -221,15 +218,25 @@ class _Elements:
         stages.seconds.clear()
         packed = self._source.packed(self._first_step + int(index), *self._range)
         corrupt_rows = sum(len(builder.corrupt_rows) for builder in self._source.builders)
-        return {
-            "tokens": packed.tokens,
-            "sizes": packed.sizes,
-            "sequence": packed.sequence,
-            "costs": np.array([*(stages.seconds.get(name, 0.0) for name in STAGES), float(corrupt_rows)]),
-        }
+        return _pack(packed, np.array([*(stages.seconds.get(name, 0.0) for name in STAGES), float(corrupt_rows)]))
 
-    def __iter__(self) -> Iterator[dict[str, npt.NDArray[Any]]]:
+    def __iter__(self) -> Iterator[npt.NDArray[np.uint8]]:
         return map(self.__getitem__, range(_ENDLESS))
+
+
+def _pack(packed: PackedTokens, costs: npt.NDArray[np.float64]) -> npt.NDArray[np.uint8]:
+    """All in one array: Grain makes a shared memory segment for each, which costs more than the copy."""
+    head = np.array([len(packed.sizes), len(packed.tokens)], dtype=np.int64)
+    parts = (head, costs, packed.sizes, packed.sequence, packed.tokens)
+    return np.concatenate([part.view(np.uint8) for part in parts])
+
+
+def _unpack(data: npt.NDArray[np.uint8]) -> tuple[PackedTokens, npt.NDArray[np.float64]]:
+    segments, tokens = data[:16].view(np.int64).tolist()
+    ends = np.cumsum([16, 8 * (len(STAGES) + 1), 4 * segments, 4 * segments, 2 * tokens]).tolist()
+    costs, sizes, sequence, spelled = (data[begin:end] for begin, end in itertools.pairwise(ends))
+    packed = PackedTokens(tokens=spelled.view(np.uint16), sizes=sizes.view(np.int32), sequence=sequence.view(np.int32))
+    return packed, costs.view(np.float64)
 
 
 def _grain_iterator(elements: _Elements, workers: int, buffer: int) -> Any:
