@@ -6,13 +6,12 @@ PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 DEMO := data/demo
 MEASUREMENTS ?= 1000000
 
-.PHONY: help setup demo test lint test-slow bench lock clean
+.PHONY: help setup demo test lint bench lock clean
 
 help:
 	@echo "make setup      create .venv from requirements.lock"
 	@echo "make demo       simulate an Internet, prepare probe rows, look at rows and batches"
 	@echo "make test       linters, type checker and tests"
-	@echo "make test-slow  the tests that take long"
 	@echo "make bench      the figures of docs/benchmarks.md"
 	@echo "make lock       resolve requirements.lock again, for all supported Pythons found"
 
@@ -36,13 +35,12 @@ lint: setup
 	@$(BIN)/mypy
 
 test: lint
-	@$(BIN)/python -m pytest -m "not slow"
-
-test-slow: setup
-	@$(BIN)/python -m pytest -m slow
+	@$(BIN)/python -m pytest
 
 bench: setup
 	@$(BIN)/ping-llm bench prepare --measurements 20000000
+	@$(BIN)/ping-llm bench pipeline --workers 2
+	@$(BIN)/ping-llm bench pipeline --rows big
 
 lock:
 	@$(PYTHON) scripts/lock.py
