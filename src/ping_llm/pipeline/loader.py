@@ -7,10 +7,13 @@ six arrays of the batch contract are laid out here, in half a millisecond.
 
 import itertools
 import logging
+import multiprocessing
+import secrets
 import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from multiprocessing import shared_memory
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -29,6 +32,7 @@ from ping_llm.workers import available_cores, exit_with_parent
 STAGES: Final = ("plan", "sample", "read", "fill", "arrange", "encode")
 _ENDLESS: Final = 1 << 40
 _SHOW_EVERY_S: Final = 60.0
+_SHARED_MEMORY: Final = Path("/dev/shm")
 
 _log = logging.getLogger(__name__)
 
@@ -93,6 +97,7 @@ class Loader:
         self._shown = time.monotonic()
         self._elements: Any = None
         self._workers: list[psutil.Process] = []
+        self._memory_name = f"ping-llm-{secrets.token_hex(6)}-"
         self.report = PipelineReport(stages=STAGES, workers=self.settings.worker_count)
 
     def state(self) -> DataState:
@@ -160,7 +165,11 @@ class Loader:
     def _start(self) -> Any:
         host, size = self.settings.host, self.batch_size
         elements = _Elements(
-            BatchSource(self.spec, self._state.mixture), self._state.next_step, host * size, (host + 1) * size
+            BatchSource(self.spec, self._state.mixture),
+            self._state.next_step,
+            host * size,
+            (host + 1) * size,
+            self._memory_name,
         )
         if self.settings.worker_count == 0:
             return iter(elements)
@@ -177,6 +186,8 @@ class Loader:
         del elements
         psutil.wait_procs(self._workers, timeout=10)  # they end by themselves; none is to be left when this returns
         self._workers = []
+        for left_over in _SHARED_MEMORY.glob(f"{self._memory_name}*"):  # batches that were on their way
+            left_over.unlink(missing_ok=True)
 
     def __enter__(self) -> Self:
         return self
@@ -200,8 +211,9 @@ def _is_worker(process: psutil.Process) -> bool:
 class _Elements:
     """What Grain sees: an endless list of batches, of which it may ask for any, in any process."""
 
-    def __init__(self, source: BatchSource, first_step: int, begin: int, end: int) -> None:
+    def __init__(self, source: BatchSource, first_step: int, begin: int, end: int, memory_name: str) -> None:
         self._source = source
+        self._memory_name = memory_name
         self._first_step = first_step
         self._range = begin, end
         self._watched = False
@@ -212,7 +224,7 @@ class _Elements:
     def __getitem__(self, index: int) -> npt.NDArray[np.uint8]:
         """A batch, and what it cost."""
         if not self._watched:
-            exit_with_parent()
+            _prepare_worker(self._memory_name)
             self._watched = True
         stages = self._source.stages
         stages.seconds.clear()
@@ -222,6 +234,15 @@ class _Elements:
 
     def __iter__(self) -> Iterator[npt.NDArray[np.uint8]]:
         return map(self.__getitem__, range(_ENDLESS))
+
+
+def _prepare_worker(memory_name: str) -> None:
+    """In a worker process: end with the parent, and name shared memory so that the parent finds what is left of it."""
+    if multiprocessing.parent_process() is None:
+        return
+    exit_with_parent()
+    shared_memory._SHM_NAME_PREFIX = f"/{memory_name}"  # type: ignore[attr-defined]
+    shared_memory._SHM_SAFE_NAME_LENGTH = len(memory_name) + 17  # type: ignore[attr-defined]
 
 
 def _pack(packed: PackedTokens, costs: npt.NDArray[np.float64]) -> npt.NDArray[np.uint8]:
