@@ -99,40 +99,33 @@ def permute(words: Words, size: Any, position: Any) -> Ints:
     A Feistel network over the smallest power of two that holds the range, walked until it lands inside: any element of
     any permutation can be had alone, so that sampling without replacement is taking the first k positions.
     """
-    return _walk(words, size, position, inverse=False)
-
-
-def unpermute(words: Words, size: Any, value: Any) -> Ints:
-    """The position that `permute` takes to each value."""
-    return _walk(words, size, value, inverse=True)
-
-
-def _walk(words: Words, size: Any, start: Any, *, inverse: bool) -> Ints:
-    words, size, start = np.broadcast_arrays(words, np.asarray(size, dtype=np.int64), np.asarray(start, dtype=np.int64))
+    words, size, start = np.broadcast_arrays(
+        words, np.asarray(size, dtype=np.int64), np.asarray(position, dtype=np.int64)
+    )
     shape = start.shape
     words, size, result = words.reshape(-1), size.reshape(-1), start.reshape(-1).astype(np.uint64)
     width = np.frexp(np.maximum(size - 1, 1).astype(np.float64))[1].astype(np.uint64)  # the range fits in 2^width
     for small, rounds in ((True, _ROUNDS_BELOW_32), (False, _ROUNDS)):
         outside = np.flatnonzero((width < 5) == small)
         while len(outside):
-            result[outside] = _feistel(words[outside], width[outside], result[outside], rounds, inverse)
+            result[outside] = _feistel(words[outside], width[outside], result[outside], rounds)
             outside = outside[result[outside] >= size[outside]]
     return result.astype(np.int64).reshape(shape)
 
 
-def _feistel(words: Words, width: Words, value: Words, rounds: int, inverse: bool) -> Words:
+def _feistel(words: Words, width: Words, value: Words, rounds: int) -> Words:
     """A keyed bijection of [0, 2^width): add to each part in turn a hash of the other. Their widths may differ."""
     one = np.uint64(1)
     low_bits = width >> one
     low_mask, high_mask = (one << low_bits) - one, (one << (width - low_bits)) - one
     high, low = value >> low_bits, value & low_mask
     with np.errstate(over="ignore"):
-        for turn in reversed(range(rounds)) if inverse else range(rounds):
+        for turn in range(rounds):
             salt = words + np.uint64(turn + 1) * _GOLDEN
             if turn % 2 == 0:
                 mixed = mix64(low ^ salt)
-                high = (high - mixed if inverse else high + mixed) & high_mask
+                high = (high + mixed) & high_mask
             else:
                 mixed = mix64(high ^ salt)
-                low = (low - mixed if inverse else low + mixed) & low_mask
+                low = (low + mixed) & low_mask
     return high << low_bits | low
