@@ -4,7 +4,6 @@ Results go to standard output (with `--json`, one JSON document as the last line
 """
 
 import json
-import signal
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,6 +13,7 @@ import typer
 from ping_llm import __version__
 from ping_llm.console import err, out, progress
 from ping_llm.errors import PingLlmError
+from ping_llm.stopping import stop_on_signals
 
 app = typer.Typer(
     help="ping-llm: a language model of the Internet, learnt from latency measurements.",
@@ -460,7 +460,7 @@ def _show(result: dict[str, Any], json_output: bool) -> None:
 
 def main() -> None:
     """Run a command; an error of the user's making is one line on standard error and a non-zero exit."""
-    signal.signal(signal.SIGTERM, _terminate)
+    stop_on_signals()
     try:
         app()
     except PingLlmError as error:
@@ -469,11 +469,6 @@ def main() -> None:
     except KeyboardInterrupt:
         err.print("interrupted")
         sys.exit(130)
-
-
-def _terminate(number: int, frame: Any) -> None:
-    """End as on Ctrl-C: worker processes and temporary files are cleaned up on the way out."""
-    sys.exit(128 + number)
 
 
 def _escaped(message: str) -> str:
