@@ -1,6 +1,7 @@
 """Shared fixtures: where the real data lies, and small measurement tables."""
 
 import os
+import tempfile
 from collections.abc import Callable
 from ipaddress import IPv4Address, IPv6Address
 from pathlib import Path
@@ -12,6 +13,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from ping_llm.measurements import SCHEMA
+
+# Many tests compile the same small model, some in processes of their own: let them share what was compiled.
+_compiled = tempfile.TemporaryDirectory(prefix="ping-llm-compiled-")
+os.environ |= {
+    "JAX_COMPILATION_CACHE_DIR": _compiled.name,
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+}
 
 
 @pytest.fixture(scope="session")

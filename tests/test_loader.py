@@ -223,6 +223,7 @@ class TestFiniteEvaluation:
 
     def test_holds_every_context_of_the_evaluation_rows_once(self, rows: Path) -> None:
         loader = make_eval_loader(self.config(rows))
+        assert isinstance(loader, Loader)
         segments = sum(int(batch["inputs_segmentation"].max(axis=1).sum()) for batch in loader)
         plan = BatchSource(loader.spec).builders[0].plan
         assert segments == plan.units_per_epoch
@@ -252,6 +253,7 @@ class TestUnpreparedFiles:
             grain_worker_count=1,
         )
         with make_train_loader(config) as loader:
+            assert isinstance(loader, Loader)
             folder = Path(loader.spec.rows[0].folder)
             assert take(loader, 3) == digests(spec_of(tmp_path / "all"), 0, 3)
             assert folder.exists()

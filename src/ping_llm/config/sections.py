@@ -7,6 +7,7 @@ To add keys: declare them in a section here (or in a new `Section`, which then b
 import dataclasses
 import functools
 import math
+import re
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
@@ -18,6 +19,7 @@ from ping_llm.errors import PingLlmError
 
 _NOT_EMPTY = Rule("a folder", bool)
 _RUN_NAME = Rule("a plain folder name", lambda name: not set(name) & set("/\\") and name not in (".", ".."))
+_STEP_RANGE = Rule("empty, or first:end", lambda text: not text or bool(re.fullmatch(r"\d+:\d+", text)))
 _FILES = Rule("a folder, a pattern or a blend", lambda text: not text or bool(parse_blend(text)))
 
 
@@ -27,8 +29,9 @@ class RunKeys(Section):
 
     title: ClassVar[str] = "Run"
 
+    project: str = key("ping-llm", "Folder that holds the runs that belong together; also W&B's project.", _RUN_NAME)
     run_name: str = key("", "Name of the run, and of its folder; empty = made from the time of the start.", _RUN_NAME)
-    base_output_directory: str = key("runs", "Folder that holds the folders of the runs.", _NOT_EMPTY)
+    base_output_directory: str = key("runs", "Folder that holds the projects.", _NOT_EMPTY)
     steps: int = key(5_000, "Training steps of the whole run, those before a resume included.", at_least(1))
     allow_data_change: bool = key(False, "Permit resuming a run with other data or other data settings.")
 
@@ -105,7 +108,114 @@ class EvaluationKeys(Section):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(RunKeys, DataKeys, LoaderKeys, EvaluationKeys):
+class ModelKeys(Section):
+    """The shape of the model. The defaults are `latency_network`: 112 M parameters."""
+
+    title: ClassVar[str] = "Model"
+
+    base_num_decoder_layers: int = key(20, "Layers.", at_least(1))
+    base_emb_dim: int = key(640, "Width of the residual stream.", at_least(8))
+    base_num_query_heads: int = key(10, "Attention heads of a layer.", at_least(1))
+    head_dim: int = key(64, "Size of a head; even.", Rule("even and above 0", lambda size: size > 0 and size % 2 == 0))
+    base_mlp_dim: int = key(2048, "Width of the gated MLP.", at_least(1))
+    rope_max_timescale: float = key(10_000.0, "Longest period of the rotary positions.", above(1))
+    final_logits_soft_cap: float = key(0.0, "Squeeze logits into ± this; 0 = not.", at_least(0))
+    dtype: str = key("bfloat16", "Of activations and matrix products.", one_of("bfloat16", "float32"))
+    weight_dtype: str = key("float32", "Of the weights that the optimizer holds.", one_of("bfloat16", "float32"))
+    attention: str = key(
+        "auto",
+        "`cudnn` = packed layout (Hopper and newer), `plain` = masked, anywhere.",
+        one_of("auto", "plain", "cudnn"),
+    )
+    remat_policy: str = key(
+        "none", "`full` = keep only each layer's input and compute the rest again: less memory.", one_of("none", "full")
+    )
+    init_weights_seed: int = key(0, "Seed of the first weights.", at_least(0, up_to=2**32 - 1))
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerKeys(Section):
+    """How the weights are changed."""
+
+    title: ClassVar[str] = "Optimizer"
+
+    opt_type: str = key(
+        "adamw", "`muon` = Muon for the matrices of the layers, AdamW for the rest.", one_of("adamw", "muon")
+    )
+    learning_rate: float = key(1e-3, "The highest learning rate.", above(0))
+    learning_rate_schedule: str = key(
+        "cosine", "After the warm-up: `cosine`, or `wsd` = constant, then a linear decay.", one_of("cosine", "wsd")
+    )
+    warmup_steps_fraction: float = key(0.05, "Share of the steps in which the rate rises.", at_least(0, up_to=1))
+    decay_steps_fraction: float = key(0.3, "Share of the steps of the decay (wsd).", at_least(0, up_to=1))
+    learning_rate_final_fraction: float = key(0.1, "The last learning rate, as a share.", at_least(0, up_to=1))
+    adam_b1: float = key(0.9, "Decay of the mean of gradients.", at_least(0, up_to=1))
+    adam_b2: float = key(0.95, "Decay of the mean of squared gradients.", at_least(0, up_to=1))
+    adam_eps: float = key(1e-8, "Added to the root of the mean square.", above(0))
+    adam_weight_decay: float = key(0.1, "Decoupled weight decay, of all but the embedding.", at_least(0))
+    muon_beta: float = key(0.95, "Momentum of Muon.", at_least(0, up_to=1))
+    gradient_clipping_threshold: float = key(1.0, "Largest norm of the gradient; 0 = no clipping.", at_least(0))
+    gradient_accumulation_steps: int = key(
+        1, "Parts in which a batch is computed one after the other, to save memory.", at_least(1)
+    )
+    z_loss_multiplier: float = key(0.0, "Weight of the squared log of the normaliser in the loss.", at_least(0))
+
+
+@dataclass(frozen=True, kw_only=True)
+class HardwareKeys(Section):
+    """Which devices take part, and how they share the work."""
+
+    title: ClassVar[str] = "Hardware"
+
+    distributed: bool = key(
+        False, "Several processes: found through JAX_COORDINATOR_ADDRESS and so on, or the cluster's own variables."
+    )
+    ici_data_parallelism: int = key(
+        -1, "Devices that hold copies of the weights; -1 = all that are left.", at_least(1, or_else=-1)
+    )
+    ici_fsdp_parallelism: int = key(1, "Devices that share one copy of weights and optimizer.", at_least(1))
+    peak_tflops: float = key(
+        0.0, "Peak of a device for the utilisation (MFU), in TFLOP/s; 0 = known for common ones.", at_least(0)
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointKeys(Section):
+    """When the run is saved."""
+
+    title: ClassVar[str] = "Checkpoints"
+
+    enable_checkpointing: bool = key(True, "false = the run cannot be resumed or used.")
+    checkpoint_period: int = key(500, "Steps from one checkpoint to the next; the end is always saved.", at_least(1))
+    async_checkpointing: bool = key(True, "Write while training goes on.")
+    max_num_checkpoints_to_keep: int = key(2, "Newest checkpoints that are kept.", at_least(1))
+    keep_best_checkpoints: int = key(1, "Checkpoints of the lowest evaluation loss that are kept as well.", at_least(0))
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricsKeys(Section):
+    """What is reported, and where."""
+
+    title: ClassVar[str] = "Metrics"
+
+    log_period: int = key(10, "Steps between lines in the log, in TensorBoard and in W&B.", at_least(1))
+    enable_tensorboard: bool = key(True, "Write TensorBoard files, if tensorboardX is installed.")
+    wandb_mode: str = key("off", "Weights & Biases.", one_of("off", "offline", "online"))
+    profile_steps: str = key("", "Steps of which a JAX trace is written, as first:end.", _STEP_RANGE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(
+    RunKeys,
+    DataKeys,
+    LoaderKeys,
+    EvaluationKeys,
+    ModelKeys,
+    OptimizerKeys,
+    HardwareKeys,
+    CheckpointKeys,
+    MetricsKeys,
+):
     """A complete, valid configuration."""
 
     def __post_init__(self) -> None:

@@ -52,6 +52,21 @@ def one_batch(spec: DataSpec, step: int) -> Batch:
     return expand(packed, spec.global_batch_size, spec.contexts.length)
 
 
+def rows_of_batch(spec: DataSpec, step: int) -> str:
+    """Which rows a global batch was made from, in one line."""
+    source = BatchSource(spec)
+    first = step * spec.global_batch_size
+    parts = []
+    for number, (builder, rows) in enumerate(zip(source.builders, spec.rows, strict=True)):
+        places = [source.locate(first + i) for i in range(spec.global_batch_size)]
+        mine = [place[1] for place in places if place and place[0] == number]
+        if mine:
+            used = np.unique(builder.segments(mine).units.row)
+            shown = ", ".join(str(row) for row in used[:8]) + (", …" if len(used) > 8 else "")
+            parts.append(f"{len(used)} rows of {rows.folder} ({rows.split}: {shown})")
+    return " and ".join(parts)
+
+
 def explain_sequence(source: BatchSource, step: int, sequence: int) -> dict[str, Any]:
     """Where one sequence of a batch comes from: each segment with its row, window, mode and measurements, decoded."""
     place = source.locate(step * source.spec.global_batch_size + sequence)

@@ -6,20 +6,28 @@ from ping_llm.pipeline.contexts import ContextSettings
 from ping_llm.pipeline.loader import Loader, LoaderSettings
 from ping_llm.pipeline.source import BatchSource
 from ping_llm.pipeline.spec import DataSpec, DataState, RowsSpec
+from ping_llm.pipeline.synthetic import SyntheticLoader, SyntheticSettings
 from ping_llm.pipeline.unprepared import PreparedInMemory
+
+AnyLoader = Loader | SyntheticLoader
 
 
 def make_train_loader(
     config: Config, *, devices: int = 1, host: int = 0, hosts: int = 1, state: DataState | None = None
-) -> Loader:
+) -> AnyLoader:
     """Endless batches for training, from the beginning or from a state of any run with the same data."""
+    if config.dataset_type == "synthetic":
+        return SyntheticLoader(_synthetic(config, devices), host=host, hosts=hosts, state=state)
     spec, kept = _spec(config, "train", devices)
     resumed = state.resume(spec, allow_change=config.allow_data_change) if state else None
     return Loader(spec, _settings(config, host, hosts), resumed, keep_alive=kept)
 
 
-def make_eval_loader(config: Config, *, devices: int = 1, host: int = 0, hosts: int = 1) -> Loader:
+def make_eval_loader(config: Config, *, devices: int = 1, host: int = 0, hosts: int = 1) -> AnyLoader:
     """Batches for evaluation: finite, and the same every time. The last one is filled up with empty sequences."""
+    if config.dataset_type == "synthetic":
+        last = max(1, config.eval_steps) - 1
+        return SyntheticLoader(_synthetic(config, devices), host=host, hosts=hosts, last_step=last)
     spec, kept = _spec(config, "eval", devices)
     batches = BatchSource(spec).batches_per_epoch
     if config.eval_steps > 0:
@@ -32,6 +40,12 @@ def spec_from_config(config: Config, split: str = "train", devices: int = 1) -> 
     if config.network_data_format != "probe_chunks":
         raise PingLlmError("only prepared rows can be looked at: set network_data_format=probe_chunks")
     return _spec(config, split, devices)[0]
+
+
+def _synthetic(config: Config, devices: int) -> SyntheticSettings:
+    return SyntheticSettings(
+        global_batch_size=_batch_size(config, devices), length=config.max_target_length, seed=config.data_shuffle_seed
+    )
 
 
 def _settings(config: Config, host: int, hosts: int) -> LoaderSettings:
@@ -53,11 +67,6 @@ def _spec(config: Config, split: str, devices: int) -> tuple[DataSpec, PreparedI
     text = getattr(config, name)
     if not text:
         raise PingLlmError(f"{name} is not set: give a folder that `ping-llm prepare` wrote")
-    batch = config.per_device_batch_size * devices
-    if batch != int(batch) or batch < 1:
-        raise PingLlmError(
-            f"per_device_batch_size × {devices} device(s) = {batch:g} is not a whole number of sequences"
-        )
     blend = parse_blend(text)
     kept = None
     rows: tuple[RowsSpec, ...]
@@ -72,7 +81,7 @@ def _spec(config: Config, split: str, devices: int) -> tuple[DataSpec, PreparedI
         rows=rows,
         weights=tuple(weight for _, weight in blend),
         seed=config.data_shuffle_seed,
-        global_batch_size=int(batch),
+        global_batch_size=_batch_size(config, devices),
         contexts=ContextSettings(
             measurements_per_context=config.network_context_measurements,
             max_contexts=config.network_max_contexts,
@@ -82,3 +91,12 @@ def _spec(config: Config, split: str, devices: int) -> tuple[DataSpec, PreparedI
         finite=split == "eval",
     )
     return spec, kept
+
+
+def _batch_size(config: Config, devices: int) -> int:
+    batch = config.per_device_batch_size * devices
+    if batch != int(batch) or batch < 1:
+        raise PingLlmError(
+            f"per_device_batch_size × {devices} device(s) = {batch:g} is not a whole number of sequences"
+        )
+    return int(batch)

@@ -97,6 +97,7 @@ class Loader:
         self._shown = time.monotonic()
         self._elements: Any = None
         self._workers: list[psutil.Process] = []
+        self._source: BatchSource | None = None  # of this process, made when it is asked for
         self._memory_name = f"ping-llm-{secrets.token_hex(6)}-"
         self.report = PipelineReport(stages=STAGES, workers=self.settings.worker_count)
 
@@ -104,11 +105,18 @@ class Loader:
         """Where to go on: the step of the batch that `next` would give."""
         return self._state
 
+    def most_segments(self, step: int) -> int:
+        """No sequence of the step's global batch has more segments: the same on every host."""
+        if self._source is None:
+            self._source = BatchSource(self.spec, self._state.mixture)
+        return self._source.most_segments(step)
+
     def restore(self, state: DataState, *, allow_change: bool = False) -> None:
         """Go on from a state, of this or another number of hosts and workers."""
         resumed = state.resume(self.spec, allow_change=allow_change)
         self.close()
         self._state = resumed
+        self._source = None
 
     def __iter__(self) -> Iterator[Batch]:
         return self

@@ -53,6 +53,11 @@ class PackedBlock:
     """Tokens planned for each unit."""
     first: Ints
 
+    @property
+    def most_units(self) -> int:
+        """No sequence has more."""
+        return int(np.diff(self.first).max())
+
 
 class SequencePlan:
     """The endless series of sequences that a set of rows gives for a seed."""

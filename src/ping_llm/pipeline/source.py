@@ -56,6 +56,17 @@ class BatchSource:
                 parts.append(PackedTokens(tokens=packed.tokens, sizes=packed.sizes, sequence=moved))
         return _interleaved(parts)
 
+    def most_segments(self, step: int) -> int:
+        """No sequence of the step's global batch has more segments. From the plan alone, so every host knows it."""
+        offset, size = step * self.spec.global_batch_size, self.spec.global_batch_size
+        if len(self.builders) == 1 and not self.spec.finite:
+            stride = self.builders[0].plan.sequences_per_block
+            places = [(0, min(at, offset + size - 1)) for at in range(offset, offset + size + stride, stride)]
+        else:
+            places = [place for i in range(size) if (place := self.locate(offset + i))]
+        blocks = {(number, *self.builders[number].plan.locate(sequence)[:2]) for number, sequence in places}
+        return max((self.builders[n].plan.block(epoch, block).most_units for n, epoch, block in blocks), default=1)
+
     def locate(self, sequence: int) -> tuple[int, int] | None:
         """The row set of a global sequence and its number there; None where finite data has ended."""
         if not self.spec.finite:

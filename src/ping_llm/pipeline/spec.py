@@ -107,20 +107,28 @@ class DataState:
         except (ValueError, KeyError, TypeError) as error:
             raise PingLlmError(f"not a data state: {error!r}") from error
 
-    def resume(self, spec: DataSpec, *, allow_change: bool = False) -> "DataState":
-        """This state for another spec. What differs is an error, unless it is explicitly allowed."""
-        wanted = spec.identity()
-        different = [
-            f"{name}: {self.identity.get(name)!r} then, {wanted.get(name)!r} now"
-            for name in sorted({*self.identity, *wanted})
-            if self.identity.get(name) != wanted.get(name)
-        ]
-        if different and not allow_change:
+    def check(self, wanted: Mapping[str, Any]) -> None:
+        """An error that says what differs, if this state belongs to other data."""
+        if different := self._differences(wanted):
             raise PingLlmError(
                 "the data is not what this run was trained on: "
                 + "; ".join(different)
                 + ". Restore it, or set allow_data_change=true to go on with other batches"
             )
+
+    def _differences(self, wanted: Mapping[str, Any]) -> list[str]:
+        return [
+            f"{name}: {self.identity.get(name)!r} then, {wanted.get(name)!r} now"
+            for name in sorted({*self.identity, *wanted})
+            if self.identity.get(name) != wanted.get(name)
+        ]
+
+    def resume(self, spec: DataSpec, *, allow_change: bool = False) -> "DataState":
+        """This state for another spec. What differs is an error, unless it is explicitly allowed."""
+        wanted = spec.identity()
+        if not allow_change:
+            self.check(wanted)
+        different = self._differences(wanted)
         if "rows" in "".join(different) or len(spec.rows) != len(self.mixture.phases[0].shares):
             mixture = Mixture.of(spec.weights)
         else:

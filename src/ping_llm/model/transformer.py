@@ -1,0 +1,111 @@
+"""The transformer: from tokens, positions and segments to logits.
+
+Layers are unrolled, not scanned: compiling takes longer, but the compiler then fuses across layers and keeps no stacked
+copies, which makes a training step a quarter faster. Query, key and value come from one matrix, as do gate and input
+of the MLP: fewer, larger products. Embedding is a product with one-hot vectors: with so few tokens it costs next to
+nothing, and its gradient is a matrix product instead of millions of colliding additions, whose order would differ from
+run to run.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from ping_llm.model.attention import Segments, attend, choose, segments_of
+from ping_llm.model.settings import ModelSettings
+
+_NORM_EPSILON = 1e-6
+
+
+def norm(x: jax.Array) -> jax.Array:
+    """To a root mean square of 1. No learnt scale: the matrix that follows can hold it."""
+    wide = x.astype(jnp.float32)
+    return (wide * jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + _NORM_EPSILON)).astype(x.dtype)
+
+
+def rotation(position: jax.Array, head_dim: int, period: float) -> tuple[jax.Array, jax.Array]:
+    """Cosine and signed sine of each place's angles, [batch, length, 1, 2, head size / 2]."""
+    half = head_dim // 2
+    frequency = period ** (-jnp.arange(half, dtype=jnp.float32) / half)
+    angle = position[..., None, None, None].astype(jnp.float32) * frequency
+    sine = jnp.sin(angle)
+    return jnp.cos(angle), jnp.concatenate([-sine, sine], axis=-2)
+
+
+def rotate(x: jax.Array, cosine: jax.Array, sine: jax.Array) -> jax.Array:
+    """Turn each pair (i, i + head size / 2). A flip compiles to one pass over memory, a concatenation to two."""
+    halves = x.astype(jnp.float32).reshape(*x.shape[:-1], 2, -1)
+    return (halves * cosine + jnp.flip(halves, axis=-2) * sine).astype(x.dtype).reshape(x.shape)
+
+
+class Block(nnx.Module):
+    """One layer: attention, then a gated MLP, each added to its input."""
+
+    def __init__(self, settings: ModelSettings, rngs: nnx.Rngs) -> None:
+        heads = settings.heads * settings.head_dim
+        self.settings = settings
+        self.qkv = _linear(settings, settings.width, 3 * heads, rngs)
+        self.out = _linear(settings, heads, settings.width, rngs, into_residual=True)
+        self.gate_up = _linear(settings, settings.width, 2 * settings.mlp_width, rngs)
+        self.down = _linear(settings, settings.mlp_width, settings.width, rngs, into_residual=True)
+
+    def __call__(
+        self, x: jax.Array, segments: Segments, turn: tuple[jax.Array, jax.Array], implementation: str
+    ) -> jax.Array:
+        batch, length, _ = x.shape
+        s = self.settings
+        qkv = self.qkv(norm(x)).reshape(batch, length, 3 * s.heads, s.head_dim)
+        query, key, value = jnp.split(qkv, 3, axis=2)
+        attended = attend(rotate(query, *turn), rotate(key, *turn), value, segments, implementation)
+        x = x + self.out(attended.reshape(batch, length, s.heads * s.head_dim))
+        gate, up = jnp.split(self.gate_up(norm(x)), 2, axis=-1)
+        return x + self.down(jax.nn.silu(gate) * up)
+
+
+class Transformer(nnx.Module):
+    """The language model. Call it with a batch's inputs, positions and segments."""
+
+    def __init__(self, settings: ModelSettings, rngs: nnx.Rngs) -> None:
+        self.settings = settings
+        table = nnx.initializers.normal(0.02)
+        shape = settings.padded_vocabulary, settings.width
+        self.embedding = nnx.Param(table(rngs.params(), shape, jnp.dtype(settings.weight_dtype)))
+        self.blocks = nnx.List([Block(settings, rngs) for _ in range(settings.layers)])
+        self.head = _linear(settings, settings.width, settings.padded_vocabulary, rngs)
+
+    def __call__(
+        self, tokens: jax.Array, position: jax.Array, segmentation: jax.Array, most_segments: int
+    ) -> jax.Array:
+        """Logits, float32 [batch, length, vocabulary]. No sequence may have more than `most_segments` segments."""
+        s = self.settings
+        dtype = jnp.dtype(s.dtype)
+        segments = segments_of(segmentation, most_segments)
+        turn = rotation(position, s.head_dim, s.rope_period)
+        implementation = choose(s.attention, s.dtype)
+        x = jax.nn.one_hot(tokens, s.padded_vocabulary, dtype=dtype) @ self.embedding[...].astype(dtype)
+        run: Any = nnx.remat(Block.__call__, static_argnums=(4,)) if s.remat == "full" else Block.__call__
+        for block in self.blocks:
+            x = run(block, x, segments, turn, implementation)
+        logits = self.head(norm(x))[..., : s.vocabulary].astype(jnp.float32)
+        if s.logits_soft_cap:
+            logits = s.logits_soft_cap * jnp.tanh(logits / s.logits_soft_cap)
+        return logits
+
+
+def _linear(
+    settings: ModelSettings, inputs: int, outputs: int, rngs: nnx.Rngs, *, into_residual: bool = False
+) -> nnx.Linear:
+    scale = inputs**-0.5
+    if into_residual:  # 2 × layers of them are added up
+        scale *= (2 * settings.layers) ** -0.5
+    return nnx.Linear(
+        inputs,
+        outputs,
+        use_bias=False,
+        kernel_init=nnx.initializers.normal(scale),
+        dtype=jnp.dtype(settings.dtype),
+        param_dtype=jnp.dtype(settings.weight_dtype),
+        rngs=rngs,
+    )

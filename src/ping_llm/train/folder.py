@@ -1,0 +1,56 @@
+"""A run's folder: what is where."""
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ping_llm.config import Config
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    path: Path
+
+    @classmethod
+    def of(cls, config: Config) -> "RunFolder":
+        return cls(Path(config.base_output_directory) / config.project / config.run_name)
+
+    @property
+    def config(self) -> Path:
+        return self.path / "config.yml"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def summary(self) -> Path:
+        return self.path / "summary.json"
+
+    @property
+    def picture(self) -> Path:
+        return self.path / "loss.png"
+
+    @property
+    def tensorboard(self) -> Path:
+        return self.path / "tensorboard"
+
+    @property
+    def profile(self) -> Path:
+        return self.path / "profile"
+
+    def write(self, file: Path, text: str) -> None:
+        """Whole or not at all."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        temporary = file.with_name(f".{file.name}.{os.getpid()}.tmp")
+        temporary.write_text(text)
+        temporary.replace(file)
+
+    def write_summary(self, summary: dict[str, Any]) -> None:
+        self.write(self.summary, json.dumps(summary, indent=1) + "\n")

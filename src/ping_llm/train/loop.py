@@ -1,0 +1,311 @@
+"""A training run from its beginning, or from its last checkpoint, to its end."""
+
+import contextlib
+import json
+import math
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, Final
+
+import jax
+import numpy as np
+
+from ping_llm.config import Config
+from ping_llm.console import err, progress
+from ping_llm.errors import PingLlmError
+from ping_llm.model import attention
+from ping_llm.pipeline import factory
+from ping_llm.pipeline.device import on_device
+from ping_llm.pipeline.spec import DataState
+from ping_llm.train import hardware
+from ping_llm.train.changes import check_unchanged
+from ping_llm.train.checkpoints import Checkpoints
+from ping_llm.train.folder import RunFolder
+from ping_llm.train.metrics import Metrics
+from ping_llm.train.optimizer import optimizer, rates
+from ping_llm.train.pace import Pace
+from ping_llm.train.picture import draw_losses
+from ping_llm.train.state import create, graph, laid_out, model_settings
+from ping_llm.train.step import StepValues, make_eval_step, make_train_step
+from ping_llm.train.stop import StopRequest
+
+_STEPS_IN_FLIGHT: Final = 2
+"""A step's numbers are read when so many later ones were handed to the device: it always has something to do."""
+
+
+def train(config: Config) -> dict[str, Any]:
+    """Run until `steps` steps are done, or until asked to stop. Returns what `summary.json` holds."""
+    hardware.start_processes(config)
+    if not config.run_name:
+        config = config.replace(run_name=time.strftime("%Y%m%d-%H%M%S"))
+    with _Run(config) as run:
+        run.announce()
+        run.loop()
+        return run.finish()
+
+
+class _Run:
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.folder = RunFolder.of(config)
+        self.is_main = jax.process_index() == 0
+        self.mesh = hardware.make_mesh(config)
+        self.settings = replace(model_settings(config), attention=attention.choose(config.attention, config.dtype))
+        self._check_batch()
+        check_unchanged(self.folder.config, config)
+        if self.is_main:
+            self.folder.write(self.folder.config, config.to_yaml())
+        self.checkpoints = self._open_checkpoints()
+        change = optimizer(config)
+        restored = self.checkpoints and self.checkpoints.restore(laid_out(config, change, self.mesh))
+        if restored:
+            self.step, self.state, data = restored
+        else:
+            self.step, self.state, data = 0, create(config, change, self.mesh), None
+        self.resumed_from = self.step if restored else None
+        self.loader = self._open_loader(data)
+        self.data_state = self.loader.state()
+        graph_of_model = graph(self.settings)
+        self.train_step = make_train_step(graph_of_model, change, config)
+        self.eval_step = make_eval_step(graph_of_model)
+        self.rates = rates(config)
+        flops = self.settings.flops_per_token(config.max_target_length)
+        peak = hardware.peak_flops(config)
+        self.pace = Pace(flops, None if peak is None else peak * jax.device_count())
+        self.metrics = Metrics(config, self.folder, self.step) if self.is_main else None
+        self.most_segments = 1
+        self.compiled_for = 0
+        self.in_flight: deque[tuple[int, StepValues]] = deque()
+        self.loss: float | None = None
+        self.eval_loss: float | None = None
+        self.evaluated_at: int | None = None
+        self.stopped_by: int | None = None
+
+    # -- beginning
+
+    def _check_batch(self) -> None:
+        sequences = self.config.per_device_batch_size * jax.device_count()
+        parts = self.config.gradient_accumulation_steps * jax.device_count()
+        if sequences % parts:
+            raise PingLlmError(
+                f"a batch of {sequences:g} sequences cannot be split over {jax.device_count()} device(s) and "
+                f"gradient_accumulation_steps={self.config.gradient_accumulation_steps}"
+            )
+
+    def _open_checkpoints(self) -> Checkpoints | None:
+        c = self.config
+        if not c.enable_checkpointing:
+            return None
+        return Checkpoints(
+            self.folder.checkpoints,
+            keep=c.max_num_checkpoints_to_keep,
+            keep_best=c.keep_best_checkpoints,
+            asynchronous=c.async_checkpointing,
+        )
+
+    def _open_loader(self, data: DataState | None) -> factory.AnyLoader:
+        return factory.make_train_loader(
+            self.config,
+            devices=jax.device_count(),
+            host=jax.process_index(),
+            hosts=jax.process_count(),
+            state=data,
+        )
+
+    def announce(self) -> None:
+        if not self.is_main:
+            return
+        s, c = self.settings, self.config
+        devices = f"{jax.device_count()} × {jax.devices()[0].device_kind}"
+        flops = s.flops_per_token(c.max_target_length)
+        err.print(f"run [bold]{self.folder.path}[/] on {devices}, {jax.process_count()} process(es)", soft_wrap=True)
+        err.print(
+            f"model: {s.parameters / 1e6:,.1f} M parameters ({s.layers} layers of {s.width}, {s.heads} heads of "
+            f"{s.head_dim}, MLP {s.mlp_width}), {flops / 1e9:,.3f} GFLOP a token, {s.dtype} on {s.weight_dtype} "
+            f"weights, attention {s.attention}",
+            soft_wrap=True,
+        )
+        sequences = int(c.per_device_batch_size * jax.device_count())
+        err.print(
+            f"batch: {sequences} sequences of {c.max_target_length} tokens; {c.steps:,} steps "
+            f"of {c.opt_type}, {c.learning_rate_schedule}, learning rate {c.learning_rate:g}",
+            soft_wrap=True,
+        )
+        if self.resumed_from is not None:
+            err.print(f"resumed after {self.resumed_from:,} steps")
+
+    # -- the loop
+
+    def loop(self) -> None:
+        sharding = hardware.batch_sharding(self.mesh)
+        with (
+            StopRequest() as stop,
+            self.loader,
+            on_device(self.loader, sharding) as batches,
+            progress("training", total=self.config.steps) as advance,
+        ):
+            advance(self.step)
+            while self.step < self.config.steps:
+                self._profile()
+                self._one_step(batches)
+                advance()
+                if self._is_time(self.config.eval_interval):
+                    self._evaluate()
+                if self._is_time(self.config.checkpoint_period) and self.step < self.config.steps:
+                    self._save()
+                if stop.agreed(self.step):
+                    self.stopped_by = stop.signal
+                    break
+            self._drain(0)
+            self._save()
+
+    def _one_step(self, batches: Iterator[Any]) -> None:
+        asked = time.perf_counter()
+        batch = next(batches)
+        self.pace.wait(time.perf_counter() - asked)
+        most_segments = self._most_segments(self.loader, self.step)
+        if most_segments != self.compiled_for:  # compiling is not training time
+            self._drain(0)
+            self.pace.pause()
+            self.compiled_for = most_segments
+        self.state, values = self.train_step(self.state, batch, most_segments)
+        self.in_flight.append((self.step, values))
+        self.step += 1
+        self._drain(_STEPS_IN_FLIGHT)
+
+    def _most_segments(self, loader: factory.AnyLoader, step: int) -> int:
+        """Rounded up and never less than before: each number is compiled for itself. Plain attention needs none."""
+        if self.settings.attention == "cudnn":
+            self.most_segments = max(self.most_segments, rounded_up(loader.most_segments(step)))
+        return self.most_segments
+
+    def _is_time(self, period: int) -> bool:
+        return period > 0 and self.step % period == 0
+
+    def _drain(self, leave: int) -> None:
+        """Read the numbers of finished steps, but of the last few, which the device is still working on."""
+        while len(self.in_flight) > leave:
+            step, values = self.in_flight.popleft()
+            numbers = {name: np.asarray(value).item() for name, value in values.items()}
+            self.pace.step(numbers["real_tokens"])
+            self.loss = numbers["loss"]
+            if self.metrics:
+                record = {"step": step, **numbers, "learning_rate": float(self.rates[step]), **self.pace.recent()}
+                is_time = (step + 1) % self.config.log_period == 0
+                self.metrics.write(record, everywhere=is_time)
+                if is_time:
+                    self._log(record)
+            if not math.isfinite(numbers["loss"]) or not math.isfinite(numbers["grad_norm"]):
+                raise PingLlmError(self._broken(step, numbers))
+
+    def _log(self, record: dict[str, Any]) -> None:
+        rate, mfu, wait = (record[name] for name in ("real_tokens_per_s", "mfu", "data_wait_fraction"))
+        speed = "" if rate is None else f"  {rate:>9,} tokens/s  waiting for data {wait:.1%}"
+        speed += "" if mfu is None else f"  MFU {mfu:.1%}"
+        err.print(
+            f"step {record['step'] + 1:>6}  loss {record['loss']:.4f}  gradient {record['grad_norm']:.3f}{speed}",
+            markup=False,
+            soft_wrap=True,
+        )
+
+    def _broken(self, step: int, numbers: dict[str, Any]) -> str:
+        what = "loss" if not math.isfinite(numbers["loss"]) else "gradient norm"
+        value = numbers["loss" if what == "loss" else "grad_norm"]
+        saved = "no checkpoint was saved before" if self.checkpoints is None else "earlier checkpoints are sound"
+        return (
+            f"the {what} of step {step} is {value}; {saved}. The batch came from {self._provenance(step)}. Look at it "
+            f"with: ping-llm inspect batch --config {self.folder.config} --step {step}. Then lower learning_rate or "
+            "gradient_clipping_threshold, or change data_shuffle_seed"
+        )
+
+    def _provenance(self, step: int) -> str:
+        if self.config.dataset_type != "network" or self.config.network_data_format != "probe_chunks":
+            return f"{self.config.dataset_type} data"
+        from ping_llm.pipeline.explain import rows_of_batch
+
+        spec = factory.spec_from_config(self.config, "train", jax.device_count())
+        return rows_of_batch(spec, step)
+
+    # -- evaluation and checkpoints
+
+    def _evaluate(self) -> None:
+        self._drain(0)
+        self.pace.pause()
+        config = self.config.replace(grain_worker_count=0, grain_visualization_dir="", grain_debug_mode=False)
+        loader = factory.make_eval_loader(
+            config, devices=jax.device_count(), host=jax.process_index(), hosts=jax.process_count()
+        )
+        total: list[Any] = []
+        with loader, on_device(loader, hardware.batch_sharding(self.mesh)) as batches:
+            for number, batch in enumerate(batches):
+                total.append(self.eval_step(self.state.weights, batch, self._most_segments(loader, number)))
+        entropy = sum(float(sums["cross_entropy"]) for sums in total)
+        targets = sum(int(sums["targets"]) for sums in total)
+        self.eval_loss = entropy / max(1, targets)
+        self.evaluated_at = self.step
+        if self.metrics:
+            record = {"step": self.step, "eval_loss": self.eval_loss, "eval_targets": targets}
+            self.metrics.write(record, everywhere=True)
+            err.print(f"step {self.step:>6}  evaluation loss {self.eval_loss:.4f} over {targets:,} tokens")
+
+    def _save(self) -> None:
+        if self.checkpoints is None:
+            return
+        self._drain(0)  # nothing is saved that has gone wrong
+        self.pace.pause()
+        data = replace(self.data_state, next_step=self.step)
+        fresh = self.eval_loss if self.evaluated_at == self.step else None
+        self.checkpoints.save(self.step, self.state, data, self.config.to_yaml(), fresh)
+
+    def _profile(self) -> None:
+        if not self.config.profile_steps:
+            return
+        first, end = map(int, self.config.profile_steps.split(":"))
+        if self.step == first:
+            jax.profiler.start_trace(str(self.folder.profile))
+        if self.step == end:
+            self._drain(0)
+            jax.profiler.stop_trace()
+
+    # -- end
+
+    def finish(self) -> dict[str, Any]:
+        if self.checkpoints:
+            self.checkpoints.wait()
+        if self.step == self.resumed_from and self.folder.summary.exists():
+            return json.loads(self.folder.summary.read_text())  # there was nothing left to do
+        summary = {
+            "final_loss": self.loss,
+            "eval_loss": self.eval_loss,
+            **self.pace.overall(),
+            "steps": self.step,
+            "complete": self.step >= self.config.steps,
+            "resumed_from": self.resumed_from,
+            "stopped_by_signal": self.stopped_by,
+            "parameters": self.settings.parameters,
+            "run": str(self.folder.path),
+        }
+        if self.is_main:
+            self.folder.write_summary(summary)
+            draw_losses(self.folder.metrics, self.folder.picture)
+        return summary
+
+    def __enter__(self) -> "_Run":
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+        with contextlib.suppress(RuntimeError):  # no trace is running
+            jax.profiler.stop_trace()
+        if self.metrics:
+            self.metrics.close()
+        self.loader.close()
+        if self.checkpoints:
+            self.checkpoints.close()
+
+
+def rounded_up(count: int) -> int:
+    """1 to 8, 10, 12, 14, 16, 20, …: at most a quarter too many."""
+    step = max(1, 2 ** (max(count - 1, 1).bit_length() - 3))
+    return max(4, -(-count // step) * step)

@@ -1,0 +1,348 @@
+"""Training runs, in this process where that is enough and as programs where they are killed or run side by side."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ping_llm.config import Config, load_config
+from ping_llm.errors import PingLlmError
+from ping_llm.rows.prepare import PrepareSettings, prepare
+from ping_llm.sources.simulator import SimulatorSettings, simulate
+from ping_llm.train import train
+from ping_llm.train.metrics import read_metrics
+from ping_llm.train.optimizer import schedule
+
+SUMMARY_KEYS = {
+    "final_loss", "eval_loss", "real_tokens_per_s", "mfu", "data_wait_fraction", "steps", "resumed_from",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("training")
+    simulate(SimulatorSettings(measurements=20_000), folder / "raw")
+    prepare(PrepareSettings(inputs=(str(folder / "raw" / "*.parquet"),), output=folder / "rows", workers=1))
+    return folder / "rows"
+
+
+@pytest.fixture
+def tiny(rows: Path, tmp_path: Path) -> Config:
+    """A run of a few seconds."""
+    return Config(
+        run_name="tiny",
+        base_output_directory=str(tmp_path / "runs"),
+        network_train_files=str(rows),
+        network_eval_files=str(rows),
+        per_device_batch_size=4,
+        max_target_length=128,
+        base_num_decoder_layers=1,
+        base_emb_dim=32,
+        base_num_query_heads=2,
+        head_dim=16,
+        base_mlp_dim=48,
+        dtype="float32",
+        grain_worker_count=0,
+        steps=12,
+        checkpoint_period=4,
+        eval_interval=6,
+        eval_steps=2,
+        enable_tensorboard=False,
+    )
+
+
+def constant_rate(config: Config) -> Config:
+    """A rate that does not depend on how long the run is to be."""
+    return config.replace(learning_rate_schedule="wsd", warmup_steps_fraction=0.0, decay_steps_fraction=0.0)
+
+
+def folder_of(config: Config) -> Path:
+    return Path(config.base_output_directory) / config.project / config.run_name
+
+
+def losses(config: Config) -> list[float]:
+    """Of every step, each exactly once and in order."""
+    records = [r for r in read_metrics(folder_of(config) / "metrics.jsonl") if "loss" in r]
+    assert [r["step"] for r in records] == list(range(len(records)))
+    return [r["loss"] for r in records]
+
+
+def eval_losses(config: Config) -> list[tuple[int, float]]:
+    return [(r["step"], r["eval_loss"]) for r in read_metrics(folder_of(config) / "metrics.jsonl") if "eval_loss" in r]
+
+
+class TestRun:
+    def test_the_loss_falls_and_the_folder_holds_what_is_promised(self, tiny: Config) -> None:
+        config = tiny.replace(steps=40, checkpoint_period=20, eval_interval=20, learning_rate=1e-2)
+        config = config.replace(enable_tensorboard=True)
+        summary = train(config)
+        values = losses(config)
+        assert np.mean(values[-5:]) < values[0] - 0.5
+        folder = folder_of(config)
+        stored = json.loads((folder / "summary.json").read_text())
+        assert stored == summary
+        assert set(summary) >= SUMMARY_KEYS
+        assert summary["steps"] == 40
+        assert summary["final_loss"] == values[-1]
+        assert summary["resumed_from"] is None
+        assert summary["real_tokens_per_s"] > 0
+        assert load_config(folder / "config.yml") == config
+        assert (folder / "loss.png").read_bytes().startswith(b"\x89PNG")
+        assert list((folder / "tensorboard").iterdir())
+        record = next(read_metrics(folder / "metrics.jsonl"))
+        assert set(record) >= {"step", "loss", "grad_norm", "learning_rate", "real_tokens_per_s", "data_wait_fraction"}
+
+    def test_evaluation_is_the_same_every_time(self, tiny: Config) -> None:
+        config = tiny.replace(steps=4, eval_interval=1, learning_rate=1e-30, adam_weight_decay=0.0)
+        train(config)
+        values = [loss for _, loss in eval_losses(config)]
+        assert len(values) == 4
+        assert len(set(values)) == 1
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            {"opt_type": "muon", "learning_rate_schedule": "wsd"},
+            {"gradient_clipping_threshold": 0.0, "z_loss_multiplier": 1e-4, "final_logits_soft_cap": 30.0},
+            {"dtype": "bfloat16", "remat_policy": "full"},
+            {"dataset_type": "synthetic", "network_eval_files": "x"},
+        ],
+        ids=["muon", "loss", "bfloat16", "synthetic"],
+    )
+    def test_the_other_settings_train_too(self, tiny: Config, change: dict[str, Any]) -> None:
+        config = tiny.replace(steps=6, eval_interval=3, checkpoint_period=100, **change)
+        summary = train(config)
+        assert np.isfinite(summary["eval_loss"])
+        again = train(config)
+        assert again == summary, "a finished run has nothing left to do"
+
+    def test_accumulated_gradients_give_the_losses_of_the_whole_batch(self, tiny: Config) -> None:
+        whole, parts = tiny.replace(run_name="whole"), tiny.replace(run_name="parts", gradient_accumulation_steps=4)
+        train(whole)
+        train(parts)
+        np.testing.assert_allclose(losses(whole), losses(parts), rtol=1e-5)
+
+    def test_a_profile_is_written_for_the_steps_asked_for(self, tiny: Config) -> None:
+        train(tiny.replace(steps=4, eval_interval=-1, profile_steps="1:3"))
+        assert list(folder_of(tiny).glob("profile/**/*.xplane.pb"))
+
+    def test_wandb_gets_the_configuration_and_one_record_in_a_log_period(
+        self, tiny: Config, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """With a stand-in for the package, which is an extra; the real one was seen to take the same calls."""
+        calls: list[tuple[str, Any]] = []
+
+        class Run:
+            def log(self, values: dict[str, Any], step: int) -> None:
+                calls.append(("log", step))
+
+            def finish(self) -> None:
+                calls.append(("finish", None))
+
+        def init(**settings: Any) -> Run:
+            calls.append(("init", settings))
+            return Run()
+
+        monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init))
+        train(tiny.replace(steps=6, eval_interval=-1, wandb_mode="offline", log_period=3))
+        (_, settings), *logged, last = calls
+        assert settings["mode"] == "offline"
+        assert (settings["project"], settings["name"]) == (tiny.project, "tiny")
+        assert settings["config"]["base_emb_dim"] == 32
+        assert logged == [("log", 2), ("log", 5)]
+        assert last == ("finish", None)
+
+
+class TestResume:
+    def test_a_longer_run_goes_on_where_the_shorter_ended(self, tiny: Config) -> None:
+        constant = constant_rate(tiny)
+        whole = constant.replace(run_name="whole")
+        train(whole)
+        train(constant.replace(steps=7))
+        summary = train(constant)
+        assert summary["resumed_from"] == 7
+        assert losses(constant) == losses(whole)
+        assert eval_losses(constant) == eval_losses(whole)
+
+    @pytest.mark.parametrize("harm", ["truncate", "flip", "remove"])
+    def test_a_damaged_checkpoint_falls_back_loudly_to_the_one_before(
+        self, tiny: Config, harm: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        train(tiny)
+        before = losses(tiny)
+        newest = folder_of(tiny) / "checkpoints" / "12"
+        file = max((newest / "weights").rglob("*"), key=lambda path: path.stat().st_size if path.is_file() else 0)
+        data = bytearray(file.read_bytes())
+        data[len(data) // 2] ^= 0x10
+        if harm == "remove":
+            file.unlink()
+        else:
+            file.write_bytes(bytes(data) if harm == "flip" else bytes(data[: len(data) // 2]))
+        summary = train(tiny)
+        assert summary["resumed_from"] == 8
+        assert losses(tiny) == before
+        assert "checkpoint 12 is damaged" in capsys.readouterr().err
+        assert (folder_of(tiny) / "damaged-checkpoints" / "12").is_dir()
+
+    def test_with_no_sound_checkpoint_left_it_does_not_silently_begin_again(self, tiny: Config) -> None:
+        train(tiny.replace(steps=2))
+        for file in (folder_of(tiny) / "checkpoints").glob("*/weights/**/*"):
+            if file.is_file():
+                file.write_bytes(b"")
+        with pytest.raises(PingLlmError, match="none of the 1 checkpoints"):
+            train(tiny)
+
+    def test_another_model_is_refused_and_the_run_left_as_it_was(self, tiny: Config) -> None:
+        train(tiny.replace(steps=2))
+        with pytest.raises(PingLlmError, match="base_emb_dim: 32 then, 64 now"):
+            train(tiny.replace(base_emb_dim=64))
+        assert train(tiny)["resumed_from"] == 2
+
+    def test_other_data_is_refused_unless_allowed(self, tiny: Config) -> None:
+        train(tiny.replace(steps=2))
+        other = tiny.replace(data_shuffle_seed=5)
+        with pytest.raises(PingLlmError, match="seed: 0 then, 5 now"):
+            train(other)
+        assert train(other.replace(allow_data_change=True))["resumed_from"] == 2
+
+    def test_the_best_checkpoint_is_kept_beside_the_newest(self, tiny: Config) -> None:
+        config = tiny.replace(eval_interval=2, checkpoint_period=2, max_num_checkpoints_to_keep=1, learning_rate=0.5)
+        train(config)
+        by_loss = sorted((loss, step) for step, loss in eval_losses(config))
+        kept = {int(path.name) for path in (folder_of(config) / "checkpoints").iterdir()}
+        assert kept == {12, by_loss[0][1]}
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_with_the_batch_and_how_to_see_it(tiny: Config) -> None:
+    broken = tiny.replace(learning_rate=1e30, gradient_clipping_threshold=0.0)
+    with pytest.raises(PingLlmError) as caught:
+        train(broken)
+    message = str(caught.value)
+    assert "of step 1 is nan" in message
+    assert "rows of" in message
+    command = message.split("with: ping-llm ")[1].split(". Then")[0].split()
+    shown = run_program(*command, "--json")
+    assert json.loads(shown.stdout)["step"] == 1
+    checkpoints = list((folder_of(tiny) / "checkpoints").glob("[0-9]*"))
+    assert not checkpoints, "nothing broken is saved"
+
+
+@pytest.mark.parametrize(("name", "halfway"), [("cosine", 0.55), ("wsd", 1.0)])
+def test_schedules_rise_hold_or_bend_and_fall(name: str, halfway: float) -> None:
+    config = Config(steps=1000, learning_rate=1.0, learning_rate_schedule=name, warmup_steps_fraction=0.1)
+    rate = schedule(config)
+    assert float(rate(0)) < 0.02
+    assert float(rate(100)) == pytest.approx(1.0)
+    assert float(rate(1000)) == pytest.approx(0.1)
+    assert float(rate(550)) == pytest.approx(halfway, abs=0.01)
+
+
+# -- programs
+
+
+def run_program(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "ping_llm", *arguments],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **environment},
+        timeout=240,
+    )
+
+
+def start_program(config: Config, *more: str, **environment: str) -> "subprocess.Popen[str]":
+    file = folder_of(config).with_suffix(".yml")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(config.to_yaml())
+    return subprocess.Popen(
+        [sys.executable, "-m", "ping_llm", "train", "--config", str(file), "--json", *more],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **environment},
+    )
+
+
+def wait_for(condition: Callable[[], bool], process: "subprocess.Popen[str]") -> None:
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def steps_done(config: Config) -> int:
+    return sum("loss" in record for record in read_metrics(folder_of(config) / "metrics.jsonl"))
+
+
+def test_after_kill_minus_nine_every_loss_is_bit_for_bit_that_of_a_run_never_killed(tiny: Config) -> None:
+    config = tiny.replace(steps=60, checkpoint_period=5, eval_interval=20, grain_worker_count=1)
+    whole = config.replace(run_name="whole")
+    train(whole)
+    for moment in (7, 31):
+        process = start_program(config)
+        wait_for(lambda moment=moment: steps_done(config) >= moment, process)  # type: ignore[misc]
+        process.kill()
+        process.communicate()
+    process = start_program(config)
+    output, errors = process.communicate(timeout=240)
+    assert process.returncode == 0, errors
+    assert json.loads(output.splitlines()[-1])["resumed_from"] >= 5
+    assert losses(config) == losses(whole)
+    assert eval_losses(config) == eval_losses(whole)
+
+
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+def test_a_signal_saves_ends_cleanly_and_the_same_command_goes_on(
+    tiny: Config, sent: signal.Signals, code: int
+) -> None:
+    config = tiny.replace(steps=100_000, checkpoint_period=100_000, eval_interval=-1, grain_worker_count=1)
+    process = start_program(config)
+    wait_for(lambda: steps_done(config) >= 3, process)
+    process.send_signal(sent)
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == code, errors
+    assert "Traceback" not in errors
+    summary = json.loads(output.splitlines()[-1])
+    assert not summary["complete"]
+    assert (folder_of(config) / "checkpoints" / str(summary["steps"])).is_dir()
+    resumed = train(config.replace(steps=summary["steps"] + 2))
+    assert resumed["resumed_from"] == summary["steps"]
+
+
+def test_two_processes_have_the_losses_of_one_and_one_goes_on_from_two(tiny: Config) -> None:
+    one = constant_rate(tiny).replace(run_name="one", steps=10, grain_worker_count=1)
+    train(one)
+    two = one.replace(run_name="two")
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+
+    def start(index: int) -> "subprocess.Popen[str]":
+        return start_program(
+            two.replace(distributed=True, ici_fsdp_parallelism=2),
+            "--batch-size=4",
+            "steps=6",
+            JAX_COORDINATOR_ADDRESS=f"localhost:{port}",
+            JAX_NUM_PROCESSES="2",
+            JAX_PROCESS_ID=str(index),
+            JAX_CPU_ENABLE_ASYNC_DISPATCH="false",
+            JAX_PLATFORMS="cpu",
+        )
+
+    for process in [start(index) for index in range(2)]:
+        _, errors = process.communicate(timeout=240)
+        assert process.returncode == 0, errors
+    assert train(two)["resumed_from"] == 6
+    np.testing.assert_allclose(losses(two), losses(one), rtol=1e-5)
+    np.testing.assert_allclose(np.array(eval_losses(two)), np.array(eval_losses(one)), rtol=1e-5)
