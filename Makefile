@@ -6,12 +6,13 @@ PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 DEMO := data/demo
 MEASUREMENTS ?= 1000000
 
-.PHONY: help setup demo test lint bench lock clean
+.PHONY: help setup demo test test-slow lint bench lock clean
 
 help:
 	@echo "make setup      create .venv from requirements.lock"
 	@echo "make demo       simulate an Internet, prepare probe rows, look at rows and batches"
 	@echo "make test       linters, type checker and tests"
+	@echo "make test-slow  the tests that take longer: runs that are killed, several processes, real data at length"
 	@echo "make bench      the figures of docs/benchmarks.md"
 	@echo "make lock       resolve requirements.lock again, for all supported Pythons found"
 
@@ -36,6 +37,9 @@ lint: setup
 
 test: lint
 	@$(BIN)/python -m pytest
+
+test-slow: setup
+	@$(BIN)/python -m pytest -m slow
 
 bench: setup
 	@$(BIN)/ping-llm bench prepare --measurements 20000000

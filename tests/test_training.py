@@ -285,6 +285,7 @@ def steps_done(config: Config) -> int:
     return sum("loss" in record for record in read_metrics(folder_of(config) / "metrics.jsonl"))
 
 
+@pytest.mark.slow
 def test_after_kill_minus_nine_every_loss_is_bit_for_bit_that_of_a_run_never_killed(tiny: Config) -> None:
     config = tiny.replace(steps=60, checkpoint_period=5, eval_interval=20, grain_worker_count=1)
     whole = config.replace(run_name="whole")
@@ -302,6 +303,7 @@ def test_after_kill_minus_nine_every_loss_is_bit_for_bit_that_of_a_run_never_kil
     assert eval_losses(config) == eval_losses(whole)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("sent", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
 def test_a_signal_saves_ends_cleanly_and_the_same_command_goes_on(
     tiny: Config, sent: signal.Signals, code: int
@@ -320,6 +322,7 @@ def test_a_signal_saves_ends_cleanly_and_the_same_command_goes_on(
     assert resumed["resumed_from"] == summary["steps"]
 
 
+@pytest.mark.slow
 def test_two_processes_have_the_losses_of_one_and_one_goes_on_from_two(tiny: Config) -> None:
     one = constant_rate(tiny).replace(run_name="one", steps=10, grain_worker_count=1)
     train(one)

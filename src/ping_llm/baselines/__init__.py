@@ -1,0 +1,51 @@
+"""Classical predictors of latency: what a learnt model has to beat, made as strong as they can be.
+
+interface    questions, observations, and what a baseline is
+pairs        one value for each measured pair: what static baselines learn from
+history      what was measured before a time: what causal baselines learn from
+medians      global and pair median
+sequential   last value, median of the last few, moving average
+log_factors  matrix factorisation of ln RTT by robust alternating least squares
+sgd          minibatch descent: for vivaldi (places and heights) and dmfsgd (matrix factorisation of RTT)
+tuning       settings chosen on the training data
+failures     P(failed)
+residuals    distributions of errors; forecasts puts them around any baseline
+catalogue    all of them
+"""
+
+from ping_llm.baselines.catalogue import standard_baselines
+from ping_llm.baselines.dmfsgd import Dmfsgd
+from ping_llm.baselines.failures import FailureRates
+from ping_llm.baselines.forecasts import FittedForecaster, WithResiduals, with_residuals
+from ping_llm.baselines.interface import Baseline, FittedBaseline, NodeIds, Observations, Questions
+from ping_llm.baselines.log_factors import LogFactors
+from ping_llm.baselines.medians import GlobalMedian, PairMedian
+from ping_llm.baselines.residuals import Forecast
+from ping_llm.baselines.sequential import LastValue, MedianOfLast, MovingAverage
+from ping_llm.baselines.sgd import Descent
+from ping_llm.baselines.tuning import BestOf
+from ping_llm.baselines.vivaldi import Vivaldi
+
+__all__ = [
+    "Baseline",
+    "BestOf",
+    "Descent",
+    "Dmfsgd",
+    "FailureRates",
+    "FittedBaseline",
+    "FittedForecaster",
+    "Forecast",
+    "GlobalMedian",
+    "LastValue",
+    "LogFactors",
+    "MedianOfLast",
+    "MovingAverage",
+    "NodeIds",
+    "Observations",
+    "PairMedian",
+    "Questions",
+    "Vivaldi",
+    "WithResiduals",
+    "standard_baselines",
+    "with_residuals",
+]

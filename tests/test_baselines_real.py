@@ -1,0 +1,157 @@
+"""Baselines on real measurements are at least as good as the figures the project set out to beat (of three seeds)."""
+
+import bz2
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import orjson
+import pytest
+
+from ping_llm.baselines import (
+    Baseline,
+    Descent,
+    Dmfsgd,
+    LastValue,
+    LogFactors,
+    MedianOfLast,
+    MovingAverage,
+    NodeIds,
+    Observations,
+    Vivaldi,
+)
+from ping_llm.baselines.history import History
+from ping_llm.baselines.interface import Floats
+from ping_llm.baselines.pairs import PairTable
+from ping_llm.sources.atlas.result import read_ping
+
+pytestmark = pytest.mark.slow
+
+Make = Callable[[int], Baseline]
+
+
+def existing(folder: Path, name: str) -> Path:
+    path = folder / name
+    if not path.exists():
+        pytest.skip(f"the real data {name} is not there; PING_LLM_SHARED_DATA names its folder")
+    return path
+
+
+def errors(predicted: Floats, rtt_ms: Floats) -> Floats:
+    """Median relative error, its 90th percentile, mean absolute error in ms."""
+    relative = np.abs(predicted - rtt_ms) / rtt_ms
+    return np.array([np.median(relative), np.quantile(relative, 0.9), np.abs(predicted - rtt_ms).mean()])
+
+
+def unseen_pairs(pairs: Observations, make: Make, known: float) -> Floats:
+    results = []
+    for seed in range(3):
+        order = np.random.default_rng(seed).permutation(len(pairs))
+        learnt, asked = np.split(order, [round(known * len(pairs))])
+        test = pairs.take(asked)
+        predicted = make(seed).fit(pairs.take(learnt)).predict(test.questions)
+        results.append(errors(predicted, test.rtt_ms.astype(np.float64)))
+    return np.mean(results, axis=0)
+
+
+def vivaldi(seed: int) -> Vivaldi:
+    return Vivaldi(descent=Descent(rate=0.03, seed=seed))
+
+
+@pytest.fixture(scope="module")
+def planetlab(shared_data: Path) -> Observations:
+    """Unordered pairs: the matrix is symmetric, and the other direction would be the answer."""
+    rtt = np.load(existing(shared_data, "planetlab-rtt-frame1.npz"))["rtt"][0]
+    source, destination = np.triu_indices(len(rtt), 1)
+    return Observations(
+        source=source, destination=destination, time_s=np.zeros(len(source)), rtt_ms=rtt[source, destination]
+    )
+
+
+@pytest.fixture(scope="module")
+def menog(shared_data: Path) -> tuple[Observations, Observations]:
+    """Results of (probe, destination): the first ping of each, and the fastest."""
+    nodes, source, destination, time_s, first, fastest = NodeIds(), [], [], [], [], []
+    with bz2.open(existing(shared_data, "ripe-atlas-ping-menog.jsonl.bz2"), "rb") as lines:
+        for line in lines:
+            result = orjson.loads(line)
+            ping = read_ping(result, each_packet=True)
+            answers = [rtt for rtt in ping.rtts if rtt is not None]
+            source.append(("probe", result["prb_id"]))
+            destination.append(ping.destination)
+            time_s.append(ping.time_us / 1e6)
+            first.append(np.nan if ping.rtts[0] is None else ping.rtts[0])
+            fastest.append(min(answers, default=np.nan))
+    columns = {"source": nodes.ids(source), "destination": nodes.ids(destination), "time_s": np.array(time_s)}
+    return Observations(**columns, rtt_ms=np.array(first)), Observations(**columns, rtt_ms=np.array(fastest))
+
+
+@pytest.fixture(scope="module")
+def menog_pairs(menog: tuple[Observations, Observations]) -> Observations:
+    """One value for each pair with at least ten answered results: the median of their minima."""
+    answered = menog[1].answered
+    _, number, count = np.unique(answered.pair, return_inverse=True, return_counts=True)
+    table = PairTable.of(answered.take(count[number] >= 10))
+    return Observations(**vars(table.questions), rtt_ms=table.rtt_ms)
+
+
+PLANETLAB: list[tuple[str, Make, float, float, float]] = [
+    ("vivaldi", vivaldi, 0.05, 0.076, 17.5),
+    ("vivaldi", vivaldi, 0.2, 0.060, 15.3),
+    ("vivaldi", vivaldi, 0.5, 0.057, 15.0),
+    ("dmfsgd", lambda seed: Dmfsgd(symmetric=True, descent=Descent(seed=seed)), 0.05, 0.086, 20.1),
+    ("dmfsgd", lambda seed: Dmfsgd(symmetric=True, descent=Descent(seed=seed)), 0.2, 0.046, 11.0),
+    ("dmfsgd", lambda seed: Dmfsgd(symmetric=True, descent=Descent(seed=seed)), 0.5, 0.035, 8.5),
+    ("log factors", lambda seed: LogFactors(symmetric=True, seed=seed), 0.05, 0.083, 20.8),
+    ("log factors", lambda seed: LogFactors(symmetric=True, seed=seed), 0.2, 0.040, 10.7),
+    ("log factors", lambda seed: LogFactors(symmetric=True, seed=seed), 0.5, 0.029, 8.3),
+    ("both", lambda seed: LogFactors(symmetric=True, seed=seed, base=vivaldi(seed)), 0.05, 0.071, 17.0),
+    ("both", lambda seed: LogFactors(symmetric=True, seed=seed, base=vivaldi(seed)), 0.2, 0.043, 10.8),
+]
+MENOG: list[tuple[str, Make, float, float, float]] = [
+    ("vivaldi", vivaldi, 0.5, 0.165, 36.0),
+    ("vivaldi", vivaldi, 0.8, 0.130, 30.5),
+    ("dmfsgd", lambda seed: Dmfsgd(descent=Descent(seed=seed)), 0.5, 0.170, 35.0),
+    ("dmfsgd", lambda seed: Dmfsgd(descent=Descent(seed=seed)), 0.8, 0.122, 29.0),
+    ("log factors", lambda seed: LogFactors(seed=seed), 0.5, 0.155, 36.0),
+    ("log factors", lambda seed: LogFactors(seed=seed), 0.8, 0.124, 31.5),
+]
+
+
+@pytest.mark.parametrize(
+    ("make", "known", "median", "absolute"), [pytest.param(*rest, id=f"{name}-{rest[1]}") for name, *rest in PLANETLAB]
+)
+def test_unseen_pairs_of_planetlab(
+    planetlab: Observations, make: Make, known: float, median: float, absolute: float
+) -> None:
+    got = unseen_pairs(planetlab, make, known)
+    assert got[0] < median
+    assert got[2] < absolute
+
+
+@pytest.mark.parametrize(
+    ("make", "known", "median", "absolute"), [pytest.param(*rest, id=f"{name}-{rest[1]}") for name, *rest in MENOG]
+)
+def test_unseen_pairs_of_menog(
+    menog_pairs: Observations, make: Make, known: float, median: float, absolute: float
+) -> None:
+    assert len(menog_pairs) == 2161
+    got = unseen_pairs(menog_pairs, make, known)
+    assert got[0] < median
+    assert got[2] < absolute
+
+
+@pytest.mark.parametrize(
+    ("baseline", "median", "absolute"),
+    [(LastValue(), 0.0105, 10.5), (MedianOfLast(), 0.0125, 8.6), (MovingAverage(), 0.016, 9.5)],
+    ids=["last value", "median of last 8", "moving average"],
+)
+def test_seen_pairs_of_menog_one_step_ahead(
+    menog: tuple[Observations, Observations], baseline: Baseline, median: float, absolute: float
+) -> None:
+    first = menog[0].answered
+    start, stop = History.of(first.pair, first.time_s, first.rtt_ms).span(first.pair, first.time_s)
+    test = first.take(stop > start)
+    got = errors(baseline.fit(first).predict(test.questions), test.rtt_ms.astype(np.float64))
+    assert got[0] < median
+    assert got[2] < absolute
