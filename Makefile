@@ -5,12 +5,13 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 DEMO := data/demo
 MEASUREMENTS ?= 1000000
+STEPS ?= 700
 
 .PHONY: help setup demo test test-slow lint bench lock clean
 
 help:
 	@echo "make setup      create .venv from requirements.lock"
-	@echo "make demo       simulate an Internet, prepare probe rows, look at rows and batches"
+	@echo "make demo       simulate an Internet, prepare probe rows, train a small model, compare it"
 	@echo "make test       linters, type checker and tests"
 	@echo "make test-slow  the tests that take longer: runs that are killed, several processes, real data at length"
 	@echo "make bench      the figures of docs/benchmarks.md"
@@ -28,7 +29,7 @@ $(VENV)/.ready: requirements.lock pyproject.toml
 	@touch $@
 
 demo: setup
-	@PATH="$(CURDIR)/$(BIN):$$PATH" sh scripts/demo.sh $(DEMO) $(MEASUREMENTS)
+	@PATH="$(CURDIR)/$(BIN):$$PATH" sh scripts/demo.sh $(DEMO) $(MEASUREMENTS) $(STEPS)
 
 lint: setup
 	@$(BIN)/ruff check .

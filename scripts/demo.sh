@@ -1,18 +1,29 @@
 #!/bin/sh
-# The main job in small: simulate an Internet, prepare probe rows, look at rows and batches. Run it by `make demo`.
-# Each step is skipped or continued if an earlier run has done it already.
+# The main job in small: simulate an Internet, prepare probe rows, train a small model, compare it with the classical
+# predictors. Run it by `make demo`. What an earlier run has done is skipped, and what it was doing is continued.
 set -eu
 folder=$1
 measurements=$2
+steps=$3
 bold='' plain=''
 if [ -t 1 ]; then bold=$(printf '\033[1m') plain=$(printf '\033[0m'); fi
 say() { printf '\n%s%s%s\n' "$bold" "$*" "$plain"; }
 run() { say "\$ $*"; "$@"; }
 
-if [ ! -e "$folder/raw-$measurements/world.json" ]; then
-    run ping-llm simulate --measurements "$measurements" --output "$folder/raw-$measurements"
+raw=$folder/raw-$measurements
+rows=$folder/rows-$measurements
+name=demo-$measurements-$steps
+if [ ! -e "$raw/world.json" ]; then
+    run ping-llm simulate --measurements "$measurements" --output "$raw"
 fi
-run ping-llm prepare --input "$folder/raw-$measurements/*.parquet" --output "$folder/rows-$measurements"
-run ping-llm inspect rows "$folder/rows-$measurements"
-run ping-llm inspect batches "$folder/rows-$measurements" --steps 0:3
-say "Measurements are in $folder/raw-$measurements, probe rows in $folder/rows-$measurements."
+run ping-llm prepare --input "$raw/*.parquet" --output "$rows"
+run ping-llm inspect batches "$rows" --steps 0:3 --length 256 --batch-size 16
+run ping-llm train --config configs/demo.yml --name "$name" --steps "$steps" \
+    network_train_files="$rows" network_eval_files="$rows" base_output_directory="$folder/runs"
+run ping-llm evaluate "$folder/runs/ping-llm/$name" --world "$raw"
+say "Where everything is"
+cat <<END
+  $raw     measurements of the simulated Internet
+  $rows    probe rows
+  $folder/runs/ping-llm/$name    the run: loss.png (the loss curve), metrics.jsonl, checkpoints, summary.json
+END

@@ -478,6 +478,42 @@ def _show_summary(summary: dict[str, Any]) -> None:
         out.print(f"  {summary['real_tokens_per_s']:,} tokens/s{mfu}, {wait:.1%} of the time waiting for data")
 
 
+@app.command()
+def evaluate(
+    run: Annotated[Path, typer.Argument(help="Folder of a training run.")],
+    rows: Annotated[
+        Path | None, typer.Option(help="Folder of probe rows; else those the run was evaluated on.")
+    ] = None,
+    questions: Annotated[int, typer.Option(min=1, help="Questions to ask, at most.")] = 400,
+    seed: Annotated[int, typer.Option(help="Another seed asks other questions.")] = 0,
+    world: Annotated[Path | None, typer.Option(help="Folder of the simulated measurements: adds the truth.")] = None,
+    json_output: Json = False,
+) -> None:
+    """Compare a trained model with the classical predictors on measurements that nobody has seen.
+
+    Unseen probes: of each probe of the evaluation split, the first 80 % of its measurements are known and questions are
+    asked about the rest. Errors are those of RTTs that were answered; the surprise (NLL) counts failures, too.
+
+    Example:
+
+      ping-llm evaluate runs/ping-llm/demo --world data/demo/raw-1000000
+    """
+    from ping_llm.evaluate import evaluate_probes
+    from ping_llm.evaluate.table import comparison
+    from ping_llm.predict import LanguageModel
+    from ping_llm.sources.simulator import World
+
+    model = LanguageModel.from_run(run)
+    folder = rows or Path(model.config.network_eval_files or model.config.network_train_files)
+    truth = World.load(world) if world else None
+    with progress("evaluating", total=4) as advance:
+        scores = evaluate_probes(model, folder, questions=questions, seed=seed, world=truth, advance=advance)
+    if json_output:
+        _print_json({"protocols": {"unseen_probe": scores}, "step": model.step})
+    else:
+        out.print(comparison("Unseen probes: what they measure next", scores))
+
+
 @bench_app.command("prepare")
 def bench_prepare(
     measurements: Annotated[int, typer.Option(min=1000, help="Simulated measurements to prepare.")] = 5_000_000,

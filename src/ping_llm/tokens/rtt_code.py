@@ -38,3 +38,13 @@ def normalised_codes() -> npt.NDArray[np.uint16]:
     """All codes that an RTT can have, in order: the support of a predicted distribution."""
     codes = np.arange(1, 1 << 16)
     return codes[(codes < 1 << 11) | ((codes & 0x7FF) >= 1024)].astype(np.uint16)
+
+
+def code_bounds(rtt_ms: Any) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """The two RTTs between which all have the same code: its probability is what a distribution has between them."""
+    codes = normalised_codes()
+    place = np.searchsorted(codes, encode_rtt(rtt_ms))
+    values = decode_rtt(codes)
+    middles = (values[1:] + values[:-1]) / 2
+    edges = np.concatenate([[0.0], middles, [_TOO_LONG_US / 1000.0]])
+    return edges[place], edges[place + 1]

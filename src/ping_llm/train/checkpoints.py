@@ -128,3 +128,15 @@ class Checkpoints:
 
     def close(self) -> None:
         self._manager.close()
+
+
+def read_weights(folder: Path, like: Any) -> tuple[int, Any]:
+    """Steps done and weights of the newest checkpoint, without the optimizer's memory."""
+    if not folder.is_dir():
+        raise PingLlmError(f"{folder} is not there: give the folder of a run, such as runs/ping-llm/my-run")
+    with ocp.CheckpointManager(folder.absolute(), options=ocp.CheckpointManagerOptions(read_only=True)) as manager:
+        step = manager.latest_step()
+        if step is None:
+            raise PingLlmError(f"{folder} holds no checkpoint yet")
+        items = manager.restore(step, args=ocp.args.Composite(weights=ocp.args.StandardRestore(like)))
+        return step, items["weights"]

@@ -158,8 +158,14 @@ class _Run:
                 if stop.agreed(self.step):
                     self.stopped_by = stop.signal
                     break
-            self._drain(0)
-            self._save()
+            if self.step != self.resumed_from:
+                self._end()
+
+    def _end(self) -> None:
+        self._drain(0)
+        if self.config.eval_interval > 0 and self.stopped_by is None and self.evaluated_at != self.step:
+            self._evaluate()
+        self._save()
 
     def _one_step(self, batches: Iterator[Any]) -> None:
         asked = time.perf_counter()

@@ -1,0 +1,176 @@
+"""Predictions of the language model, and the comparison with classical predictors."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ping_llm.config import Config
+from ping_llm.errors import PingLlmError
+from ping_llm.evaluate import evaluate_probes
+from ping_llm.evaluate.probes import draw_questions
+from ping_llm.evaluate.scores import bits, coverage, point_scores
+from ping_llm.predict import LanguageModel
+from ping_llm.predict.contexts import Prompt, prompt_for
+from ping_llm.rows.dataset import RowSet
+from ping_llm.rows.format import ProbeRow
+from ping_llm.rows.prepare import PrepareSettings, prepare
+from ping_llm.sources.simulator import SimulatorSettings, World, simulate
+from ping_llm.tokens.decode import decode
+from ping_llm.tokens.rtt_code import code_bounds, decode_rtt, encode_rtt, normalised_codes
+from ping_llm.tokens.vocabulary import Role
+from ping_llm.train import train
+
+LENGTH = 256
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("predict")
+    simulate(SimulatorSettings(measurements=20_000), folder / "raw")
+    prepare(PrepareSettings(inputs=(str(folder / "raw" / "*.parquet"),), output=folder / "rows", workers=1))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def model(data: Path) -> LanguageModel:
+    config = Config(
+        run_name="small",
+        base_output_directory=str(data / "runs"),
+        network_train_files=str(data / "rows"),
+        per_device_batch_size=8,
+        max_target_length=LENGTH,
+        base_num_decoder_layers=1,
+        base_emb_dim=32,
+        base_num_query_heads=2,
+        head_dim=16,
+        base_mlp_dim=48,
+        dtype="float32",
+        grain_worker_count=0,
+        steps=30,
+        learning_rate=1e-2,
+        enable_tensorboard=False,
+    )
+    return LanguageModel.from_run(train(config)["run"])
+
+
+@pytest.fixture(scope="module")
+def rows(data: Path) -> list[ProbeRow]:
+    with RowSet(data / "rows", "eval") as rows:
+        return [rows[number] for number in np.argsort(-rows.column("count"))[:12].tolist()]
+
+
+def prompt(row: ProbeRow, known: int, question: int, length: int = LENGTH) -> Prompt:
+    return prompt_for(row, np.arange(known), question, length)
+
+
+class TestPrompt:
+    def test_holds_the_newest_history_that_fits_and_ends_before_the_result(self, rows: list[ProbeRow]) -> None:
+        row = rows[0]
+        made = prompt(row, 40, 45)
+        answer = 52.1
+        spelled = [*made.tokens.tolist(), Role.RTT_START, *Prompt.answer(answer).tolist()]
+        assert LENGTH - 50 < len(spelled) <= LENGTH
+        *history, asked = decode(spelled).measurements
+        assert len(history) == made.history > 3
+        assert asked.rtt_ms == pytest.approx(answer, rel=1e-3)
+        assert asked.time_s == row.time_us[45] // 1_000_000
+        for measurement, index in zip(reversed(history), range(39, 0, -1), strict=False):
+            assert measurement.time_s == row.time_us[index] // 1_000_000
+            if np.isnan(row.rtt_ms[index]):
+                assert measurement.failed
+            else:
+                assert measurement.rtt_ms == pytest.approx(row.rtt_ms[index], rel=1e-3)
+
+    def test_needs_no_history(self, rows: list[ProbeRow]) -> None:
+        made = prompt(rows[0], 0, 3)
+        assert made.history == 0
+        assert made.tokens[0] == Role.MEASUREMENT_START
+
+    def test_does_not_depend_on_the_answer_nor_on_what_comes_later(self, rows: list[ProbeRow]) -> None:
+        row = rows[0]
+        changed = row.rtt_ms.copy()
+        changed[40:] = 7.0
+        other = replace(row, rtt_ms=changed)
+        np.testing.assert_array_equal(prompt(row, 40, 45).tokens, prompt(other, 40, 45).tokens)
+
+
+class TestForecast:
+    def test_probabilities_of_all_results_add_up_to_one(self, model: LanguageModel, rows: list[ProbeRow]) -> None:
+        forecast = model.forecast([prompt(rows[0], 40, 45)])
+        codes = normalised_codes().astype(np.int64)
+        firsts = np.unique(codes >> 8)
+        second = model.second_byte([forecast.prompts[0]] * len(firsts), firsts)
+        total = (forecast.first[0, firsts][:, None] * second).sum()
+        assert total == pytest.approx(1.0, abs=1e-6)
+        one = encode_rtt(50.0)
+        expected = forecast.first[0, one >> 8] * second[np.searchsorted(firsts, one >> 8), one & 0xFF]
+        likelihood = forecast.log_likelihood(np.array([50.0]))[0]
+        assert likelihood == pytest.approx(float(np.log(expected * (1 - forecast.p_failed[0]))), abs=1e-5)
+        assert forecast.log_likelihood(np.array([np.nan]))[0] == pytest.approx(float(np.log(forecast.p_failed[0])))
+
+    def test_quantiles_rise_and_invert_the_distribution(self, model: LanguageModel, rows: list[ProbeRow]) -> None:
+        forecast = model.forecast([prompt(row, len(row) // 2, len(row) - 1) for row in rows[:4]])
+        quantiles = np.array([forecast.quantile(level) for level in (0.05, 0.25, 0.5, 0.75, 0.95)])
+        assert np.all(np.diff(quantiles, axis=0) >= 0)
+        codes = encode_rtt(quantiles[2]).astype(np.int64)
+        second = model.second_byte(forecast.prompts, codes >> 8)
+        for i, code in enumerate(codes.tolist()):
+            below = forecast.first[i, : code >> 8].sum()
+            inside = np.cumsum(second[i]) * forecast.first[i, code >> 8]
+            assert below + inside[code & 0xFF] >= 0.5 - 1e-9
+            assert code & 0xFF == 0 or below + inside[(code & 0xFF) - 1] < 0.5
+
+    def test_questions_do_not_influence_each_other(self, model: LanguageModel, rows: list[ProbeRow]) -> None:
+        prompts = [prompt(row, len(row) // 2, len(row) - 1) for row in rows]
+        together = model.forecast(prompts)
+        for i in (0, 7):
+            alone = model.forecast([prompts[i]])
+            np.testing.assert_allclose(alone.first[0], together.first[i], atol=1e-5)
+            assert alone.p_failed[0] == pytest.approx(together.p_failed[i], abs=1e-5)
+
+    def test_a_folder_that_is_no_run_is_refused(self, tmp_path: Path) -> None:
+        with pytest.raises(PingLlmError, match="is not a run"):
+            LanguageModel.from_run(tmp_path)
+
+
+class TestEvaluation:
+    def test_questions_come_after_the_cut_of_probes_that_were_not_trained_on(self, data: Path) -> None:
+        with RowSet(data / "rows", "eval") as rows, RowSet(data / "rows", "train") as trained:
+            asked = draw_questions(rows, 50)
+            sources = {bytes(row) for row in trained.column("source")}
+        assert asked
+        for question in asked:
+            assert question.index >= question.known == int(0.8 * len(question.row))
+            assert bytes(question.row.source).ljust(16, b"\0") not in sources
+
+    def test_the_truth_beats_everyone_and_the_model_gives_a_distribution(
+        self, model: LanguageModel, data: Path
+    ) -> None:
+        scores = evaluate_probes(model, data / "rows", questions=60, world=World.load(data / "raw"))
+        assert set(scores) == {"global median", "pair median", "vivaldi", "model", "oracle"}
+        assert scores["oracle"]["median_re"] == min(score["median_re"] for score in scores.values())
+        assert scores["oracle"]["nll_bits"] < scores["model"]["nll_bits"] < 40
+        assert 0 <= scores["model"]["coverage90"] <= 1
+        again = evaluate_probes(model, data / "rows", questions=60, world=World.load(data / "raw"))
+        assert json.dumps(again) == json.dumps(scores)
+
+
+def test_scores_are_what_their_names_say() -> None:
+    scores = point_scores(np.array([10.0, 30.0, 50.0]), np.array([20.0, 30.0, 40.0]))
+    assert scores["mae"] == pytest.approx(20 / 3)
+    assert scores["median_ae"] == 10.0
+    assert scores["median_re"] == 0.25
+    assert bits(np.log(np.array([0.5, 0.125]))) == pytest.approx(2.0)
+    assert coverage(np.array([1.0, 1.0]), np.array([2.0, 2.0]), np.array([1.5, 3.0])) == 0.5
+
+
+def test_code_bounds_tile_the_axis_around_their_codes() -> None:
+    values = decode_rtt(normalised_codes())
+    below, above = code_bounds(values)
+    assert np.all((below <= values) & (values <= above))
+    np.testing.assert_array_equal(below[1:], above[:-1])
+    inside = (below + above) / 2
+    np.testing.assert_array_equal(encode_rtt(inside[1:]), normalised_codes()[1:])
