@@ -140,11 +140,11 @@ class OptimizerKeys(Section):
     title: ClassVar[str] = "Optimizer"
 
     opt_type: str = key(
-        "adamw", "`muon` = Muon for the matrices of the layers, AdamW for the rest.", one_of("adamw", "muon")
+        "muon", "`muon` = Muon for the matrices of the layers, AdamW for the rest.", one_of("adamw", "muon")
     )
-    learning_rate: float = key(1e-3, "The highest learning rate.", above(0))
+    learning_rate: float = key(4e-3, "The highest learning rate. AdamW alone wants 1e-3.", above(0))
     learning_rate_schedule: str = key(
-        "cosine", "After the warm-up: `cosine`, or `wsd` = constant, then a linear decay.", one_of("cosine", "wsd")
+        "wsd", "After the warm-up: `cosine`, or `wsd` = constant, then a linear decay.", one_of("cosine", "wsd")
     )
     warmup_steps_fraction: float = key(0.05, "Share of the steps in which the rate rises.", at_least(0, up_to=1))
     decay_steps_fraction: float = key(0.3, "Share of the steps of the decay (wsd).", at_least(0, up_to=1))

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 import optax
-from optax import contrib
 
 from ping_llm.config import Config
+from ping_llm.train.muon import scale_by_muon
 
 
 def schedule(config: Config) -> optax.Schedule:
@@ -32,28 +32,21 @@ def rates(config: Config) -> npt.NDArray[np.float32]:
 
 def optimizer(config: Config) -> optax.GradientTransformation:
     rate = schedule(config)
+    change = optax.adamw(
+        rate,
+        b1=config.adam_b1,
+        b2=config.adam_b2,
+        eps=config.adam_eps,
+        weight_decay=config.adam_weight_decay,
+        mask=_decayed,
+    )
     if config.opt_type == "muon":
-        # Updates are scaled to the size that AdamW's have, so that one learning rate serves both.
-        change = contrib.muon(
-            rate,
-            beta=config.muon_beta,
-            weight_decay=config.adam_weight_decay,
-            weight_decay_mask=_decayed,
-            adam_b1=config.adam_b1,
-            adam_b2=config.adam_b2,
-            adam_weight_decay=config.adam_weight_decay,
-            muon_weight_dimension_numbers=_orthogonalised,
-            consistent_rms=0.2,
+        inside = optax.chain(
+            scale_by_muon(config.muon_beta),
+            optax.add_decayed_weights(config.adam_weight_decay),
+            optax.scale_by_learning_rate(rate),
         )
-    else:
-        change = optax.adamw(
-            rate,
-            b1=config.adam_b1,
-            b2=config.adam_b2,
-            eps=config.adam_eps,
-            weight_decay=config.adam_weight_decay,
-            mask=_decayed,
-        )
+        change = optax.partition({"layers": inside, "ends": change}, _part)
     limit = config.gradient_clipping_threshold
     clip = optax.clip_by_global_norm(limit) if limit else optax.identity()
     return optax.chain(clip, change)
@@ -63,9 +56,8 @@ def _decayed(weights: Any) -> Any:
     return jax.tree_util.tree_map_with_path(lambda path, _: "embedding" not in jax.tree_util.keystr(path), weights)
 
 
-def _orthogonalised(weights: Any) -> Any:
-    """The matrices inside the layers; embedding and head are left to AdamW."""
-    inside = contrib.MuonDimensionNumbers()
+def _part(weights: Any) -> Any:
+    """The matrices of the layers, and embedding and head, which are left to AdamW."""
     return jax.tree_util.tree_map_with_path(
-        lambda path, _: inside if "blocks" in jax.tree_util.keystr(path) else None, weights
+        lambda path, _: "layers" if "blocks" in jax.tree_util.keystr(path) else "ends", weights
     )
