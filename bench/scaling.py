@@ -1,7 +1,7 @@
 """Evaluation loss against compute: `python bench/scaling.py RUN… --output docs/images/scaling.png`.
 
-Train the runs first, with equal tokens and different sizes; docs/training.md has the commands. Compute is steps × tokens ×
-floating-point operations a token, as the trainer counts them.
+Train the runs first, with equal tokens and different sizes; docs/training.md has the commands. Compute is what the
+trainer counts: tokens × floating-point operations a token.
 """
 
 import argparse

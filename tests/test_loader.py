@@ -21,6 +21,7 @@ from conftest import random_measurements
 from ping_llm.config import Config
 from ping_llm.errors import PingLlmError
 from ping_llm.pipeline import loader as loader_module
+from ping_llm.pipeline.batch import Batch
 from ping_llm.pipeline.contexts import ContextSettings
 from ping_llm.pipeline.explain import digest, explain_sequence, global_batches, one_batch
 from ping_llm.pipeline.factory import make_eval_loader, make_train_loader
@@ -241,6 +242,39 @@ class TestFiniteEvaluation:
             np.testing.assert_array_equal(batch["inputs"], np.concatenate([a["inputs"], b["inputs"]]))
 
 
+class TestBoundOnSegments:
+    """What packed attention has to be told before it sees a batch."""
+
+    @staticmethod
+    def most(batch: Batch) -> int:
+        return int(batch["inputs_segmentation"].max())
+
+    @pytest.mark.parametrize("batch", [8, 700])
+    def test_no_batch_has_more_and_it_is_tight(self, rows: Path, batch: int) -> None:
+        spec = spec_of(rows, batch=batch)
+        source = BatchSource(spec)
+        assert batch < 100 or batch > source.builders[0].plan.sequences_per_block, "one batch, several blocks"
+        bounds = [source.most_segments(step) for step in range(6)]
+        seen = [self.most(one_batch(spec, step)) for step in range(6)]
+        assert all(found <= bound for found, bound in zip(seen, bounds, strict=True))
+        assert max(seen) >= max(bounds) - 1
+
+    def test_it_holds_for_blends_and_for_finite_data(self, rows: Path, other_rows: Path) -> None:
+        blend = spec_of(rows, other_rows, weights=(Fraction(1, 3), Fraction(2, 3)))
+        for spec in (blend, replace(blend, finite=True)):
+            source = BatchSource(spec)
+            for step in (0, 3, source.batches_per_epoch - 1):
+                assert self.most(one_batch(spec, step)) <= source.most_segments(step)
+
+    def test_a_loader_knows_it_for_any_step_whatever_its_host(self, rows: Path) -> None:
+        spec = spec_of(rows)
+        with (
+            Loader(spec, LoaderSettings(worker_count=0)) as whole,
+            Loader(spec, LoaderSettings(worker_count=0, host=1, hosts=2)) as half,
+        ):
+            assert [whole.most_segments(step) for step in (0, 50)] == [half.most_segments(step) for step in (0, 50)]
+
+
 class TestUnpreparedFiles:
     def test_give_the_batches_that_prepared_rows_give(self, rows: Path, tmp_path: Path) -> None:
         raw = rows.parent / "raw.parquet"
@@ -313,7 +347,6 @@ class TestFaults:
     def test_a_stopped_program_leaves_no_worker_and_a_terminated_one_no_shared_memory(
         self, rows: Path, sent: signal.Signals
     ) -> None:
-        before = shared_memory()
         arguments = ["inspect", "batches", str(rows), "--steps", "0:1000000", "--workers", "2", "--batch-size", "8"]
         process = subprocess.Popen(
             [sys.executable, "-m", "ping_llm", *arguments],
@@ -333,9 +366,9 @@ class TestFaults:
         if sent is signal.SIGKILL:  # nobody could give back the memory of a batch that was on its way
             return
         deadline = time.monotonic() + 15  # Python's resource tracker gives the memory back when all are gone
-        while shared_memory() - before and time.monotonic() < deadline:
+        while shared_memory(process.pid) and time.monotonic() < deadline:
             time.sleep(0.1)
-        assert not shared_memory() - before
+        assert not shared_memory(process.pid)
         assert process.returncode == 128 + sent
         assert "Traceback" not in errors
 
@@ -345,8 +378,9 @@ def workers(parent: int) -> list[psutil.Process]:
     return [c for c in children if c.is_running() and "spawn_main" in " ".join(c.cmdline())]
 
 
-def shared_memory() -> set[str]:
-    return {p.name for p in Path("/dev/shm").iterdir() if p.name.startswith(("psm_", "ping-llm"))}
+def shared_memory(owner: int) -> set[str]:
+    """Of the loaders of a process: other programs on this machine may have their own."""
+    return {path.name for path in Path("/dev/shm").glob(f"ping-llm-{owner}-*")}
 
 
 def test_closing_takes_no_time_even_when_large_batches_wait_to_be_taken(rows: Path) -> None:

@@ -8,6 +8,7 @@ six arrays of the batch contract are laid out here, in half a millisecond.
 import itertools
 import logging
 import multiprocessing
+import os
 import secrets
 import time
 from collections.abc import Iterator
@@ -98,7 +99,7 @@ class Loader:
         self._elements: Any = None
         self._workers: list[psutil.Process] = []
         self._source: BatchSource | None = None  # of this process, made when it is asked for
-        self._memory_name = f"ping-llm-{secrets.token_hex(6)}-"
+        self._memory_name = f"ping-llm-{os.getpid()}-{secrets.token_hex(4)}-"
         self.report = PipelineReport(stages=STAGES, workers=self.settings.worker_count)
 
     def state(self) -> DataState:
