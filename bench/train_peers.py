@@ -144,24 +144,23 @@ def _scan_over_layers() -> None:
     import jax.numpy as jnp
     from flax import nnx
 
-    from ping_llm.model.attention import choose, segments_of
-    from ping_llm.model.transformer import Block, Transformer, norm, rotation
+    from ping_llm.model.attention import attend, choose, segments_of
+    from ping_llm.model.transformer import Transformer, rotation
 
     def call(self: Any, tokens: Any, position: Any, segmentation: Any, most_segments: int) -> Any:
         s = self.settings
-        dtype = jnp.dtype(s.dtype)
         segments = segments_of(segmentation, most_segments)
         turn = rotation(position, s.head_dim, s.rope_period)
         implementation = choose(s.attention, s.dtype)
-        x = jax.nn.one_hot(tokens, s.padded_vocabulary, dtype=dtype) @ self.embedding[...].astype(dtype)
         parts = [nnx.split(block) for block in self.blocks]
         stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(weights for _, weights in parts))
 
         def layer(x: Any, weights: Any) -> tuple[Any, None]:
-            return Block.__call__(nnx.merge(parts[0][0], weights), x, segments, turn, implementation), None
+            block = nnx.merge(parts[0][0], weights)
+            return block(x, turn, lambda q, k, v: attend(q, k, v, segments, implementation)), None
 
-        x, _ = jax.lax.scan(layer, x, stacked)
-        return self.head(norm(x))[..., : s.vocabulary].astype(jnp.float32)
+        x, _ = jax.lax.scan(layer, self.embed(tokens), stacked)
+        return self.logits(x)
 
     Transformer.__call__ = call  # type: ignore[method-assign]
 

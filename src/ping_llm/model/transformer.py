@@ -7,14 +7,18 @@ nothing, and its gradient is a matrix product instead of millions of colliding a
 run to run.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from ping_llm.model.attention import Segments, attend, choose, segments_of
+from ping_llm.model.attention import attend, choose, segments_of
 from ping_llm.model.settings import ModelSettings
+
+Attention = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
+"""From query, key and value, [batch, length, heads, head size] each, to what was attended to."""
 
 _NORM_EPSILON = 1e-6
 
@@ -51,14 +55,12 @@ class Block(nnx.Module):
         self.gate_up = _linear(settings, settings.width, 2 * settings.mlp_width, rngs)
         self.down = _linear(settings, settings.mlp_width, settings.width, rngs, into_residual=True)
 
-    def __call__(
-        self, x: jax.Array, segments: Segments, turn: tuple[jax.Array, jax.Array], implementation: str
-    ) -> jax.Array:
+    def __call__(self, x: jax.Array, turn: tuple[jax.Array, jax.Array], look: Attention) -> jax.Array:
         batch, length, _ = x.shape
         s = self.settings
         qkv = self.qkv(norm(x)).reshape(batch, length, 3 * s.heads, s.head_dim)
         query, key, value = jnp.split(qkv, 3, axis=2)
-        attended = attend(rotate(query, *turn), rotate(key, *turn), value, segments, implementation)
+        attended = look(rotate(query, *turn), rotate(key, *turn), value)
         x = x + self.out(attended.reshape(batch, length, s.heads * s.head_dim))
         gate, up = jnp.split(self.gate_up(norm(x)), 2, axis=-1)
         return x + self.down(jax.nn.silu(gate) * up)
@@ -80,14 +82,29 @@ class Transformer(nnx.Module):
     ) -> jax.Array:
         """Logits, float32 [batch, length, vocabulary]. No sequence may have more than `most_segments` segments."""
         s = self.settings
-        dtype = jnp.dtype(s.dtype)
         segments = segments_of(segmentation, most_segments)
-        turn = rotation(position, s.head_dim, s.rope_period)
         implementation = choose(s.attention, s.dtype)
-        x = jax.nn.one_hot(tokens, s.padded_vocabulary, dtype=dtype) @ self.embedding[...].astype(dtype)
-        run: Any = nnx.remat(Block.__call__, static_argnums=(4,)) if s.remat == "full" else Block.__call__
+
+        def look(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
+            return attend(query, key, value, segments, implementation)
+
+        turn = rotation(position, s.head_dim, s.rope_period)
+        x = self.embed(tokens)
+
+        def layer(block: Block, x: jax.Array) -> jax.Array:
+            return block(x, turn, look)
+
+        run: Any = nnx.remat(layer) if s.remat == "full" else layer
         for block in self.blocks:
-            x = run(block, x, segments, turn, implementation)
+            x = run(block, x)
+        return self.logits(x)
+
+    def embed(self, tokens: jax.Array) -> jax.Array:
+        dtype = jnp.dtype(self.settings.dtype)
+        return jax.nn.one_hot(tokens, self.settings.padded_vocabulary, dtype=dtype) @ self.embedding[...].astype(dtype)
+
+    def logits(self, x: jax.Array) -> jax.Array:
+        s = self.settings
         logits = self.head(norm(x))[..., : s.vocabulary].astype(jnp.float32)
         if s.logits_soft_cap:
             logits = s.logits_soft_cap * jnp.tanh(logits / s.logits_soft_cap)

@@ -133,6 +133,9 @@ class _Run:
             f"of {c.opt_type}, {c.learning_rate_schedule}, learning rate {c.learning_rate:g}",
             soft_wrap=True,
         )
+        peak = hardware.peak_flops(c)
+        known = f"{peak / 1e12:,.0f} TFLOP/s a device" if peak else "unknown for this device (peak_tflops sets it)"
+        err.print(f"peak for the utilisation (MFU): {known}", soft_wrap=True)
         if self.resumed_from is not None:
             err.print(f"resumed after {self.resumed_from:,} steps")
 
