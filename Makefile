@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 DEMO := data/demo
 MEASUREMENTS ?= 1000000
-STEPS ?= 700
+STEPS ?= 1300
 
 .PHONY: help setup demo test test-slow lint bench lock clean
 

@@ -17,7 +17,7 @@ if [ ! -e "$raw/world.json" ]; then
     run ping-llm simulate --measurements "$measurements" --output "$raw"
 fi
 run ping-llm prepare --input "$raw/*.parquet" --output "$rows"
-run ping-llm inspect batches "$rows" --steps 0:3 --length 256 --batch-size 16
+run ping-llm inspect batches "$rows" --steps 0:3 --length 256 --batch-size 8
 run ping-llm train --config configs/demo.yml --name "$name" --steps "$steps" \
     network_train_files="$rows" network_eval_files="$rows" base_output_directory="$folder/runs"
 run ping-llm evaluate "$folder/runs/ping-llm/$name" --world "$raw"

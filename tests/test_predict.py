@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from flax import nnx
 
 from ping_llm.config import Config
 from ping_llm.errors import PingLlmError
@@ -22,6 +23,7 @@ from ping_llm.tokens.decode import decode
 from ping_llm.tokens.rtt_code import code_bounds, decode_rtt, encode_rtt, normalised_codes
 from ping_llm.tokens.vocabulary import Role
 from ping_llm.train import train
+from ping_llm.train.state import graph
 
 LENGTH = 256
 
@@ -70,12 +72,11 @@ class TestPrompt:
     def test_holds_the_newest_history_that_fits_and_ends_before_the_result(self, rows: list[ProbeRow]) -> None:
         row = rows[0]
         made = prompt(row, 40, 45)
-        answer = 52.1
-        spelled = [*made.tokens.tolist(), Role.RTT_START, *Prompt.answer(answer).tolist()]
+        spelled = [*made.history.tolist(), *made.question.tolist(), Role.FAILED]
         assert LENGTH - 50 < len(spelled) <= LENGTH
         *history, asked = decode(spelled).measurements
-        assert len(history) == made.history > 3
-        assert asked.rtt_ms == pytest.approx(answer, rel=1e-3)
+        assert asked.failed
+        assert len(history) == made.measurements > 3
         assert asked.time_s == row.time_us[45] // 1_000_000
         for measurement, index in zip(reversed(history), range(39, 0, -1), strict=False):
             assert measurement.time_s == row.time_us[index] // 1_000_000
@@ -86,42 +87,74 @@ class TestPrompt:
 
     def test_needs_no_history(self, rows: list[ProbeRow]) -> None:
         made = prompt(rows[0], 0, 3)
-        assert made.history == 0
-        assert made.tokens[0] == Role.MEASUREMENT_START
+        assert made.measurements == len(made.history) == 0
+        assert made.question[0] == Role.MEASUREMENT_START
 
     def test_does_not_depend_on_the_answer_nor_on_what_comes_later(self, rows: list[ProbeRow]) -> None:
         row = rows[0]
         changed = row.rtt_ms.copy()
         changed[40:] = 7.0
-        other = replace(row, rtt_ms=changed)
-        np.testing.assert_array_equal(prompt(row, 40, 45).tokens, prompt(other, 40, 45).tokens)
+        other = prompt(replace(row, rtt_ms=changed), 40, 45)
+        np.testing.assert_array_equal(prompt(row, 40, 45).history, other.history)
+        np.testing.assert_array_equal(prompt(row, 40, 45).question, other.question)
 
 
 class TestForecast:
-    def test_probabilities_of_all_results_add_up_to_one(self, model: LanguageModel, rows: list[ProbeRow]) -> None:
-        forecast = model.forecast([prompt(rows[0], 40, 45)])
-        codes = normalised_codes().astype(np.int64)
-        firsts = np.unique(codes >> 8)
-        second = model.second_byte([forecast.prompts[0]] * len(firsts), firsts)
-        total = (forecast.first[0, firsts][:, None] * second).sum()
-        assert total == pytest.approx(1.0, abs=1e-6)
-        one = encode_rtt(50.0)
-        expected = forecast.first[0, one >> 8] * second[np.searchsorted(firsts, one >> 8), one & 0xFF]
-        likelihood = forecast.log_likelihood(np.array([50.0]))[0]
-        assert likelihood == pytest.approx(float(np.log(expected * (1 - forecast.p_failed[0]))), abs=1e-5)
-        assert forecast.log_likelihood(np.array([np.nan]))[0] == pytest.approx(float(np.log(forecast.p_failed[0])))
+    def test_is_what_the_model_says_of_the_whole_sequence(self, model: LanguageModel, rows: list[ProbeRow]) -> None:
+        """Histories that are read once, and shared, give what reading each sequence from its beginning gives."""
+        prompts = [prompt(rows[0], 40, i) for i in (45, 60, 61)] + [prompt(rows[1], 0, 9), prompt(rows[2], 20, 25)]
+        answers = np.array([52.1, 3.3, np.nan, 180.0, np.nan])
+        whole = nnx.merge(graph(model.settings), model.weights)
+        found = model.forecast(prompts).log_likelihood(answers)
+        for made, answer, likelihood in zip(prompts, answers.tolist(), found.tolist(), strict=True):
+            start = [*made.history.tolist(), *made.question.tolist()]
+            code = int(encode_rtt(np.float64(answer)))
+            ending = [Role.FAILED] if np.isnan(answer) else [Role.RTT_START, 11 + (code >> 8), 11 + (code & 0xFF)]
+            tokens = np.array([start + ending])
+            logits = np.asarray(whole(tokens, np.arange(tokens.shape[1])[None], np.ones_like(tokens), 1))[0]
+            expected, first = 0.0, len(start) - 1
+            first_bytes = [11 + byte for byte in range(256) if byte < 8 or byte & 4]
+            allowed: list[list[int]] = [[Role.FAILED, Role.RTT_START], first_bytes, list(range(11, 267))]
+            for place, token in enumerate(ending):
+                options = logits[first + place][allowed[place]]
+                expected += float(logits[first + place][token] - np.logaddexp.reduce(options))
+            assert likelihood == pytest.approx(expected, abs=2e-4)
 
-    def test_quantiles_rise_and_invert_the_distribution(self, model: LanguageModel, rows: list[ProbeRow]) -> None:
+    def test_the_probabilities_of_all_rtts_add_up_to_one(self, model: LanguageModel, rows: list[ProbeRow]) -> None:
+        forecast = model.forecast([prompt(row, 10, 12) for row in rows[:3]])
+        for question in range(3):
+            rtt, probability = forecast.pmf(question)
+            assert probability.sum() == pytest.approx(1.0, abs=1e-5)
+            assert np.all(np.diff(rtt) > 0)
+            assert set(encode_rtt(rtt).tolist()) <= set(normalised_codes().tolist())
+
+    def test_quantiles_interval_and_mean_are_those_of_the_pmf(self, model: LanguageModel, rows: list[ProbeRow]) -> None:
         forecast = model.forecast([prompt(row, len(row) // 2, len(row) - 1) for row in rows[:4]])
-        quantiles = np.array([forecast.quantile(level) for level in (0.05, 0.25, 0.5, 0.75, 0.95)])
-        assert np.all(np.diff(quantiles, axis=0) >= 0)
-        codes = encode_rtt(quantiles[2]).astype(np.int64)
-        second = model.second_byte(forecast.prompts, codes >> 8)
-        for i, code in enumerate(codes.tolist()):
-            below = forecast.first[i, : code >> 8].sum()
-            inside = np.cumsum(second[i]) * forecast.first[i, code >> 8]
-            assert below + inside[code & 0xFF] >= 0.5 - 1e-9
-            assert code & 0xFF == 0 or below + inside[(code & 0xFF) - 1] < 0.5
+        for level in (0.05, 0.5, 0.95):
+            found = forecast.quantile(level)
+            for question, value in enumerate(found.tolist()):
+                rtt, probability = forecast.pmf(question)
+                below = np.cumsum(probability) / probability.sum()
+                place = int(np.searchsorted(rtt, value))
+                assert below[place] >= level - 1e-5
+                assert place == 0 or below[place - 1] <= level + 1e-5
+        low, high = forecast.interval(0.9)
+        assert np.all((low <= forecast.median()) & (forecast.median() <= high))
+        rtt, probability = forecast.pmf(1)
+        assert forecast.mean()[1] == pytest.approx(float(rtt @ probability))
+
+    def test_samples_have_the_predicted_share_of_failures_and_median(
+        self, model: LanguageModel, rows: list[ProbeRow]
+    ) -> None:
+        forecast = model.forecast([prompt(rows[0], 30, 31)])
+        drawn = forecast.sample(20_000)[0]
+        assert np.isnan(drawn).mean() == pytest.approx(float(forecast.p_failed[0]), abs=0.01)
+        rtt, probability = forecast.pmf(0)
+        expected = float(probability[rtt <= forecast.median()[0]].sum())
+        assert (drawn[~np.isnan(drawn)] <= forecast.median()[0]).mean() == pytest.approx(expected, abs=0.02)
+
+    def test_no_question_gives_no_answer(self, model: LanguageModel) -> None:
+        assert len(model.forecast([])) == 0
 
     def test_questions_do_not_influence_each_other(self, model: LanguageModel, rows: list[ProbeRow]) -> None:
         prompts = [prompt(row, len(row) // 2, len(row) - 1) for row in rows]

@@ -12,8 +12,6 @@ import numpy.typing as npt
 
 from ping_llm.rows.format import ProbeRow
 from ping_llm.tokens.encode import FIELD_ORDERS, EncodableMeasurements, TimeKind, encode, token_counts
-from ping_llm.tokens.rtt_code import encode_rtt
-from ping_llm.tokens.vocabulary import FIRST_BYTE
 
 RESULT_LAST: Final = FIELD_ORDERS.index(("time", "source", "destination", "result"))
 _DELTA1_LONGEST: Final = 255
@@ -23,15 +21,11 @@ _DELTA1_LONGEST: Final = 255
 class Prompt:
     """Tokens up to the place where the result of the question would come."""
 
-    tokens: npt.NDArray[np.uint16]
-    history: int
-    """Measurements that were kept."""
-
-    @staticmethod
-    def answer(rtt_ms: float) -> npt.NDArray[np.uint16]:
-        """The two byte tokens of an RTT."""
-        code = int(encode_rtt(np.float64(rtt_ms)))
-        return np.array([code >> 8, code & 0xFF], dtype=np.uint16) + FIRST_BYTE
+    history: npt.NDArray[np.uint16]
+    """What the source measured before; the same for all questions that share it."""
+    question: npt.NDArray[np.uint16]
+    measurements: int
+    """Of the history that was kept."""
 
 
 def prompt_for(row: ProbeRow, history: npt.NDArray[np.int64], question: int, length: int) -> Prompt:
@@ -54,7 +48,7 @@ def prompt_for(row: ProbeRow, history: npt.NDArray[np.int64], question: int, len
     destination[:, : row.destinations.shape[1]] = row.destinations[kept]
     source = np.zeros((len(kept), 16), dtype=np.uint8)
     source[:, : len(row.source)] = np.frombuffer(row.source, dtype=np.uint8)
-    tokens, _ = encode(
+    tokens, counts = encode(
         EncodableMeasurements(
             family=np.full(len(kept), row.family, dtype=np.uint8),
             source=source,
@@ -65,4 +59,5 @@ def prompt_for(row: ProbeRow, history: npt.NDArray[np.int64], question: int, len
             order=np.full(len(kept), RESULT_LAST, dtype=np.uint8),
         )
     )
-    return Prompt(tokens=tokens[:-3], history=len(kept) - 1)
+    begin = len(tokens) - int(counts[-1])
+    return Prompt(history=tokens[:begin], question=tokens[begin:-3], measurements=len(kept) - 1)

@@ -1,38 +1,45 @@
-"""RTT distributions from the byte language model.
+"""Forecasts from the byte language model.
 
 After the fields of a question come either FAILED, or RTT_START and the two bytes of the RTT code. So P(failed) is read
 off one step, the distribution of the first byte (the coarse answer, four steps an octave) off a second, and that of the
-second byte off a third, for those first bytes in which a wanted quantile lies.
+second byte off a third, for each first byte that has any probability. The history is read once for all of them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Final, Self
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
-from flax import nnx
 
 from ping_llm.config import Config, load_config
 from ping_llm.errors import PingLlmError
-from ping_llm.model import ModelSettings, attention
+from ping_llm.model import ModelSettings
+from ping_llm.predict import cached
 from ping_llm.predict.contexts import Prompt
-from ping_llm.tokens.rtt_code import decode_rtt, encode_rtt
+from ping_llm.predict.forecast import Floats, RttForecast
 from ping_llm.tokens.vocabulary import FIRST_BYTE, Role
 from ping_llm.train.checkpoints import read_weights
 from ping_llm.train.folder import RunFolder
 from ping_llm.train.optimizer import optimizer
 from ping_llm.train.state import graph, laid_out, model_settings
 
-Floats = npt.NDArray[np.float64]
+Tokens = npt.NDArray[np.uint16]
+_Part = tuple[list[int], RttForecast]
+"""Numbers of some questions, and what was found for them."""
 
 _TOKENS_AT_ONCE: Final = 16_384
-_LENGTHS: Final = 128
-"""Prompts are padded to a multiple of this: few different shapes are compiled."""
+_HISTORY_LENGTHS: Final = 128
+_ENDING_LENGTHS: Final = 16
+"""Sequences are padded to multiples of these: few different shapes are compiled."""
+
+_ANSWERS_AT_ONCE: Final = 4_096
+
+_NEGLIGIBLE: Final = 1e-6
+"""First bytes less likely than this are not looked into."""
 
 _BYTES: Final = np.arange(256)
 _NORMALISED: Final = (_BYTES < 8) | (_BYTES & 4 > 0)
@@ -50,96 +57,131 @@ class LanguageModel:
 
     @classmethod
     def from_run(cls, run: Path | str) -> Self:
+        """The newest checkpoint of a training run."""
         folder = RunFolder(Path(run))
         if not folder.config.exists():
             raise PingLlmError(f"{run} is not a run: it has no {folder.config.name}")
         config = load_config(folder.config)
-        settings = model_settings(config)
-        settings = replace(settings, attention=attention.choose("auto", settings.dtype))
         mesh = jax.make_mesh((1, 1), ("data", "fsdp"), devices=jax.local_devices()[:1])
         step, weights = read_weights(folder.checkpoints, laid_out(config, optimizer(config), mesh).weights)
+        settings = replace(model_settings(config), attention="plain")
         return cls(config=config, settings=settings, weights=weights, step=step)
 
-    def forecast(self, prompts: Sequence[Prompt]) -> "RttForecast":
-        """The distribution of the result of each prompt's question."""
-        after = [np.append(prompt.tokens, np.uint16(Role.RTT_START)) for prompt in prompts]
-        result = self._log_probabilities([prompt.tokens for prompt in prompts])
-        failed, answered = result[:, Role.FAILED], result[:, Role.RTT_START]
-        first = self._log_probabilities(after)[:, FIRST_BYTE:]
-        first[:, ~_NORMALISED] = -np.inf
-        first = np.exp(first - np.logaddexp.reduce(first, axis=1, keepdims=True))
-        p_failed = np.exp(failed - np.logaddexp(failed, answered))
-        return RttForecast(model=self, prompts=after, p_failed=p_failed, first=first)
+    def forecast(self, prompts: Sequence[Prompt]) -> RttForecast:
+        """The distribution of the result of each prompt's question. Prompts with the same history share the work."""
+        groups: dict[bytes, list[int]] = {}
+        for number, prompt in enumerate(prompts):
+            groups.setdefault(prompt.history.tobytes(), []).append(number)
+        parts = [
+            part
+            for together in self._parts(prompts, list(groups.values()))
+            for part in self._forecast_part(prompts, together)
+        ]
+        return _joined(parts)
 
-    def second_byte(self, prompts: Sequence[npt.NDArray[np.uint16]], first: npt.NDArray[np.int64]) -> Floats:
-        """Probabilities of the last byte, each prompt having been continued by a first byte."""
-        continued = [np.append(p, np.uint16(FIRST_BYTE + b)) for p, b in zip(prompts, first.tolist(), strict=True)]
-        logs = self._log_probabilities(continued)[:, FIRST_BYTE:]
-        return np.exp(logs - np.logaddexp.reduce(logs, axis=1, keepdims=True))
-
-    def _log_probabilities(self, sequences: Sequence[npt.NDArray[np.uint16]]) -> Floats:
-        """Of the token that follows each sequence."""
-        sizes = np.array([len(sequence) for sequence in sequences])
-        padded = -(-sizes // _LENGTHS) * _LENGTHS
-        result = np.empty((len(sequences), self.settings.vocabulary))
-        for length in np.unique(padded).tolist():
-            members = np.flatnonzero(padded == length)
+    def _parts(self, prompts: Sequence[Prompt], groups: list[list[int]]) -> Iterator[list[list[int]]]:
+        """Groups of questions whose histories are read together: of similar length, and not too many at once."""
+        padded = [_padded(len(prompts[group[0]].history), _HISTORY_LENGTHS) for group in groups]
+        for length in sorted(set(padded)):
+            members = [group for group, size in zip(groups, padded, strict=True) if size == length]
             count = max(1, _TOKENS_AT_ONCE // length)
             for begin in range(0, len(members), count):
-                part = members[begin : begin + count]
-                tokens = np.zeros((count, length), dtype=np.int32)
-                for place, member in enumerate(part.tolist()):
-                    tokens[place, : sizes[member]] = sequences[member]
-                last = np.zeros(count, dtype=np.int32)
-                last[: len(part)] = sizes[part] - 1
-                result[part] = np.asarray(self._following(self.weights, tokens, last))[: len(part)]
-        return result
+                yield members[begin : begin + count]
+
+    def _forecast_part(self, prompts: Sequence[Prompt], groups: list[list[int]]) -> Iterator[_Part]:
+        histories = [prompts[group[0]].history for group in groups]
+        sizes = np.array([len(history) for history in histories], dtype=np.int32)
+        length = _padded(int(sizes.max()), _HISTORY_LENGTHS)
+        known = self._read(self.weights, _table(histories, (len(histories),), length), sizes)
+        longest = max(len(prompts[number].question) for group in groups for number in group) + 1
+        at_once = max(1, _TOKENS_AT_ONCE // (_padded(longest, _ENDING_LENGTHS) * len(groups)))
+        for begin in range(0, max(len(group) for group in groups), at_once):
+            yield self._ask(known, prompts, [group[begin : begin + at_once] for group in groups])
+
+    def _ask(self, known: cached.Cache, prompts: Sequence[Prompt], groups: list[list[int]]) -> _Part:
+        """Some questions about each history. Arrays are [histories, questions]; `where` are the places in use."""
+        shape = len(groups), _power_of_two(max(len(group) for group in groups))
+        where = np.array([(n, k) for n, group in enumerate(groups) for k in range(len(group))]).T
+        numbers = [number for group in groups for number in group]
+        questions = [np.append(prompts[number].question, np.uint16(Role.RTT_START)) for number in numbers]
+        sizes = np.ones(shape, dtype=np.int32)
+        sizes[*where] = [len(question) for question in questions]
+        length = _padded(int(sizes.max()), _ENDING_LENGTHS)
+        tokens = _table(questions, shape, length, where)
+        # After the last field comes the result's role; after RTT_START, the last token of these, its first byte.
+        places = np.stack([np.maximum(sizes - 2, 0), sizes - 1], axis=-1)
+        logs, asked = self._follow(self.weights, [known], tokens, sizes, places)
+        result, first = np.moveaxis(np.asarray(logs, dtype=np.float64)[*where], 1, 0)
+        first = np.where(_NORMALISED, first[:, FIRST_BYTE:], -np.inf)
+        first = np.exp(first - np.logaddexp.reduce(first, axis=1, keepdims=True))
+        failed, answered = result[:, Role.FAILED], result[:, Role.RTT_START]
+        kept, second = self._second_bytes([known, asked], first, shape, where)
+        p_failed = np.exp(failed - np.logaddexp(failed, answered))
+        return numbers, RttForecast(p_failed=p_failed, first=first, kept=kept, second=second)
+
+    def _second_bytes(
+        self, before: list[cached.Cache], first: Floats, shape: tuple[int, int], where: npt.NDArray[np.int64]
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
+        """Distributions of the second byte after each first byte that matters, and where each question finds them."""
+        question, byte = np.nonzero(first > _NEGLIGIBLE)
+        nth = np.arange(len(question)) - np.searchsorted(question, question)
+        second = np.full((len(question) + 1, 256), 1 / 256, dtype=np.float32)
+        at_once = _power_of_two(min(int(nth.max()) + 1, max(1, _ANSWERS_AT_ONCE // (shape[0] * shape[1]))))
+        for begin in range(0, int(nth.max()) + 1, at_once):
+            now = np.flatnonzero((nth >= begin) & (nth < begin + at_once))
+            here = *where[:, question[now]], nth[now] - begin
+            tokens = np.zeros((*shape, at_once, 1), dtype=np.int32)
+            tokens[*here, 0] = FIRST_BYTE + byte[now]
+            one = np.ones((*shape, at_once), dtype=np.int32)
+            logs, _ = self._follow(self.weights, before, tokens, one, np.zeros_like(tokens))
+            found = np.asarray(logs, dtype=np.float64)[*here, 0, FIRST_BYTE:]
+            second[now] = np.exp(found - np.logaddexp.reduce(found, axis=1, keepdims=True))
+        kept = np.full(first.shape, len(question), dtype=np.int64)
+        kept[question, byte] = np.arange(len(question))
+        return kept, second
 
     @cached_property
-    def _following(self) -> Any:
-        graph_of_model = graph(self.settings)
+    def _read(self) -> Any:
+        return jax.jit(partial(cached.read, graph(self.settings)))
 
-        @jax.jit
-        def following(weights: Any, tokens: jax.Array, last: jax.Array) -> jax.Array:
-            position = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
-            logits = nnx.merge(graph_of_model, weights)(tokens, position, jnp.ones_like(tokens), 1)
-            return jax.nn.log_softmax(jnp.take_along_axis(logits, last[:, None, None], axis=1)[:, 0])
-
-        return following
+    @cached_property
+    def _follow(self) -> Any:
+        return jax.jit(partial(cached.follow, graph(self.settings)))
 
 
-@dataclass(frozen=True, kw_only=True)
-class RttForecast:
-    """Distributions of the results of several questions."""
+def _padded(size: int, multiple: int) -> int:
+    return max(multiple, -(-size // multiple) * multiple)
 
-    model: LanguageModel
-    prompts: Sequence[npt.NDArray[np.uint16]]
-    p_failed: Floats
-    first: Floats
-    """[questions, 256]: probability of the first byte of the RTT code, given an answer."""
 
-    def __len__(self) -> int:
-        return len(self.p_failed)
+def _power_of_two(count: int) -> int:
+    """The next one, so that few different shapes are compiled."""
+    return 1 << (count - 1).bit_length()
 
-    def quantile(self, level: float) -> Floats:
-        """Of the RTT in ms, given an answer."""
-        before = np.cumsum(self.first, axis=1)
-        byte = np.minimum((before < level).sum(axis=1), 255)
-        rows = np.arange(len(self))
-        inside = level - (before[rows, byte] - self.first[rows, byte])
-        second = np.cumsum(self.model.second_byte(self.prompts, byte) * self.first[rows, byte][:, None], axis=1)
-        last = np.minimum((second < inside[:, None]).sum(axis=1), 255)
-        return decode_rtt(byte << 8 | last)
 
-    def median(self) -> Floats:
-        return self.quantile(0.5)
+def _table(
+    sequences: Sequence[Tokens], shape: tuple[int, ...], length: int, where: npt.NDArray[np.int64] | None = None
+) -> npt.NDArray[np.int32]:
+    """Sequences side by side, padded, at these places of an array of this shape."""
+    table = np.zeros((*shape, length), dtype=np.int32)
+    places = np.arange(len(sequences))[None] if where is None else where
+    for place, sequence in zip(places.T.tolist(), sequences, strict=True):
+        table[*place, : len(sequence)] = sequence
+    return table
 
-    def log_likelihood(self, rtt_ms: npt.NDArray[Any]) -> Floats:
-        """Natural logarithm of the probability of each observed result: its RTT code, or that it failed (NaN)."""
-        failed = np.isnan(rtt_ms)
-        code = encode_rtt(np.where(failed, 1.0, rtt_ms)).astype(np.int64)
-        rows = np.arange(len(self))
-        second = self.model.second_byte(self.prompts, code >> 8)[rows, code & 0xFF]
-        with np.errstate(divide="ignore"):
-            answered = np.log1p(-self.p_failed) + np.log(self.first[rows, code >> 8]) + np.log(second)
-            return np.where(failed, np.log(self.p_failed), answered)
+
+def _joined(parts: Sequence[_Part]) -> RttForecast:
+    """One forecast in the order of the questions."""
+    if not parts:
+        nothing = np.zeros((0, 256))
+        kept = np.zeros((0, 256), dtype=np.int64)
+        return RttForecast(
+            p_failed=np.zeros(0), first=nothing, kept=kept, second=np.full((1, 256), 1 / 256, np.float32)
+        )
+    order = np.argsort(np.concatenate([numbers for numbers, _ in parts]))
+    offsets = np.cumsum([0, *(len(forecast.second) for _, forecast in parts)])
+    return RttForecast(
+        p_failed=np.concatenate([forecast.p_failed for _, forecast in parts])[order],
+        first=np.concatenate([forecast.first for _, forecast in parts])[order],
+        kept=np.concatenate([f.kept + offset for (_, f), offset in zip(parts, offsets[:-1], strict=True)])[order],
+        second=np.concatenate([forecast.second for _, forecast in parts]),
+    )
