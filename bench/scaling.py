@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from ping_llm.config import load_config
 from ping_llm.train.metrics import read_metrics
-from ping_llm.train.state import model_settings
+from ping_llm.train.task import model_settings
 
 
 def main() -> None:

@@ -97,7 +97,7 @@ def _batches(options: argparse.Namespace) -> tuple[list[Any], int, int]:
 
 
 def _result(options: argparse.Namespace, real_tokens: int, step_s: float, **more: float) -> dict[str, Any]:
-    from ping_llm.train.state import model_settings
+    from ping_llm.train.task import model_settings
 
     flops = model_settings(_config(options)).flops_per_token(options.length)
     rate = real_tokens / step_s
@@ -113,15 +113,16 @@ def _ours(options: argparse.Namespace, *, scan: bool) -> dict[str, Any]:
 
     from ping_llm.train.loop import rounded_up
     from ping_llm.train.optimizer import optimizer
-    from ping_llm.train.state import create, graph, model_settings
+    from ping_llm.train.state import create
     from ping_llm.train.step import make_train_step
+    from ping_llm.train.task import task_of
 
     batches, most, real = _batches(options)
     if scan:
         _scan_over_layers()
     change = optimizer(config)
     state = create(config, change, hardware.make_mesh(config))
-    step = make_train_step(graph(model_settings(config)), change, config)
+    step = make_train_step(task_of(config), change, config)
     placed = [jax.device_put(batch) for batch in batches]
     began = time.perf_counter()
     compiled = step.lower(state, placed[0], rounded_up(most)).compile()  # type: ignore[attr-defined]
@@ -171,7 +172,7 @@ def _torch(options: argparse.Namespace) -> dict[str, Any]:
     import torch.nn.functional as F  # noqa: N812
     from torch import nn
 
-    from ping_llm.train.state import model_settings
+    from ping_llm.train.task import model_settings
 
     s = model_settings(_config(options))
     heads = s.heads * s.head_dim

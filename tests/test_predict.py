@@ -24,6 +24,7 @@ from ping_llm.tokens.rtt_code import code_bounds, decode_rtt, encode_rtt, normal
 from ping_llm.tokens.vocabulary import Role
 from ping_llm.train import train
 from ping_llm.train.state import graph
+from ping_llm.train.task import task_of
 
 LENGTH = 256
 
@@ -104,7 +105,7 @@ class TestForecast:
         """Histories that are read once, and shared, give what reading each sequence from its beginning gives."""
         prompts = [prompt(rows[0], 40, i) for i in (45, 60, 61)] + [prompt(rows[1], 0, 9), prompt(rows[2], 20, 25)]
         answers = np.array([52.1, 3.3, np.nan, 180.0, np.nan])
-        whole = nnx.merge(graph(model.settings), model.weights)
+        whole = nnx.merge(graph(task_of(model.config)), model.weights)
         found = model.forecast(prompts).log_likelihood(answers)
         for made, answer, likelihood in zip(prompts, answers.tolist(), found.tolist(), strict=True):
             start = [*made.history.tolist(), *made.question.tolist()]

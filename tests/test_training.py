@@ -17,8 +17,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from ping_llm.completer import WorldSettings
 from ping_llm.config import Config, load_config
 from ping_llm.errors import PingLlmError
+from ping_llm.pipeline.worlds import WorldsLoader
 from ping_llm.rows.prepare import PrepareSettings, prepare
 from ping_llm.sources.simulator import SimulatorSettings, simulate
 from ping_llm.train import train
@@ -224,6 +226,53 @@ class TestResume:
         by_loss = sorted((loss, step) for step, loss in eval_losses(config))
         kept = {int(path.name) for path in (folder_of(config) / "checkpoints").iterdir()}
         assert kept == {12, by_loss[0][1]}
+
+
+class TestCompleter:
+    @pytest.fixture
+    def worlds(self, tiny: Config) -> Config:
+        return tiny.replace(
+            dataset_type="worlds",
+            worlds_context=16,
+            worlds_questions=8,
+            worlds_most_nodes=12,
+            completer_identity=8,
+            average_decay=0.9,
+            eval_steps=4,
+        )
+
+    @pytest.mark.slow
+    def test_worlds_train_the_completer_and_an_average_of_its_weights(self, worlds: Config) -> None:
+        config = worlds.replace(steps=60, per_device_batch_size=16, eval_interval=20, learning_rate=1e-2)
+        train(config)
+        found = [loss for _, loss in eval_losses(config)]
+        assert found == sorted(found, reverse=True), "the worlds of the evaluation are always the same"
+        assert np.isfinite(losses(config)).all()
+
+    @pytest.mark.slow
+    def test_it_goes_on_exactly_with_its_average(self, worlds: Config) -> None:
+        whole = constant_rate(worlds).replace(run_name="whole")
+        part = whole.replace(run_name="part")
+        train(whole)
+        train(part.replace(steps=7))
+        assert train(part)["resumed_from"] == 7
+        assert losses(part) == losses(whole)
+        assert eval_losses(part)[-1] == eval_losses(whole)[-1]
+
+    @pytest.mark.slow
+    def test_a_completer_and_a_language_model_cannot_go_on_as_each_other(self, tiny: Config, worlds: Config) -> None:
+        train(worlds.replace(steps=1))
+        with pytest.raises(PingLlmError, match="dataset_type: worlds then, network now"):
+            train(tiny.replace(completer_identity=worlds.completer_identity))
+
+    def test_hosts_share_the_worlds_of_a_step(self) -> None:
+        settings = WorldSettings(context=16, questions=8, most_nodes=12)
+        whole = next(WorldsLoader(settings, batch_size=6, seed=1))
+        halves = [next(WorldsLoader(settings, batch_size=6, seed=1, host=host, hosts=2)) for host in range(2)]
+        for name, column in whole.items():
+            np.testing.assert_array_equal(column, np.concatenate([half[name] for half in halves]))
+        with pytest.raises(PingLlmError, match="shared evenly"):
+            WorldsLoader(settings, batch_size=6, seed=1, hosts=4)
 
 
 def test_a_loss_that_is_not_finite_stops_the_run_with_the_batch_and_how_to_see_it(tiny: Config) -> None:

@@ -44,8 +44,9 @@ class DataKeys(Section):
 
     dataset_type: str = key(
         "network",
-        "Where batches come from. So far `network` (latency measurements) and `synthetic` (random tokens) work.",
-        one_of("network", "grain", "hf", "tfds", "c4_mlperf", "synthetic"),
+        "Where batches come from: `network` (measurements), `synthetic` (random tokens), `worlds` (simulated "
+        "Internets, for the completer); the others are not there yet.",
+        one_of("network", "grain", "hf", "tfds", "c4_mlperf", "synthetic", "worlds"),
     )
     network_data_format: str = key(
         "probe_chunks",
@@ -68,6 +69,18 @@ class DataKeys(Section):
     generate_padding_batch_train: bool = key(
         False, "Where the training data ends, go on with batches of padding, which carry no loss."
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorldKeys(Section):
+    """Simulated worlds, which train the completer (`dataset_type=worlds`). A batch has a world for each sequence."""
+
+    title: ClassVar[str] = "Worlds"
+
+    worlds_context: int = key(512, "Measurements that a context holds at most.", at_least(8))
+    worlds_questions: int = key(128, "Questions asked of each world.", at_least(1))
+    worlds_most_nodes: int = key(400, "Nodes of the largest worlds.", at_least(4))
+    completer_identity: int = key(128, "Length of the random vectors that stand for nodes.", at_least(4))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,6 +171,11 @@ class OptimizerKeys(Section):
     gradient_accumulation_steps: int = key(
         1, "Parts in which a batch is computed one after the other, to save memory.", at_least(1)
     )
+    average_decay: float = key(
+        0.0,
+        "Decay a step of a running average of the weights, which is then what is evaluated and used; 0 = none.",
+        at_least(0, up_to=1),
+    )
     z_loss_multiplier: float = key(0.0, "Weight of the squared log of the normaliser in the loss.", at_least(0))
 
 
@@ -208,6 +226,7 @@ class MetricsKeys(Section):
 class Config(
     RunKeys,
     DataKeys,
+    WorldKeys,
     LoaderKeys,
     EvaluationKeys,
     ModelKeys,

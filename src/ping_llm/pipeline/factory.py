@@ -1,5 +1,7 @@
 """Loaders from a configuration: the two functions that training asks for its data."""
 
+from typing import Final
+
 from ping_llm.config import Config, parse_blend
 from ping_llm.errors import PingLlmError
 from ping_llm.pipeline.contexts import ContextSettings
@@ -8,8 +10,12 @@ from ping_llm.pipeline.source import BatchSource
 from ping_llm.pipeline.spec import DataSpec, DataState, RowsSpec
 from ping_llm.pipeline.synthetic import SyntheticLoader, SyntheticSettings
 from ping_llm.pipeline.unprepared import PreparedInMemory
+from ping_llm.pipeline.worlds import WorldsLoader, world_settings
 
-AnyLoader = Loader | SyntheticLoader
+AnyLoader = Loader | SyntheticLoader | WorldsLoader
+
+_UNSEEN_WORLDS: Final = 0x5EED
+"""Added to the seed for evaluation."""
 
 
 def make_train_loader(
@@ -18,6 +24,15 @@ def make_train_loader(
     """Endless batches for training, from the beginning or from a state of any run with the same data."""
     if config.dataset_type == "synthetic":
         return SyntheticLoader(_synthetic(config, devices), host=host, hosts=hosts, state=state)
+    if config.dataset_type == "worlds":
+        return WorldsLoader(
+            world_settings(config),
+            batch_size=_batch_size(config, devices),
+            seed=config.data_shuffle_seed,
+            host=host,
+            hosts=hosts,
+            state=state,
+        )
     spec, kept = _spec(config, "train", devices)
     resumed = state.resume(spec, allow_change=config.allow_data_change) if state else None
     return Loader(spec, _settings(config, host, hosts), resumed, keep_alive=kept)
@@ -28,6 +43,15 @@ def make_eval_loader(config: Config, *, devices: int = 1, host: int = 0, hosts: 
     if config.dataset_type == "synthetic":
         last = max(1, config.eval_steps) - 1
         return SyntheticLoader(_synthetic(config, devices), host=host, hosts=hosts, last_step=last)
+    if config.dataset_type == "worlds":
+        return WorldsLoader(
+            world_settings(config),
+            batch_size=_batch_size(config, devices),
+            seed=config.data_shuffle_seed + _UNSEEN_WORLDS,
+            host=host,
+            hosts=hosts,
+            last_step=max(1, config.eval_steps) - 1,
+        )
     spec, kept = _spec(config, "eval", devices)
     batches = BatchSource(spec).batches_per_epoch
     if config.eval_steps > 0:

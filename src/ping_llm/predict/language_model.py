@@ -14,10 +14,11 @@ from typing import Any, Final, Self
 import jax
 import numpy as np
 import numpy.typing as npt
+from flax import nnx
 
 from ping_llm.config import Config, load_config
 from ping_llm.errors import PingLlmError
-from ping_llm.model import ModelSettings
+from ping_llm.model import ModelSettings, Transformer
 from ping_llm.predict import cached
 from ping_llm.predict.contexts import Prompt
 from ping_llm.predict.forecast import Floats, RttForecast
@@ -25,7 +26,8 @@ from ping_llm.tokens.vocabulary import FIRST_BYTE, Role
 from ping_llm.train.checkpoints import read_weights
 from ping_llm.train.folder import RunFolder
 from ping_llm.train.optimizer import optimizer
-from ping_llm.train.state import graph, laid_out, model_settings
+from ping_llm.train.state import laid_out
+from ping_llm.train.task import model_settings
 
 Tokens = npt.NDArray[np.uint16]
 _Part = tuple[list[int], RttForecast]
@@ -64,6 +66,8 @@ class LanguageModel:
         config = load_config(folder.config)
         mesh = jax.make_mesh((1, 1), ("data", "fsdp"), devices=jax.local_devices()[:1])
         step, weights = read_weights(folder.checkpoints, laid_out(config, optimizer(config), mesh).weights)
+        if config.dataset_type == "worlds":
+            raise PingLlmError(f"{run} trained a completer; this asks for a language model")
         settings = replace(model_settings(config), attention="plain")
         return cls(config=config, settings=settings, weights=weights, step=step)
 
@@ -141,12 +145,16 @@ class LanguageModel:
         return kept, second
 
     @cached_property
+    def _graph(self) -> Any:
+        return nnx.split(nnx.eval_shape(lambda: Transformer(self.settings, nnx.Rngs(0))))[0]
+
+    @cached_property
     def _read(self) -> Any:
-        return jax.jit(partial(cached.read, graph(self.settings)))
+        return jax.jit(partial(cached.read, self._graph))
 
     @cached_property
     def _follow(self) -> Any:
-        return jax.jit(partial(cached.follow, graph(self.settings)))
+        return jax.jit(partial(cached.follow, self._graph))
 
 
 def _padded(size: int, multiple: int) -> int:

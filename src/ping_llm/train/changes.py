@@ -18,6 +18,7 @@ _SHAPE: Final = (
     "weight_dtype",
     "init_weights_seed",
     "opt_type",
+    "completer_identity",
 )
 """The weights and the optimizer's memory mean nothing with other values. (Data is checked by its own state.)"""
 
@@ -45,7 +46,10 @@ def check_unchanged(stored: Path, config: Config) -> None:
             if getattr(before, name) != getattr(config, name)
         )
 
-    if different := differences(_SHAPE):
+    # A run keeps an average of its weights or not; how slow it is may change.
+    kinds = {f"{bool(c.average_decay)} {c.dataset_type == 'worlds'}" for c in (before, config)}
+    different = differences(_SHAPE) or (differences(("average_decay", "dataset_type")) if len(kinds) > 1 else "")
+    if different:
         raise PingLlmError(
             f"the run {stored.parent} was started with another model or optimizer: {different}. "
             "Use the same settings to go on with it, or another run_name"

@@ -58,10 +58,11 @@ class Checkpoints:
         """Begin to save; returns when the state may be changed again. `eval_loss`: measured after just this step."""
         if step in self._manager.all_steps():
             return
+        arrays = {"weights": state.weights, "optimizer": state.optimizer, "digest": {"digest": digest(state)}}
+        if state.average is not None:
+            arrays["average"] = state.average
         items = ocp.args.Composite(
-            weights=ocp.args.StandardSave(state.weights),
-            optimizer=ocp.args.StandardSave(state.optimizer),
-            digest=ocp.args.StandardSave({"digest": digest(state)}),
+            **{name: ocp.args.StandardSave(tree) for name, tree in arrays.items()},
             run=ocp.args.JsonSave({"data": data.to_json(), "config": config}),
         )
         metrics = None if eval_loss is None else {"eval_loss": eval_loss}
@@ -92,16 +93,18 @@ class Checkpoints:
         digests = jax.ShapeDtypeStruct((len(leaves),), np.uint32, sharding=everywhere)
         failure, result = "", None
         try:
+            arrays = {"weights": like.weights, "optimizer": like.optimizer, "digest": {"digest": digests}}
+            if like.average is not None:
+                arrays["average"] = like.average
             items = self._manager.restore(
                 step,
                 args=ocp.args.Composite(
-                    weights=ocp.args.StandardRestore(like.weights),
-                    optimizer=ocp.args.StandardRestore(like.optimizer),
-                    digest=ocp.args.StandardRestore({"digest": digests}),
+                    **{name: ocp.args.StandardRestore(tree) for name, tree in arrays.items()},
                     run=ocp.args.JsonRestore(),
                 ),
             )
-            state = TrainState(weights=items["weights"], optimizer=items["optimizer"])
+            average = items["average"] if like.average is not None else None
+            state = TrainState(weights=items["weights"], optimizer=items["optimizer"], average=average)
             result = step, state, DataState.from_json(items["run"]["data"])
             if not np.array_equal(np.asarray(items["digest"]["digest"]), np.asarray(digest(state))):
                 failure = "its arrays are not those that were saved"
@@ -131,12 +134,13 @@ class Checkpoints:
 
 
 def read_weights(folder: Path, like: Any) -> tuple[int, Any]:
-    """Steps done and weights of the newest checkpoint, without the optimizer's memory."""
+    """Steps done and weights of the newest checkpoint, averaged if the run kept an average."""
     if not folder.is_dir():
         raise PingLlmError(f"{folder} is not there: give the folder of a run, such as runs/ping-llm/my-run")
     with ocp.CheckpointManager(folder.absolute(), options=ocp.CheckpointManagerOptions(read_only=True)) as manager:
         step = manager.latest_step()
         if step is None:
             raise PingLlmError(f"{folder} holds no checkpoint yet")
-        items = manager.restore(step, args=ocp.args.Composite(weights=ocp.args.StandardRestore(like)))
-        return step, items["weights"]
+        name = "average" if (folder / str(step) / "average").exists() else "weights"
+        items = manager.restore(step, args=ocp.args.Composite(**{name: ocp.args.StandardRestore(like)}))
+        return step, items[name]

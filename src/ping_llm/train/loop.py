@@ -15,7 +15,6 @@ import numpy as np
 from ping_llm.config import Config
 from ping_llm.console import err, progress
 from ping_llm.errors import PingLlmError
-from ping_llm.model import attention
 from ping_llm.pipeline import factory
 from ping_llm.pipeline.device import on_device
 from ping_llm.pipeline.spec import DataState
@@ -27,9 +26,10 @@ from ping_llm.train.metrics import Metrics
 from ping_llm.train.optimizer import optimizer, rates
 from ping_llm.train.pace import Pace
 from ping_llm.train.picture import draw_losses
-from ping_llm.train.state import create, graph, laid_out, model_settings
+from ping_llm.train.state import create, laid_out
 from ping_llm.train.step import StepValues, make_eval_step, make_train_step
 from ping_llm.train.stop import StopRequest
+from ping_llm.train.task import task_of
 
 _STEPS_IN_FLIGHT: Final = 2
 """A step's numbers are read when so many later ones were handed to the device: it always has something to do."""
@@ -52,7 +52,7 @@ class _Run:
         self.folder = RunFolder.of(config)
         self.is_main = jax.process_index() == 0
         self.mesh = hardware.make_mesh(config)
-        self.settings = replace(model_settings(config), attention=attention.choose(config.attention, config.dtype))
+        self.task = task_of(config)
         self._check_batch()
         check_unchanged(self.folder.config, config)
         if self.is_main:
@@ -67,13 +67,11 @@ class _Run:
         self.resumed_from = self.step if restored else None
         self.loader = self._open_loader(data)
         self.data_state = self.loader.state()
-        graph_of_model = graph(self.settings)
-        self.train_step = make_train_step(graph_of_model, change, config)
-        self.eval_step = make_eval_step(graph_of_model)
+        self.train_step = make_train_step(self.task, change, config)
+        self.eval_step = make_eval_step(self.task)
         self.rates = rates(config)
-        flops = self.settings.flops_per_token(config.max_target_length)
         peak = hardware.peak_flops(config)
-        self.pace = Pace(flops, None if peak is None else peak * jax.device_count())
+        self.pace = Pace(self.task.flops_per_token, None if peak is None else peak * jax.device_count())
         self.metrics = Metrics(config, self.folder, self.step) if self.is_main else None
         self.most_segments = 1
         self.compiled_for = 0
@@ -117,19 +115,14 @@ class _Run:
     def announce(self) -> None:
         if not self.is_main:
             return
-        s, c = self.settings, self.config
+        c = self.config
         devices = f"{jax.device_count()} × {jax.devices()[0].device_kind}"
-        flops = s.flops_per_token(c.max_target_length)
         err.print(f"run [bold]{self.folder.path}[/] on {devices}, {jax.process_count()} process(es)", soft_wrap=True)
-        err.print(
-            f"model: {s.parameters / 1e6:,.1f} M parameters ({s.layers} layers of {s.width}, {s.heads} heads of "
-            f"{s.head_dim}, MLP {s.mlp_width}), {flops / 1e9:,.3f} GFLOP a token, {s.dtype} on {s.weight_dtype} "
-            f"weights, attention {s.attention}",
-            soft_wrap=True,
-        )
+        err.print(f"model: {self.task.parameters / 1e6:,.1f} M parameters ({self.task.description}", soft_wrap=True)
+        what = "worlds" if c.dataset_type == "worlds" else f"sequences of {c.max_target_length} tokens"
         sequences = int(c.per_device_batch_size * jax.device_count())
         err.print(
-            f"batch: {sequences} sequences of {c.max_target_length} tokens; {c.steps:,} steps "
+            f"batch: {sequences} {what}; {c.steps:,} steps "
             f"of {c.opt_type}, {c.learning_rate_schedule}, learning rate {c.learning_rate:g}",
             soft_wrap=True,
         )
@@ -186,7 +179,7 @@ class _Run:
 
     def _most_segments(self, loader: factory.AnyLoader, step: int) -> int:
         """Rounded up and never less than before: each number is compiled for itself. Plain attention needs none."""
-        if self.settings.attention == "cudnn":
+        if self.task.asks_for_segments:
             self.most_segments = max(self.most_segments, rounded_up(loader.most_segments(step)))
         return self.most_segments
 
@@ -249,7 +242,7 @@ class _Run:
         total: list[Any] = []
         with loader, on_device(loader, hardware.batch_sharding(self.mesh)) as batches:
             for number, batch in enumerate(batches):
-                total.append(self.eval_step(self.state.weights, batch, self._most_segments(loader, number)))
+                total.append(self.eval_step(self.state.best_weights, batch, self._most_segments(loader, number)))
         entropy = sum(float(sums["cross_entropy"]) for sums in total)
         targets = sum(int(sums["targets"]) for sums in total)
         self.eval_loss = entropy / max(1, targets)
@@ -293,7 +286,7 @@ class _Run:
             "complete": self.step >= self.config.steps,
             "resumed_from": self.resumed_from,
             "stopped_by_signal": self.stopped_by,
-            "parameters": self.settings.parameters,
+            "parameters": self.task.parameters,
             "run": str(self.folder.path),
         }
         if self.is_main:

@@ -10,8 +10,8 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from ping_llm.config import Config
-from ping_llm.model import ModelSettings, Transformer
 from ping_llm.train.hardware import weight_sharding
+from ping_llm.train.task import Task, task_of
 
 
 @jax.tree_util.register_dataclass
@@ -19,33 +19,25 @@ from ping_llm.train.hardware import weight_sharding
 class TrainState:
     weights: Any
     optimizer: Any
+    average: Any = None
+    """Of the weights over the last steps, if the run keeps one."""
+
+    @property
+    def best_weights(self) -> Any:
+        """What is evaluated and used."""
+        return self.weights if self.average is None else self.average
 
 
-def model_settings(config: Config) -> ModelSettings:
-    return ModelSettings(
-        layers=config.base_num_decoder_layers,
-        width=config.base_emb_dim,
-        heads=config.base_num_query_heads,
-        head_dim=config.head_dim,
-        mlp_width=config.base_mlp_dim,
-        rope_period=config.rope_max_timescale,
-        logits_soft_cap=config.final_logits_soft_cap,
-        dtype=config.dtype,
-        weight_dtype=config.weight_dtype,
-        attention=config.attention,
-        remat=config.remat_policy,
-    )
-
-
-def graph(settings: ModelSettings) -> Any:
+def graph(task: Task) -> Any:
     """The model without its weights: what `nnx.merge` needs beside them."""
-    return nnx.split(nnx.eval_shape(lambda: Transformer(settings, nnx.Rngs(0))))[0]
+    return nnx.split(nnx.eval_shape(lambda: task.make(nnx.Rngs(0))))[0]
 
 
 def first_state(config: Config, change: optax.GradientTransformation) -> TrainState:
     """What a run begins with: a function of the configuration alone, whatever the devices."""
-    weights = nnx.split(Transformer(model_settings(config), nnx.Rngs(config.init_weights_seed)))[1]
-    return TrainState(weights=weights, optimizer=change.init(weights))
+    weights = nnx.split(task_of(config).make(nnx.Rngs(config.init_weights_seed)))[1]
+    average = jax.tree.map(jnp.copy, weights) if config.average_decay else None
+    return TrainState(weights=weights, optimizer=change.init(weights), average=average)
 
 
 def laid_out(config: Config, change: optax.GradientTransformation, mesh: Mesh) -> TrainState:

@@ -10,21 +10,23 @@ import optax
 from flax import nnx
 
 from ping_llm.config import Config
-from ping_llm.model.loss import Sums, loss_sums
+from ping_llm.model.loss import Sums
 from ping_llm.pipeline.device import DeviceBatch
-from ping_llm.train.state import TrainState
+from ping_llm.train.state import TrainState, graph
+from ping_llm.train.task import Task
 
 StepValues = dict[str, jax.Array]
 TrainStep = Callable[[TrainState, DeviceBatch, int], tuple[TrainState, StepValues]]
 EvalStep = Callable[[Any, DeviceBatch, int], Sums]
 
 
-def make_train_step(graph: Any, change: optax.GradientTransformation, config: Config) -> TrainStep:
+def make_train_step(task: Task, change: optax.GradientTransformation, config: Config) -> TrainStep:
     """Returns the state after the step, and numbers that stay on the device until somebody asks for them."""
     parts = config.gradient_accumulation_steps
+    model = graph(task)
 
     def sums(weights: Any, batch: DeviceBatch, most_segments: int) -> tuple[jax.Array, Sums]:
-        values = _sums(graph, weights, batch, most_segments, config.z_loss_multiplier)
+        values = task.sums(nnx.merge(model, weights), batch, most_segments)
         return values["objective"], values
 
     slope = jax.grad(sums, has_aux=True)
@@ -50,22 +52,29 @@ def make_train_step(graph: Any, change: optax.GradientTransformation, config: Co
         report = {
             "loss": values["cross_entropy"] / targets,
             "grad_norm": optax.tree.norm(slopes),
-            "real_tokens": jnp.sum(batch["inputs_segmentation"] > 0, dtype=jnp.int32),
+            "real_tokens": values["real_tokens"],
         }
-        return TrainState(weights=weights, optimizer=optimizer), report
+        average = _averaged(state.average, weights, config.average_decay)
+        return TrainState(weights=weights, optimizer=optimizer, average=average), report
 
     return train_step
 
 
-def make_eval_step(graph: Any) -> EvalStep:
+def make_eval_step(task: Task) -> EvalStep:
     """Sums over a batch, without a change of anything."""
-    return jax.jit(partial(_sums, graph), static_argnums=2)
+    model = graph(task)
+
+    @partial(jax.jit, static_argnums=2)
+    def eval_step(weights: Any, batch: DeviceBatch, most_segments: int) -> Sums:
+        return task.sums(nnx.merge(model, weights), batch, most_segments)
+
+    return eval_step
 
 
-def _sums(graph: Any, weights: Any, batch: DeviceBatch, most_segments: int, z_loss: float = 0.0) -> Sums:
-    model = nnx.merge(graph, weights)
-    logits = model(batch["inputs"], batch["inputs_position"], batch["inputs_segmentation"], most_segments)
-    return loss_sums(logits, batch["targets"], batch["targets_segmentation"], z_loss)
+def _averaged(average: Any, weights: Any, decay: float) -> Any:
+    if average is None:
+        return None
+    return jax.tree.map(lambda old, new: decay * old + (1 - decay) * new, average, weights)
 
 
 def _first(split: DeviceBatch) -> DeviceBatch:

@@ -1,0 +1,37 @@
+"""The completer: completes latencies from context, without having seen the addresses before.
+
+settings        sizes and shares
+draws           random numbers of one world
+internet        the prior: where nodes are, and how far apart
+disturbances    the prior: load, changes of route, jitter, loss, resolution
+selection       which measurements a context holds: the rule
+worlds          batches of simulated worlds, a pure function of the step
+features, bins  numbers on their way into the model, distributions on their way out
+attention       attention to the context
+model           the set transformer
+loss            what training minimises
+context         contexts of real questions: the rule again, over all known measurements
+complete        answers
+forecast        distributions of RTTs
+statistics      what kind of Internet a set of RTTs is: prior against reality
+evaluate_real   zero-shot figures on real data
+"""
+
+from ping_llm.completer.complete import Completer, PredictionSettings
+from ping_llm.completer.forecast import RttForecast
+from ping_llm.completer.loss import loss_sums
+from ping_llm.completer.model import SetTransformer
+from ping_llm.completer.settings import CompleterSettings, WorldSettings
+from ping_llm.completer.worlds import host_batch, world_batch
+
+__all__ = [
+    "Completer",
+    "CompleterSettings",
+    "PredictionSettings",
+    "RttForecast",
+    "SetTransformer",
+    "WorldSettings",
+    "host_batch",
+    "loss_sums",
+    "world_batch",
+]

@@ -1,0 +1,113 @@
+"""Answers: from known measurements and questions to forecasts."""
+
+# mypy: disallow-untyped-calls=False
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from typing import Any, Final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from ping_llm.baselines.interface import Floats, Observations, Questions
+from ping_llm.completer.context import Columns, Known, filled, groups
+from ping_llm.completer.forecast import RttForecast
+from ping_llm.completer.model import SetTransformer
+from ping_llm.completer.settings import CompleterSettings
+
+_CONTEXT_SIZES: Final = (64, 256, 1024)
+"""Shapes to compile for, below the largest context: a few, each some seconds of compiling."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictionSettings:
+    context: int = 512
+    """Measurements to look at, at most."""
+    questions_per_context: int = 1
+    """Questions of one source and time that share a context: 8 are answered in the time of one, each from a context
+    that was chosen for all of them."""
+    votes: int = 1
+    """Draws of identities whose answers are averaged."""
+    contexts_per_call: int = 16
+    """What is computed at once. Memory grows with it, and speed up to what the device can do in parallel."""
+    seed: int = 0
+
+    @property
+    def places(self) -> int:
+        """Of questions in a context: whole eights, which attention on a GPU asks for."""
+        return -(-self.questions_per_context // 8) * 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Completer:
+    """A trained set transformer that answers questions from measurements it has never seen.
+
+    >>> completer = Completer(settings=settings, weights=weights)
+    >>> completer.predict(known, questions).median
+    """
+
+    settings: CompleterSettings
+    weights: Any
+    """State of a `SetTransformer`."""
+    prediction: PredictionSettings = PredictionSettings()
+
+    def predict(self, known: Observations, questions: Questions) -> RttForecast:
+        """One forecast for each question, from what was known strictly before its time (NaN: from everything)."""
+        p = self.prediction
+        index = Known(known, p.context)
+        shared = list(groups(questions, p.questions_per_context))
+        p_failed = np.zeros(len(questions))
+        probability = np.zeros((len(questions), self.settings.bins))
+        for start in range(0, len(shared), p.contexts_per_call):
+            part = shared[start : start + p.contexts_per_call]
+            batch = _stacked([filled(index, questions, group, p.context, p.places) for group in part], p)
+            for vote in range(p.votes):
+                bins, failed = self._answers(batch, vote)
+                for group, of_group, failed_of_group in zip(part, bins, failed, strict=False):
+                    count = len(group.rows)
+                    probability[group.rows] += of_group[:count] / p.votes
+                    p_failed[group.rows] += failed_of_group[:count] / p.votes
+        return RttForecast(p_failed=p_failed, probability=probability / probability.sum(axis=1, keepdims=True))
+
+    def with_prediction(self, **changes: Any) -> "Completer":
+        """The same completer, for example with `votes=4` or `context=2048`."""
+        return replace(self, prediction=replace(self.prediction, **changes))
+
+    def _answers(self, batch: Columns, vote: int) -> tuple[Floats, Floats]:
+        p = self.prediction
+        of_vote = jax.random.key_data(jax.random.fold_in(jax.random.key(p.seed), vote))
+        keys = jnp.broadcast_to(
+            of_vote, (p.contexts_per_call, *of_vote.shape)
+        )  # whoever else is asked: the same answer
+        most_nodes = 2 * (p.context + p.places)
+        run = _compiled(self.settings)
+        bins, failed = run(self.weights, {**batch, "identity_key": keys}, most_nodes)
+        return np.asarray(bins, np.float64), np.asarray(failed, np.float64)
+
+
+@cache
+def _compiled(settings: CompleterSettings) -> Any:
+    if jax.default_backend() == "cpu" and settings.dtype != "float32":  # which computes 16 bits slower than 32
+        settings = replace(settings, dtype="float32", attention="plain")
+    graph = nnx.split(nnx.eval_shape(lambda: SetTransformer(settings, nnx.Rngs(0))))[0]
+
+    @partial(jax.jit, static_argnums=2)
+    def run(weights: Any, batch: Any, nodes: int) -> tuple[jax.Array, jax.Array]:
+        logits, failure = nnx.merge(graph, weights)(batch, nodes)
+        return jax.nn.softmax(logits, axis=-1), jax.nn.sigmoid(failure)
+
+    return run
+
+
+def _stacked(rows: list[Columns], p: PredictionSettings) -> Columns:
+    """A batch of always the same size, its contexts cut to the least of a few sizes that holds them."""
+    rows = rows + rows[:1] * (p.contexts_per_call - len(rows))
+    longest = max(int(row["context_length"]) for row in rows)
+    room = next((size for size in _CONTEXT_SIZES if longest <= size < p.context), p.context)
+    return {
+        name: np.stack(
+            [row[name][:room] if np.ndim(row[name]) and name.startswith("context") else row[name] for row in rows]
+        )
+        for name in rows[0]
+    }

@@ -1,0 +1,213 @@
+"""The contexts of real questions: which of all known measurements each may look at.
+
+The rule is the one written out in `selection`, which training uses; a test holds the two to the same answer. Here it is
+NumPy over all known measurements at once, some 8 ms for 100,000 of them. Questions with one source and one time (or one
+destination, where there are fewer of those) can share a context, and share that work.
+
+What a question may look at was measured strictly before it: its own answer, and anything later, plays no part. Nodes
+are numbered in the order in which a context names them, so their ids make no difference.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ping_llm.baselines.interface import MIN_RTT_MS, Bools, Ints, Observations, Questions
+from ping_llm.completer.selection import FAR_MS, HALF_MS, MOST_ROUNDS, NEVER
+from ping_llm.completer.worlds import ANSWERED, FAILED, NOTHING, UNKNOWN_AGE
+
+Singles = npt.NDArray[np.float32]
+Columns = dict[str, npt.NDArray[Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """Questions that share a context: rows of the questions, the node that all have in common, and their time."""
+
+    rows: Ints
+    common: int
+    others: Ints
+    time_s: float
+
+
+def groups(questions: Questions, most: int) -> Iterator[Group]:
+    """Questions of one time and one source (or destination), at most so many to a group."""
+    by_source = len(np.unique(questions.source)) <= len(np.unique(questions.destination))
+    common, other = questions.source, questions.destination
+    if not by_source:
+        common, other = other, common
+    order = np.lexsort((other, common, questions.time_s))
+    time_s = questions.time_s[order]
+    is_new = np.diff(common[order], prepend=0) != 0
+    is_new |= ~((time_s == np.roll(time_s, 1)) | (np.isnan(time_s) & np.isnan(np.roll(time_s, 1))))
+    is_new[:1] = True
+    starts = np.flatnonzero(is_new)
+    for start, stop in zip(starts, np.append(starts, len(order))[1:], strict=True):
+        for first in range(start, stop, most):
+            rows = order[first : min(first + most, stop)]
+            yield Group(rows=rows, common=int(common[rows[0]]), others=other[rows], time_s=float(time_s[first]))
+
+
+class Known:
+    """All known measurements, ordered by pair and time, so that what a question may see of a pair comes first."""
+
+    def __init__(self, known: Observations, room: int) -> None:
+        known = known.take((known.source >= 0) & (known.destination >= 0))
+        self.room = room
+        self.nodes, numbers = np.unique(np.concatenate([known.source, known.destination]), return_inverse=True)
+        source, destination = numbers[: len(known)], numbers[len(known) :]
+        low, high = np.minimum(source, destination), np.maximum(source, destination)
+        _, pair = np.unique(low * max(1, len(self.nodes)) + high, return_inverse=True)
+        time = np.where(np.isnan(known.time_s), -np.inf, known.time_s)
+        self.given = np.lexsort((np.arange(len(known)), time, pair))
+        self.time_s = time[self.given]
+        self.source, self.destination = source[self.given], destination[self.given]
+        self.rtt_ms = known.rtt_ms[self.given].astype(np.float64)
+        pair = pair[self.given]
+        self.starts = np.flatnonzero(np.diff(pair, prepend=-1))
+        self.counts = np.diff(self.starts, append=len(pair))
+        self.pair = pair
+        self._seen: tuple[float, Bools, Ints] | None = None
+
+    def __len__(self) -> int:
+        return len(self.pair)
+
+    def number(self, node: Any) -> Ints:
+        """The number of each node; `len(nodes)` for one that was never measured."""
+        if not len(self.nodes):
+            return np.zeros(np.shape(node), np.int64)
+        at = np.minimum(np.searchsorted(self.nodes, node), len(self.nodes) - 1)
+        return np.where(self.nodes[at] == node, at, len(self.nodes))
+
+    def before(self, time_s: float) -> tuple[Bools, Ints]:
+        """Which measurements were made strictly before, and how many later ones of those each has in its pair."""
+        if self._seen is None or not (self._seen[0] == time_s or np.isnan([self._seen[0], time_s]).all()):
+            seen = np.ones(len(self), dtype=bool) if np.isnan(time_s) else self.time_s < time_s
+            usable = np.add.reduceat(seen, self.starts, dtype=np.int64) if len(self) else np.zeros(0, np.int64)
+            self._seen = time_s, seen, (self.starts + usable)[self.pair] - 1 - np.arange(len(self))
+        return self._seen[1], self._seen[2]
+
+    def choose(self, common: int, others: Ints, time_s: float) -> Ints:
+        """Rows of the context of questions between one node and others, best first."""
+        known, round_ = self.before(time_s)
+        if not known.any():
+            return np.zeros(0, np.int64)
+        size = len(self.nodes) + 1
+        is_common, is_asked = np.zeros(size, dtype=bool), np.zeros(size, dtype=bool)
+        is_common[self.number(common)], is_asked[self.number(others)] = True, True
+        is_common[-1], is_asked[-1] = False, False
+        rows = np.flatnonzero(known)
+        class_, keys = self._keys(rows, round_[rows], is_common, is_asked)
+        return rows[_chosen(class_, keys, self.given[rows], self.room)]
+
+    def _keys(self, rows: Ints, round_: Ints, is_common: Bools, is_asked: Bools) -> tuple[Ints, Ints]:
+        source, destination = self.source[rows], self.destination[rows]
+        rtt = np.fmin(self.rtt_ms[rows], FAR_MS).astype(np.float32)  # of a failed one: far
+        direct_common, near_common = _near(source, destination, rtt, is_common)
+        direct_asked, near_asked = _near(source, destination, rtt, is_asked)
+        is_end = is_common | is_asked
+        is_pair = is_common[source] & is_asked[destination] | is_common[destination] & is_asked[source]
+        shares = is_end[source] | is_end[destination]
+        third = np.where(is_end[source], destination, source)
+        by_both = (direct_common < FAR_MS) & (direct_asked < FAR_MS)
+        shared = np.minimum(direct_common, direct_asked) + np.where(by_both, 0.0, FAR_MS).astype(np.float32)
+        stand_in = np.minimum(
+            near_common[source] + near_asked[destination], near_common[destination] + near_asked[source]
+        )
+        distance = np.where(shares, shared[third], stand_in)
+        doubled = (distance + np.float32(HALF_MS)) * np.exp2(np.minimum(round_, MOST_ROUNDS)).astype(np.float32)
+        score = np.where(is_pair, round_.astype(np.float32), doubled)
+        class_ = np.where(is_pair, 0, np.where(shares, 1, 2))
+        return class_, (class_ << 30) | (score.view(np.uint32) >> 1).astype(np.int64)
+
+    def columns(self, rows: Ints, time_s: float) -> tuple[Columns, Ints, Ints]:
+        """Context of a batch, of these rows, and the ids of their ends."""
+        times = self.time_s[rows]
+        is_timed = np.isfinite(times)
+        now = time_s if not np.isnan(time_s) else times.max(initial=-np.inf, where=is_timed)
+        rtt, failed = self.rtt_ms[rows], np.isnan(self.rtt_ms[rows])
+        columns = {
+            "context_kind": np.where(failed, FAILED, ANSWERED),
+            "context_log_rtt": np.log(np.maximum(np.where(failed, 1.0, rtt), MIN_RTT_MS)),
+            "context_age_s": np.where(
+                is_timed, now - np.where(is_timed, times, now if np.isfinite(now) else 0), UNKNOWN_AGE
+            ),
+        }
+        return columns, self.nodes[self.source[rows]], self.nodes[self.destination[rows]]
+
+
+def filled(known: Known, questions: Questions, group: Group, context: int, places: int) -> Columns:
+    """One row of a batch: the context of a group, and its questions."""
+    rows = known.choose(group.common, group.others, group.time_s)[:context]
+    columns, source, destination = known.columns(rows, group.time_s)
+    asked = questions.take(group.rows)
+    numbers = _numbered(asked, source, destination)
+    ends = np.split(numbers, np.cumsum([len(asked), len(asked), len(rows)]))
+    columns |= {"context_source": ends[2], "context_destination": ends[3]}
+    empty = {"context_kind": NOTHING, "context_age_s": UNKNOWN_AGE}
+    row = {
+        name: np.pad(value, (0, context - len(rows)), constant_values=empty.get(name, 0))
+        for name, value in columns.items()
+    }
+    row |= {
+        name: np.pad(value, (0, places - len(asked)))
+        for name, value in (("question_source", ends[0]), ("question_destination", ends[1]))
+    }
+    row["context_length"] = np.asarray(max(1, len(rows)))
+    return {name: value.astype(np.float32 if value.dtype.kind == "f" else np.int32) for name, value in row.items()}
+
+
+def _numbered(asked: Questions, source: Ints, destination: Ints) -> Ints:
+    """Small numbers for nodes, in the order in which they are met; unknown nodes differ from all others."""
+    unknown_source, unknown_destination = asked.source < 0, asked.destination < 0
+    ids = np.concatenate(
+        [
+            np.where(unknown_source, -1, asked.source),
+            np.where(unknown_destination, -2, asked.destination),
+            source,
+            destination,
+        ]
+    )
+    _, first, numbers = np.unique(ids, return_index=True, return_inverse=True)
+    rank = np.empty(len(first), np.int64)
+    rank[np.argsort(first)] = np.arange(len(first))
+    return rank[numbers]
+
+
+def _chosen(class_: Ints, keys: Ints, given: Ints, room: int) -> Ints:
+    """Which of the rows, best first; of equal ones, those that were given first."""
+    parts = [np.flatnonzero(class_ == number) for number in range(NEVER)]
+    own, shared = min(len(parts[0]), -(-room // 4)), min(len(parts[1]), room // 2)
+    others = min(len(parts[2]), room - own - shared)
+    more_shared = min(len(parts[1]) - shared, room - own - shared - others)
+    more_own = min(len(parts[0]) - own, room - own - shared - others - more_shared)
+    first = [
+        _best(part, keys, given, count)
+        for part, count in zip(parts, (own + more_own, shared + more_shared, others), strict=True)
+    ]
+    return np.concatenate([first[0][:own], first[1][:shared], first[2], first[1][shared:], first[0][own:]])
+
+
+def _best(part: Ints, keys: Ints, given: Ints, count: int) -> Ints:
+    if 0 < count < len(part):
+        worst = np.partition(keys[part], count - 1)[count - 1]
+        part = part[keys[part] <= worst]
+    return part[np.lexsort((given[part], keys[part]))][:count]
+
+
+def _near(source: Ints, destination: Ints, rtt: Singles, targets: Bools) -> tuple[Singles, Singles]:
+    """Of each node, the distance to the nearest target: measured directly, and over at most one third node."""
+    start = np.where(targets, 0.0, FAR_MS).astype(np.float32)
+    touching = np.flatnonzero(targets[source] | targets[destination])
+    direct = _shorter(start, source[touching], destination[touching], rtt[touching])
+    return direct, _shorter(direct, source, destination, rtt)
+
+
+def _shorter(distance: Singles, source: Ints, destination: Ints, rtt: Singles) -> Singles:
+    further = distance.copy()
+    np.minimum.at(further, destination, distance[source] + rtt)
+    np.minimum.at(further, source, distance[destination] + rtt)
+    return np.minimum(further, np.float32(FAR_MS))

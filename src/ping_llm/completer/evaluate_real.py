@@ -1,0 +1,142 @@
+"""How good zero-shot answers are on real data, by the protocols of the classical baselines.
+
+- PlanetLab, frame 1: a symmetric matrix of 490 nodes; 5, 20 or 50 % of the unordered pairs are known, three seeds.
+- MENOG: 2,161 pairs of RIPE Atlas probes and destinations with at least ten answers, each the median of its results'
+  minima; 50 or 80 % known, three seeds. And single pings, each asked from what was measured before it.
+
+`predictor` is anything with `predict(known, questions)`, whose answer has `median` and `interval`. Nothing is fitted.
+"""
+
+import bz2
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import orjson
+
+from ping_llm.baselines.history import History
+from ping_llm.baselines.interface import Floats, NodeIds, Observations, Questions
+from ping_llm.baselines.pairs import PairTable
+from ping_llm.sources.atlas.result import read_ping
+
+Metrics = dict[str, float]
+
+PLANETLAB_FILE: Final = "planetlab-rtt-frame1.npz"
+MENOG_FILE: Final = "ripe-atlas-ping-menog.jsonl.bz2"
+PLANETLAB_KNOWN: Final = (0.05, 0.2, 0.5)
+MENOG_KNOWN: Final = (0.5, 0.8)
+_FEWEST_ANSWERS: Final = 10
+
+
+class Answer(Protocol):
+    @property
+    def median(self) -> Floats: ...
+
+    def interval(self, share: float) -> tuple[Floats, Floats]: ...
+
+
+class Predictor(Protocol):
+    def predict(self, known: Observations, questions: Questions) -> Answer: ...
+
+
+def planetlab_pairs(folder: Path) -> Observations:
+    """One row for each unordered pair, without a time."""
+    rtt = np.load(folder / PLANETLAB_FILE)["rtt"][0]
+    source, destination = np.triu_indices(len(rtt), 1)
+    return _timeless(source, destination, rtt[source, destination].astype(np.float64))
+
+
+def menog_pings(folder: Path) -> tuple[Observations, Observations]:
+    """Results of (probe, destination): the first ping of each, and the fastest. Reading takes eight seconds."""
+    nodes, source, destination, time_s, first, fastest = NodeIds(), [], [], [], [], []
+    with bz2.open(folder / MENOG_FILE, "rb") as lines:
+        for line in lines:
+            result = orjson.loads(line)
+            ping = read_ping(result, each_packet=True)
+            source.append(("probe", result["prb_id"]))
+            destination.append(ping.destination)
+            time_s.append(ping.time_us / 1e6)
+            first.append(np.nan if ping.rtts[0] is None else ping.rtts[0])
+            fastest.append(min((rtt for rtt in ping.rtts if rtt is not None), default=np.nan))
+    columns = {"source": nodes.ids(source), "destination": nodes.ids(destination), "time_s": np.array(time_s)}
+    return Observations(**columns, rtt_ms=np.array(first)), Observations(**columns, rtt_ms=np.array(fastest))
+
+
+def menog_pairs(fastest: Observations) -> Observations:
+    """One row for each pair with enough answers, without a time."""
+    answered = fastest.answered
+    _, number, count = np.unique(answered.pair, return_inverse=True, return_counts=True)
+    table = PairTable.of(answered.take(count[number] >= _FEWEST_ANSWERS))
+    return _timeless(table.source, table.destination, table.rtt_ms)
+
+
+def unseen_pairs(
+    predictor: Predictor,
+    pairs: Observations,
+    known: float,
+    *,
+    seeds: Iterable[int] = range(3),
+    most_questions: int | None = None,
+) -> Metrics:
+    """Means over the seeds. `most_questions` asks a random part of what was held out."""
+    results = []
+    for seed in seeds:
+        order = np.random.default_rng(seed).permutation(len(pairs))
+        learnt, asked = np.split(order, [round(known * len(pairs))])
+        test = pairs.take(asked[:most_questions])  # of a permutation, any part is random
+        results.append(metrics(predictor.predict(pairs.take(learnt), test.questions), test.rtt_ms.astype(np.float64)))
+    return {name: float(np.mean([result[name] for result in results])) for name in results[0]}
+
+
+def seen_pairs_later(
+    predictor: Predictor, pings: Observations, *, most_questions: int = 2000, seed: int = 0
+) -> Metrics:
+    """Answered pings whose pair was measured before, each asked from everything that was measured before it."""
+    answered = pings.answered
+    start, stop = History.of(answered.pair, answered.time_s, answered.rtt_ms).span(answered.pair, answered.time_s)
+    seen = np.flatnonzero(stop > start)
+    test = answered.take(np.random.default_rng(seed).permutation(seen)[:most_questions])
+    return metrics(predictor.predict(pings, test.questions), test.rtt_ms.astype(np.float64))
+
+
+def metrics(answer: Answer, rtt_ms: Floats) -> Metrics:
+    """Relative errors, mean absolute error in ms, and how often the 90 % interval holds the answer."""
+    error = np.abs(answer.median - rtt_ms)
+    low, high = answer.interval(0.9)
+    return {
+        "median_re": float(np.median(error / rtt_ms)),
+        "p90_re": float(np.quantile(error / rtt_ms, 0.9)),
+        "mae": float(error.mean()),
+        "coverage90": float(np.mean((rtt_ms >= low) & (rtt_ms <= high))),
+    }
+
+
+def zero_shot(
+    predictor: Predictor, folder: Path, *, most_questions: int | None = 1000, seeds: Iterable[int] = (0,)
+) -> dict[str, Metrics]:
+    """All unseen-pair figures, small enough by default to watch them during training; missing data is left out."""
+    seeds = tuple(seeds)
+    found: dict[str, Metrics] = {}
+    sets = (
+        ("planetlab", PLANETLAB_FILE, PLANETLAB_KNOWN, planetlab_pairs),
+        ("menog", MENOG_FILE, MENOG_KNOWN, lambda where: menog_pairs(menog_pings(where)[1])),
+    )
+    for name, file, shares, read in sets:
+        if (folder / file).exists():
+            pairs = read(folder)
+            for share in shares:
+                found[f"{name}_{share:.0%}"] = unseen_pairs(
+                    predictor, pairs, share, seeds=seeds, most_questions=most_questions
+                )
+    return found
+
+
+def _timeless(source: npt.NDArray[Any], destination: npt.NDArray[Any], rtt_ms: Floats) -> Observations:
+    return Observations(
+        source=source.astype(np.int64),
+        destination=destination.astype(np.int64),
+        time_s=np.full(len(source), np.nan),
+        rtt_ms=rtt_ms,
+    )

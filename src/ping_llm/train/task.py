@@ -1,0 +1,114 @@
+"""What is trained: a model, and the sums that its loss is made of. `dataset_type=worlds` trains the completer."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from ping_llm.completer import CompleterSettings, SetTransformer
+from ping_llm.completer import loss_sums as completer_sums
+from ping_llm.config import Config
+from ping_llm.model import ModelSettings, Transformer, attention
+from ping_llm.model.loss import Sums, loss_sums
+from ping_llm.pipeline.device import DeviceBatch
+from ping_llm.pipeline.worlds import made_worlds, world_settings
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    description: str
+    parameters: int
+    flops_per_token: int
+    """Of a training step. A token is a place of the model's input."""
+    make: Callable[[nnx.Rngs], nnx.Module]
+    sums: Callable[[Any, DeviceBatch, int], Sums]
+    """Of the model, a batch, and the segments that a sequence has at most: `objective` is what is minimised,
+    `cross_entropy` what is reported, `targets` what both are divided by, `real_tokens` what was not padding."""
+    asks_for_segments: bool = False
+    """Whether the attention used has to be told how many segments there may be."""
+
+
+def task_of(config: Config) -> Task:
+    return _completer(config) if config.dataset_type == "worlds" else _language_model(config)
+
+
+def model_settings(config: Config) -> ModelSettings:
+    """Of the language model."""
+    return ModelSettings(
+        layers=config.base_num_decoder_layers,
+        width=config.base_emb_dim,
+        heads=config.base_num_query_heads,
+        head_dim=config.head_dim,
+        mlp_width=config.base_mlp_dim,
+        rope_period=config.rope_max_timescale,
+        logits_soft_cap=config.final_logits_soft_cap,
+        dtype=config.dtype,
+        weight_dtype=config.weight_dtype,
+        attention=config.attention,
+        remat=config.remat_policy,
+    )
+
+
+def completer_settings(config: Config) -> CompleterSettings:
+    return CompleterSettings(
+        layers=config.base_num_decoder_layers,
+        width=config.base_emb_dim,
+        heads=config.base_num_query_heads,
+        head_dim=config.head_dim,
+        mlp_width=config.base_mlp_dim,
+        identity=config.completer_identity,
+        dtype=config.dtype,
+        weight_dtype=config.weight_dtype,
+        attention=config.attention,
+    )
+
+
+def _language_model(config: Config) -> Task:
+    s = model_settings(config)
+    s = replace(s, attention=attention.choose(s.attention, s.dtype))
+
+    def sums(model: Transformer, batch: DeviceBatch, most_segments: int) -> Sums:
+        logits = model(batch["inputs"], batch["inputs_position"], batch["inputs_segmentation"], most_segments)
+        values = loss_sums(logits, batch["targets"], batch["targets_segmentation"], config.z_loss_multiplier)
+        return {**values, "real_tokens": jnp.sum(batch["inputs_segmentation"] > 0, dtype=jnp.int32)}
+
+    return Task(
+        description=f"{s.layers} layers of {s.width}, {s.heads} heads of {s.head_dim}, MLP {s.mlp_width}), "
+        f"{s.flops_per_token(config.max_target_length) / 1e9:,.3f} GFLOP a token, {s.dtype} on {s.weight_dtype} "
+        f"weights, attention {s.attention}",
+        parameters=s.parameters,
+        flops_per_token=s.flops_per_token(config.max_target_length),
+        make=partial(Transformer, s),
+        sums=sums,
+        asks_for_segments=s.attention == "cudnn",
+    )
+
+
+def _completer(config: Config) -> Task:
+    s = completer_settings(config)
+    s = replace(s, attention=attention.choose(s.attention, s.dtype))
+    worlds = world_settings(config)
+    positions = worlds.context + worlds.questions
+    flops = s.flops_per_context(worlds.context, worlds.questions) // positions
+
+    def sums(model: SetTransformer, batch: DeviceBatch, most_segments: int) -> Sums:
+        shown = jax.lax.stop_gradient(made_worlds(worlds, batch))
+        values = completer_sums(*model(shown, worlds.most_nodes), shown)
+        return {
+            **{name: values[name] for name in ("objective", "cross_entropy", "targets")},
+            "real_tokens": jnp.sum(shown["context_length"], dtype=jnp.int32) + values["targets"],
+        }
+
+    return Task(
+        description=f"completer, {s.layers} layers of {s.width}, {s.heads} heads of {s.head_dim}, MLP {s.mlp_width}), "
+        f"{worlds.context} measurements and {worlds.questions} questions a world, {flops / 1e9:,.3f} GFLOP a place, "
+        f"{s.dtype} on {s.weight_dtype} weights, attention {s.attention}",
+        parameters=s.parameters,
+        flops_per_token=flops,
+        make=partial(SetTransformer, s),
+        sums=sums,
+    )

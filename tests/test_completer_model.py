@@ -1,0 +1,217 @@
+"""The completer learns from context, and sees nothing it must not see."""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+from ping_llm.baselines.interface import Observations, Questions
+from ping_llm.completer import (
+    Completer,
+    CompleterSettings,
+    PredictionSettings,
+    SetTransformer,
+    WorldSettings,
+    loss_sums,
+    world_batch,
+)
+from ping_llm.completer.bins import Bins
+from ping_llm.completer.evaluate_real import metrics, unseen_pairs
+
+SMALL = WorldSettings(context=48, questions=16, most_nodes=40, most_asked=3)
+TINY = CompleterSettings(
+    layers=2, width=64, heads=4, head_dim=16, mlp_width=128, identity=16, bins=128, dtype="float32", attention="plain"
+)
+STEPS, WORLDS_A_STEP = 300, 16
+
+
+@pytest.fixture(scope="module")
+def graph_and_weights() -> tuple[Any, Any]:
+    return nnx.split(SetTransformer(TINY, nnx.Rngs(0)))
+
+
+@pytest.fixture(scope="module")
+def trained(graph_and_weights: tuple[Any, Any]) -> tuple[Any, list[float]]:
+    graph, weights = graph_and_weights
+    change = optax.chain(
+        optax.clip_by_global_norm(1.0), optax.adamw(optax.warmup_cosine_decay_schedule(0, 4e-3, 30, STEPS))
+    )
+
+    @jax.jit
+    def step(weights: Any, memory: Any, batch: Any) -> tuple[Any, Any, Any]:
+        def objective(weights: Any) -> tuple[jax.Array, Any]:
+            sums = _sums(graph, weights, batch)
+            return sums["objective"] / sums["targets"], sums
+
+        slope, sums = jax.grad(objective, has_aux=True)(weights)
+        update, memory = change.update(slope, memory, weights)
+        return optax.apply_updates(weights, update), memory, sums
+
+    memory, losses = change.init(weights), []
+    for number in range(STEPS):
+        weights, memory, sums = step(weights, memory, world_batch(SMALL, 0, number, 0, WORLDS_A_STEP))
+        losses.append(float(sums["rtt_entropy"] / sums["answered"]))
+    return weights, losses
+
+
+def batch_of_worlds(step: int = 0) -> dict[str, Any]:
+    return {name: np.asarray(value) for name, value in world_batch(SMALL, 99, step, 0, WORLDS_A_STEP).items()}
+
+
+def predictor(weights: Any, **changes: Any) -> Completer:
+    settings = {"context": 64, "contexts_per_call": 4} | changes
+    return Completer(settings=TINY, weights=weights, prediction=PredictionSettings(**settings))
+
+
+def line_of_nodes(count: int = 24, seed: int = 0) -> Observations:
+    """Nodes along a line: one pair of nodes, one value, no time."""
+    rng = np.random.default_rng(seed)
+    place = rng.uniform(0, 150, count)
+    source, destination = np.triu_indices(count, 1)
+    rtt = 3.0 + np.abs(place[source] - place[destination])
+    return Observations(source=source, destination=destination, time_s=np.full(len(source), np.nan), rtt_ms=rtt)
+
+
+def test_training_beats_the_marginal_distribution(trained: tuple[Any, list[float]]) -> None:
+    batches = [batch_of_worlds(step) for step in range(12)]
+    counted = [b["question_log_rtt"][b["question_counts"] & ~b["question_failed"]] for b in batches]
+    lower, share = (np.asarray(x) for x in Bins(TINY.bins).between(jnp.asarray(np.concatenate(counted))))
+    hits = np.bincount(lower, 1 - share, TINY.bins) + np.bincount(lower + 1, share, TINY.bins) + 0.5
+    chance = hits / hits.sum()
+    marginal = -np.mean((1 - share) * np.log(chance[lower]) + share * np.log(chance[lower + 1]))
+    assert np.mean(trained[1][-50:]) < marginal - 0.15
+    assert np.mean(trained[1][-50:]) < np.mean(trained[1][:20]) - 0.5
+
+
+def test_predictions_improve_with_context(trained: tuple[Any, list[float]], graph_and_weights: tuple[Any, Any]) -> None:
+    graph, weights = graph_and_weights[0], trained[0]
+    entropies = {}
+    for keep in (0, SMALL.context):
+        total = count = 0.0
+        for step in range(8):
+            batch = batch_of_worlds(step)
+            cut = np.arange(SMALL.context) >= keep
+            batch["context_kind"] = np.where(cut, 2, batch["context_kind"])
+            batch["context_length"] = np.clip(batch["context_length"], 1, max(1, keep))
+            sums = jax.jit(partial(_sums, graph))(weights, batch)
+            total, count = total + float(sums["rtt_entropy"]), count + float(sums["answered"])
+        entropies[keep] = total / count
+    assert entropies[SMALL.context] < entropies[0] - 0.2
+
+
+def _sums(graph: Any, weights: Any, batch: Any) -> Any:
+    bins, failure = nnx.merge(graph, weights)(batch, SMALL.most_nodes)
+    return loss_sums(bins, failure, batch)
+
+
+def test_sums_of_parts_add_up(graph_and_weights: tuple[Any, Any]) -> None:
+    graph, weights = graph_and_weights
+    batch = batch_of_worlds()
+    sums = jax.jit(partial(_sums, graph))
+    whole = sums(weights, batch)
+    parts = [sums(weights, {k: v[rows] for k, v in batch.items()}) for rows in (slice(0, 8), slice(8, 16))]
+    for name, value in whole.items():
+        assert sum(float(part[name]) for part in parts) == pytest.approx(float(value), rel=1e-5)
+
+
+def test_the_order_of_a_context_and_what_lies_behind_it_make_no_difference(graph_and_weights: tuple[Any, Any]) -> None:
+    model = nnx.merge(*graph_and_weights)
+    batch = batch_of_worlds()
+    expected = model(batch, SMALL.most_nodes)
+    shuffled, rng = dict(batch), np.random.default_rng(0)
+    names = [n for n in batch if n.startswith("context") and n != "context_length"]
+    for name in names:
+        shuffled[name] = batch[name].copy()
+    for row, length in enumerate(batch["context_length"]):
+        order = rng.permutation(length)
+        for name in names:
+            shuffled[name][row, :length] = batch[name][row, order]
+            shuffled[name][row, length:] = rng.permutation(batch[name][row])[length:]  # must not be looked at
+    for got, want in zip(model(shuffled, SMALL.most_nodes), expected, strict=True):
+        assert np.allclose(got, want, atol=2e-4)
+
+
+def test_questions_see_neither_answers_nor_each_other(graph_and_weights: tuple[Any, Any]) -> None:
+    model = nnx.merge(*graph_and_weights)
+    batch = batch_of_worlds()
+    expected = model(batch, SMALL.most_nodes)
+    changed = batch | {"question_log_rtt": batch["question_log_rtt"] + 1, "question_failed": ~batch["question_failed"]}
+    changed |= {n: batch[n].copy() for n in ("question_source", "question_destination")}
+    changed["question_source"][:, 8:] = batch["question_source"][:, ::-1][:, 8:]
+    for got, want in zip(model(changed, SMALL.most_nodes), expected, strict=True):
+        assert np.allclose(got[:, :8], want[:, :8], atol=1e-5)
+
+
+def test_parameters_are_counted_right(graph_and_weights: tuple[Any, Any]) -> None:
+    assert sum(leaf.size for leaf in jax.tree.leaves(graph_and_weights[1])) == TINY.parameters
+    assert 17e6 < CompleterSettings().parameters < 19e6
+
+
+def test_what_is_measured_later_changes_no_prediction(trained: tuple[Any, list[float]]) -> None:
+    rng = np.random.default_rng(3)
+    count = 400
+    source = rng.integers(0, 10, count)
+    known = Observations(
+        source=source,
+        destination=10 + rng.integers(0, 10, count),
+        time_s=np.arange(count, dtype=float) * 60,
+        rtt_ms=rng.lognormal(3, 1, count),
+    )
+    later = known.time_s >= known.time_s[200]
+    changed = Observations(**vars(known) | {"rtt_ms": np.where(later, 1.0, known.rtt_ms)})
+    questions = known.take(slice(200, 212)).questions
+    questions = Questions(**vars(questions) | {"time_s": np.full(12, known.time_s[200])})
+    completer = predictor(trained[0])
+    expected = completer.predict(known, questions)
+    assert np.array_equal(completer.predict(changed, questions).probability, expected.probability)
+    assert np.array_equal(completer.predict(known.take(~later), questions).probability, expected.probability)
+    earlier = Observations(**vars(known) | {"rtt_ms": np.where(later, known.rtt_ms, 1.0)})
+    assert not np.allclose(completer.predict(earlier, questions).probability, expected.probability)
+
+
+def test_ids_of_nodes_make_no_difference(trained: tuple[Any, list[float]]) -> None:
+    pairs = line_of_nodes()
+    known, test = pairs.take(slice(0, None, 2)), pairs.take(slice(1, 21, 2))
+    renamed = np.random.default_rng(0).permutation(10_000)[:24]
+
+    def rename(rows: Any) -> Any:
+        return type(rows)(**vars(rows) | {n: renamed[getattr(rows, n)] for n in ("source", "destination")})
+
+    completer = predictor(trained[0])
+    expected = completer.predict(known, test.questions)
+    got = completer.predict(rename(known), rename(test.questions))
+    assert np.allclose(got.probability, expected.probability, atol=1e-6)
+
+
+def test_an_answer_does_not_depend_on_what_else_is_asked(trained: tuple[Any, list[float]]) -> None:
+    pairs = line_of_nodes()
+    known, test = pairs.take(slice(0, None, 2)), pairs.take(slice(1, 21, 2))
+    completer = predictor(trained[0])
+    together, alone = completer.predict(known, test.questions), completer.predict(known, test.questions.take([7]))
+    assert np.allclose(together.take([7]).probability, alone.probability, atol=1e-6)
+
+
+def test_unknown_nodes_and_empty_histories_get_an_answer(trained: tuple[Any, list[float]]) -> None:
+    pairs = line_of_nodes()
+    questions = Questions(
+        source=np.array([-1, 5000, 0]), destination=np.array([-1, 0, 4000]), time_s=np.full(3, np.nan)
+    )
+    for known in (pairs, pairs.take(slice(0, 0))):
+        answer = predictor(trained[0]).predict(known, questions)
+        assert np.all(np.isfinite(answer.median))
+        assert np.allclose(answer.probability.sum(axis=1), 1)
+    assert len(predictor(trained[0]).predict(pairs, questions.take(slice(0, 0)))) == 0
+
+
+def test_votes_and_shared_contexts_answer_every_question(trained: tuple[Any, list[float]]) -> None:
+    pairs = line_of_nodes()
+    completer = predictor(trained[0], votes=2, questions_per_context=3)
+    result = unseen_pairs(completer, pairs, 0.6, seeds=(0,), most_questions=40)
+    assert set(result) == {"median_re", "p90_re", "mae", "coverage90"}
+    alone = metrics(completer.with_prediction(votes=1).predict(pairs.take([0]), pairs.questions.take([5])), np.ones(1))
+    assert np.isfinite(alone["mae"])

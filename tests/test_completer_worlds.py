@@ -1,0 +1,160 @@
+"""Simulated worlds: a pure function of the step, and Internets of a believable kind."""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ping_llm.completer.draws import Draws
+from ping_llm.completer.settings import WorldSettings
+from ping_llm.completer.worlds import ANSWERED, FAILED, NOTHING, World, host_batch, make_world, world_batch
+
+SMALL = WorldSettings(context=48, questions=16, most_nodes=40, most_asked=3)
+WORLDS = 256
+
+
+@pytest.fixture(scope="module")
+def batch() -> dict[str, Any]:
+    return {name: np.asarray(value) for name, value in world_batch(SMALL, 7, 3, 0, 16).items()}
+
+
+@pytest.fixture(scope="module")
+def worlds() -> World:
+    keys = jax.random.split(jax.random.key(1), WORLDS)
+    return jax.tree.map(np.asarray, jax.jit(jax.vmap(partial(make_world, SMALL)))(keys))
+
+
+@pytest.mark.parametrize("hosts", [4, 16])
+def test_parts_of_hosts_are_the_batch_of_one(batch: dict[str, Any], hosts: int) -> None:
+    parts = [host_batch(SMALL, seed=7, step=3, size=16, host=host, hosts=hosts) for host in range(hosts)]
+    for name, whole in batch.items():
+        assert np.array_equal(np.concatenate([part[name] for part in parts]), whole), name
+
+
+def test_a_batch_depends_on_seed_and_step_only(batch: dict[str, Any]) -> None:
+    other_step, other_seed = world_batch(SMALL, 7, 4, 0, 16), world_batch(SMALL, 8, 3, 0, 16)
+    again = world_batch(SMALL, jnp.int32(7), jnp.int32(3), 0, 16)
+    for name in ("context_log_rtt", "question_log_rtt", "identity_key"):
+        assert np.array_equal(again[name], batch[name])
+        assert not np.array_equal(other_step[name], batch[name])
+        assert not np.array_equal(other_seed[name], batch[name])
+
+
+def test_a_batch_that_does_not_split_is_refused() -> None:
+    with pytest.raises(ValueError, match="cannot be split over 3 hosts"):
+        host_batch(SMALL, seed=0, step=0, size=16, host=0, hosts=3)
+
+
+def test_context_comes_first_and_what_follows_holds_nothing(batch: dict[str, Any]) -> None:
+    place = np.arange(SMALL.context)
+    counts = place < batch["context_length"][:, None]
+    holds = batch["context_kind"] != NOTHING
+    assert np.array_equal(holds | (place == 0), counts)
+    assert np.all(batch["context_source"][holds] != batch["context_destination"][holds])
+    assert np.all(batch["context_log_rtt"][batch["context_kind"] != ANSWERED] == 0)
+    assert batch["context_source"].max() < SMALL.most_nodes
+    assert batch["question_counts"].any(axis=1).all()
+
+
+def test_no_pair_comes_twice_in_a_world(worlds: World) -> None:
+    low, high = np.minimum(worlds.one, worlds.other), np.maximum(worlds.one, worlds.other)
+    for pair, exists in zip(low * 1000 + high, worlds.exists, strict=True):
+        assert len(np.unique(pair[exists])) == exists.sum()
+
+
+def is_quiet(worlds: World) -> Any:
+    """Worlds without noise: a pair measured twice in the same direction gives the same value."""
+    same = worlds.rtt_ms[:, : SMALL.pairs] == worlds.now_ms
+    turned = worlds.backwards[:, : SMALL.pairs] != worlds.now_backwards
+    return np.all(same | turned | ~worlds.exists, axis=1)
+
+
+def test_questions_never_repeat_what_is_known_without_noise(worlds: World) -> None:
+    quiet = is_quiet(worlds)
+    assert 0.5 < quiet.mean() < 0.7
+    known = worlds.known[:, : SMALL.pairs]
+    assert not np.any(known[quiet] & worlds.may_be_asked[quiet])
+    assert np.any(known[~quiet] & worlds.may_be_asked[~quiet])
+
+
+def test_latencies_are_of_a_believable_size(worlds: World) -> None:
+    medians = [np.median(rtt[exists]) for rtt, exists in zip(worlds.undisturbed_ms, worlds.exists, strict=True)]
+    assert 20 < np.median(medians) < 120
+    assert 1 < np.quantile(medians, 0.02) < np.quantile(medians, 0.98) < 700
+    everything = worlds.now_ms[worlds.exists]
+    assert everything.min() >= 0.03
+    assert np.quantile(everything, 0.999) < 3000
+    assert np.mean(everything > 2000) < 2e-3
+
+
+def test_sizes_reach_from_very_small_to_large(worlds: World) -> None:
+    largest = np.max(np.where(worlds.exists, np.maximum(worlds.one, worlds.other), 0), axis=1) + 1
+    assert largest.min() == SMALL.fewest_nodes
+    assert largest.max() == SMALL.most_nodes
+    assert 0.15 < np.mean(largest < 10) < 0.5
+
+
+def test_quiet_worlds_are_exactly_symmetric_or_not_at_all(worlds: World) -> None:
+    turned = worlds.exists & (worlds.backwards[:, : SMALL.pairs] != worlds.now_backwards)
+    same = worlds.rtt_ms[:, : SMALL.pairs] == worlds.now_ms
+    worlds_with_both = is_quiet(worlds) & (turned.sum(axis=1) >= 5)
+    shares = np.array([same[w][turned[w]].mean() for w in np.flatnonzero(worlds_with_both)])
+    assert np.sum(shares == 1.0) > 20
+    assert np.sum(shares < 0.9) > 10
+
+
+def test_repetitions_are_noisy_and_never_much_shorter(worlds: World) -> None:
+    """Of the pairs of worlds of single pings, the spread covers what the MENOG study saw: 0.4 % to 12 %."""
+    spreads = []
+    for world in range(WORLDS):
+        rows = np.flatnonzero(worlds.known[world] & ~worlds.failed[world])
+        for pair in np.unique(worlds.pair[world, rows][worlds.round[world, rows] > 0])[:3]:
+            mine = rows[worlds.pair[world, rows] == pair]
+            if len(mine) >= 8:
+                log_rtt = np.log(worlds.rtt_ms[world, mine])
+                spreads.append(np.median(np.abs(log_rtt - np.median(log_rtt))))
+    assert len(spreads) > 30
+    low, middle, high = np.quantile(spreads, [0.1, 0.5, 0.9])
+    assert low < 0.012
+    assert 0.008 < middle < 0.08
+    assert high > 0.06
+
+
+def test_later_rounds_are_older(worlds: World) -> None:
+    timed = worlds.age_s[:, 0] >= 0
+    assert 0.2 < timed.mean() < 0.6
+    first_age = np.take_along_axis(np.asarray(worlds.age_s), np.asarray(worlds.pair), axis=1)
+    later = worlds.round > 0
+    assert np.all(worlds.age_s[timed][later[timed]] > first_age[timed][later[timed]])
+    assert np.all(worlds.age_s[timed] > 0)
+
+
+def test_failures_are_there_but_not_everywhere(worlds: World) -> None:
+    rates = np.array([failed[exists].mean() for failed, exists in zip(worlds.now_failed, worlds.exists, strict=True)])
+    assert np.mean(rates == 0) > 0.4
+    assert 0.01 < rates.mean() < 0.1
+    assert rates.max() > 0.1
+
+
+def test_worlds_show_failures_in_contexts() -> None:
+    kinds = np.concatenate([np.ravel(world_batch(SMALL, 0, step, 0, 16)["context_kind"]) for step in range(6)])
+    assert FAILED in kinds
+
+
+def test_draws_are_uniform_normal_and_independent() -> None:
+    draw = Draws(jax.random.key(5))
+    first, second = np.asarray(draw.uniform(shape=(40_000,))), np.asarray(draw.uniform(shape=(40_000,)))
+    assert 0 < first.min() < first.max() < 1
+    assert np.abs(np.histogram(first, 20, (0, 1))[0] / 2000 - 1).max() < 0.1
+    assert abs(np.corrcoef(first, second)[0, 1]) < 0.02
+    assert abs(np.corrcoef(first[1:], first[:-1])[0, 1]) < 0.02
+    normal = np.asarray(draw.normal((40_000,)))
+    assert abs(normal.mean()) < 0.02
+    assert abs(normal.std() - 1) < 0.02
+    assert abs(np.mean(normal**4) - 3) < 0.25
+    neighbours = [float(Draws(jax.random.fold_in(jax.random.key(0), k)).uniform()) for k in range(300)]
+    assert abs(np.mean(neighbours) - 0.5) < 0.06
+    assert abs(np.corrcoef(neighbours[1:], neighbours[:-1])[0, 1]) < 0.15
