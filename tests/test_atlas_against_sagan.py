@@ -70,6 +70,7 @@ class TestRealDump:
         assert report.failed == UNANSWERED_PACKETS
         assert report.dropped == {}
 
+    @pytest.mark.slow
     def test_every_result_agrees_with_sagan(self, imported: tuple[ImportReport, Any]) -> None:
         _, table = imported
         times, origins, destinations, versions, minima, probes = [], [], [], [], [], set()

@@ -77,6 +77,7 @@ def line_of_nodes(count: int = 24, seed: int = 0) -> Observations:
     return Observations(source=source, destination=destination, time_s=np.full(len(source), np.nan), rtt_ms=rtt)
 
 
+@pytest.mark.slow
 def test_training_beats_the_marginal_distribution(trained: tuple[Any, list[float]]) -> None:
     batches = [batch_of_worlds(step) for step in range(12)]
     counted = [b["question_log_rtt"][b["question_counts"] & ~b["question_failed"]] for b in batches]
@@ -88,6 +89,7 @@ def test_training_beats_the_marginal_distribution(trained: tuple[Any, list[float
     assert np.mean(trained[1][-50:]) < np.mean(trained[1][:20]) - 0.5
 
 
+@pytest.mark.slow
 def test_predictions_improve_with_context(trained: tuple[Any, list[float]], graph_and_weights: tuple[Any, Any]) -> None:
     graph, weights = graph_and_weights[0], trained[0]
     entropies = {}

@@ -105,14 +105,15 @@ class TestForecast:
         """Histories that are read once, and shared, give what reading each sequence from its beginning gives."""
         prompts = [prompt(rows[0], 40, i) for i in (45, 60, 61)] + [prompt(rows[1], 0, 9), prompt(rows[2], 20, 25)]
         answers = np.array([52.1, 3.3, np.nan, 180.0, np.nan])
-        whole = nnx.merge(graph(task_of(model.config)), model.weights)
+        whole = nnx.jit(nnx.merge(graph(task_of(model.config)), model.weights), static_argnums=3)
         found = model.forecast(prompts).log_likelihood(answers)
         for made, answer, likelihood in zip(prompts, answers.tolist(), found.tolist(), strict=True):
             start = [*made.history.tolist(), *made.question.tolist()]
             code = int(encode_rtt(np.float64(answer)))
             ending = [Role.FAILED] if np.isnan(answer) else [Role.RTT_START, 11 + (code >> 8), 11 + (code & 0xFF)]
-            tokens = np.array([start + ending])
-            logits = np.asarray(whole(tokens, np.arange(tokens.shape[1])[None], np.ones_like(tokens), 1))[0]
+            tokens = np.zeros((1, LENGTH + 8), dtype=np.int32)  # what comes after them is not seen
+            tokens[0, : len(start) + len(ending)] = start + ending
+            logits = np.asarray(whole(tokens, np.arange(LENGTH + 8)[None], np.ones_like(tokens), 1))[0]
             expected, first = 0.0, len(start) - 1
             first_bytes = [11 + byte for byte in range(256) if byte < 8 or byte & 4]
             allowed: list[list[int]] = [[Role.FAILED, Role.RTT_START], first_bytes, list(range(11, 267))]

@@ -211,6 +211,7 @@ def command(*arguments: str | Path) -> list[str]:
     return [sys.executable, "-m", "ping_llm", "prepare", *map(str, arguments)]
 
 
+@pytest.mark.slow
 class TestKill:
     def test_after_kill_minus_nine_anywhere_the_same_command_gives_the_same_bytes(
         self, tmp_path: Path, write_parquet: WriteParquet
