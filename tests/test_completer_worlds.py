@@ -10,7 +10,7 @@ import pytest
 
 from ping_llm.completer.draws import Draws
 from ping_llm.completer.settings import WorldSettings
-from ping_llm.completer.worlds import ANSWERED, FAILED, NOTHING, World, host_batch, make_world, world_batch
+from ping_llm.completer.worlds import ANSWERED, FAILED, NOTHING, World, make_world, world_batch
 
 SMALL = WorldSettings(context=48, questions=16, most_nodes=40, most_asked=3)
 WORLDS = 256
@@ -27,11 +27,11 @@ def worlds() -> World:
     return jax.tree.map(np.asarray, jax.jit(jax.vmap(partial(make_world, SMALL)))(keys))
 
 
-@pytest.mark.parametrize("hosts", [4, 16])
-def test_parts_of_hosts_are_the_batch_of_one(batch: dict[str, Any], hosts: int) -> None:
-    parts = [host_batch(SMALL, seed=7, step=3, size=16, host=host, hosts=hosts) for host in range(hosts)]
+@pytest.mark.parametrize("part", [8, 4])
+def test_parts_of_a_batch_are_those_of_the_whole(batch: dict[str, Any], part: int) -> None:
+    parts = [world_batch(SMALL, 7, 3, first, part) for first in range(0, 16, part)]
     for name, whole in batch.items():
-        assert np.array_equal(np.concatenate([part[name] for part in parts]), whole), name
+        assert np.array_equal(np.concatenate([made[name] for made in parts]), whole), name
 
 
 def test_a_batch_depends_on_seed_and_step_only(batch: dict[str, Any]) -> None:
@@ -41,11 +41,6 @@ def test_a_batch_depends_on_seed_and_step_only(batch: dict[str, Any]) -> None:
         assert np.array_equal(again[name], batch[name])
         assert not np.array_equal(other_step[name], batch[name])
         assert not np.array_equal(other_seed[name], batch[name])
-
-
-def test_a_batch_that_does_not_split_is_refused() -> None:
-    with pytest.raises(ValueError, match="cannot be split over 3 hosts"):
-        host_batch(SMALL, seed=0, step=0, size=16, host=0, hosts=3)
 
 
 def test_context_comes_first_and_what_follows_holds_nothing(batch: dict[str, Any]) -> None:

@@ -15,6 +15,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
+import optax.contrib
 import pytest
 
 from ping_llm.completer import WorldSettings
@@ -213,6 +215,15 @@ class TestResume:
             train(tiny.replace(base_emb_dim=64))
         assert train(tiny)["resumed_from"] == 2
 
+    def test_what_could_not_begin_leaves_no_trace(self, tiny: Config) -> None:
+        with pytest.raises(PingLlmError, match="no such folder"):
+            train(tiny.replace(network_train_files="/nowhere", base_emb_dim=64))
+        assert not (folder_of(tiny) / "config.yml").exists()
+        assert train(tiny.replace(steps=2))["resumed_from"] is None
+        with pytest.raises(PingLlmError, match="seed: 0 then, 5 now"):
+            train(tiny.replace(data_shuffle_seed=5))
+        assert load_config(folder_of(tiny) / "config.yml").data_shuffle_seed == 0
+
     def test_other_data_is_refused_unless_allowed(self, tiny: Config) -> None:
         train(tiny.replace(steps=2))
         other = tiny.replace(data_shuffle_seed=5)
@@ -265,6 +276,10 @@ class TestCompleter:
         with pytest.raises(PingLlmError, match="dataset_type: worlds then, network now"):
             train(tiny.replace(completer_identity=worlds.completer_identity))
 
+    def test_an_impossible_completer_is_refused_in_one_line(self, worlds: Config) -> None:
+        with pytest.raises(PingLlmError, match="two identities of 99 leave nothing of a width of 32"):
+            train(worlds.replace(completer_identity=99))
+
     def test_hosts_share_the_worlds_of_a_step(self) -> None:
         settings = WorldSettings(context=16, questions=8, most_nodes=12)
         whole = next(WorldsLoader(settings, batch_size=6, seed=1))
@@ -308,6 +323,15 @@ def test_muon_makes_updates_orthogonal_alone_or_together() -> None:
             assert values.max() < 1.3
     together, alone = orthogonalise(random)[1], orthogonalise(random[1:2])[0]
     np.testing.assert_allclose(together, alone, atol=0.02)
+
+
+def test_muon_begins_as_the_one_of_optax_does() -> None:
+    slopes = {"a": jax.random.normal(jax.random.key(1), (32, 96)), "b": jax.random.normal(jax.random.key(2), (96, 32))}
+    ours, theirs = scale_by_muon(0.95), optax.contrib.muon(1.0, consistent_rms=0.2)
+    update, _ = ours.update(slopes, ours.init(slopes))
+    expected, _ = theirs.update(slopes, theirs.init(slopes), slopes)
+    for name, value in update.items():
+        np.testing.assert_allclose(value, -expected[name], atol=2e-3)
 
 
 def test_muon_updates_are_as_large_as_those_of_adam() -> None:

@@ -464,6 +464,16 @@ def train(
         raise typer.Exit(130)
 
 
+def _rows_of_run(config: Any) -> Path:
+    from ping_llm.config import parse_blend
+    from ping_llm.pipeline.spec import RowsSpec
+
+    files = config.network_eval_files or config.network_train_files
+    if not files:
+        raise PingLlmError("the run names no probe rows: give them by --rows")
+    return Path(RowsSpec.find(parse_blend(files)[0][0], "eval").folder)
+
+
 def _show_summary(summary: dict[str, Any]) -> None:
     if summary["complete"]:
         out.print(f"done: {summary['steps']:,} steps, in {summary['run']}")
@@ -504,7 +514,7 @@ def evaluate(
     from ping_llm.sources.simulator import World
 
     model = LanguageModel.from_run(run)
-    folder = rows or Path(model.config.network_eval_files or model.config.network_train_files)
+    folder = rows or _rows_of_run(model.config)
     truth = World.load(world) if world else None
     with progress("evaluating", total=4) as advance:
         scores = evaluate_probes(model, folder, questions=questions, seed=seed, world=truth, advance=advance)

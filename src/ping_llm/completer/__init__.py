@@ -22,7 +22,7 @@ from ping_llm.completer.forecast import RttForecast
 from ping_llm.completer.loss import loss_sums
 from ping_llm.completer.model import SetTransformer
 from ping_llm.completer.settings import CompleterSettings, WorldSettings
-from ping_llm.completer.worlds import host_batch, world_batch
+from ping_llm.completer.worlds import world_batch, worlds_of
 
 __all__ = [
     "Completer",
@@ -31,7 +31,7 @@ __all__ = [
     "RttForecast",
     "SetTransformer",
     "WorldSettings",
-    "host_batch",
     "loss_sums",
     "world_batch",
+    "worlds_of",
 ]

@@ -20,7 +20,7 @@ from ping_llm.completer.features import TIME_FEATURES, VALUE_FEATURES, time_feat
 from ping_llm.completer.settings import CompleterSettings
 from ping_llm.completer.worlds import ANSWERED, NOTHING, Batch
 from ping_llm.model.attention import choose
-from ping_llm.model.transformer import norm
+from ping_llm.model.transformer import linear, norm
 
 _SHARPNESS = 2.0
 """Queries and keys have length √64 each: scores lie within ±16, enough to single out one of thousands."""
@@ -36,10 +36,10 @@ class Block(nnx.Module):
     def __init__(self, settings: CompleterSettings, rngs: nnx.Rngs) -> None:
         heads = settings.heads * settings.head_dim
         self.settings = settings
-        self.qkv = _linear(settings, settings.width, 3 * heads, rngs)
-        self.out = _linear(settings, heads, settings.width, rngs, into_residual=True)
-        self.gate_up = _linear(settings, settings.width, 2 * settings.mlp_width, rngs)
-        self.down = _linear(settings, settings.mlp_width, settings.width, rngs, into_residual=True)
+        self.qkv = linear(settings, settings.width, 3 * heads, rngs)
+        self.out = linear(settings, heads, settings.width, rngs, into_residual=True)
+        self.gate_up = linear(settings, settings.width, 2 * settings.mlp_width, rngs)
+        self.down = linear(settings, settings.mlp_width, settings.width, rngs, into_residual=True)
 
     def __call__(self, x: jax.Array, context: int, length: jax.Array, implementation: str, first: int = 0) -> jax.Array:
         """Positions from `first` on: the last layer needs the questions only."""
@@ -59,14 +59,14 @@ class SetTransformer(nnx.Module):
     def __init__(self, settings: CompleterSettings, rngs: nnx.Rngs) -> None:
         self.settings = settings
         s = settings
-        self.source = _linear(s, s.identity, s.width, rngs)
-        self.destination = _linear(s, s.identity, s.width, rngs)
-        self.value = _linear(s, VALUE_FEATURES, s.width, rngs)
-        self.time = _linear(s, TIME_FEATURES, s.width, rngs)
+        self.source = linear(s, s.identity, s.width, rngs)
+        self.destination = linear(s, s.identity, s.width, rngs)
+        self.value = linear(s, VALUE_FEATURES, s.width, rngs)
+        self.time = linear(s, TIME_FEATURES, s.width, rngs)
         start = nnx.initializers.normal(0.3)
         self.kind_embedding = nnx.Param(start(rngs.params(), (_KINDS + 1, s.width), jnp.dtype(s.weight_dtype)))
         self.blocks = nnx.List([Block(s, rngs) for _ in range(s.layers)])
-        self.head = _linear(s, s.width, s.bins + 1, rngs)
+        self.head = linear(s, s.width, s.bins + 1, rngs)
         start_matching(self, rngs)
 
     def __call__(self, batch: Batch, nodes: int) -> tuple[jax.Array, jax.Array]:
@@ -127,20 +127,3 @@ def identities(keys: jax.Array, nodes: int, size: int) -> jax.Array:
 
 def _looked_up(identity: jax.Array, nodes: jax.Array) -> jax.Array:
     return jnp.take_along_axis(identity, nodes[..., None], axis=1, mode="clip")
-
-
-def _linear(
-    settings: CompleterSettings, inputs: int, outputs: int, rngs: nnx.Rngs, *, into_residual: bool = False
-) -> nnx.Linear:
-    scale = inputs**-0.5
-    if into_residual:  # 2 × layers of them are added up
-        scale *= (2 * settings.layers) ** -0.5
-    return nnx.Linear(
-        inputs,
-        outputs,
-        use_bias=False,
-        kernel_init=nnx.initializers.normal(scale),
-        dtype=jnp.dtype(settings.dtype),
-        param_dtype=jnp.dtype(settings.weight_dtype),
-        rngs=rngs,
-    )

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from ping_llm.completer.features import TIME_FEATURES, VALUE_FEATURES
+from ping_llm.errors import PingLlmError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,9 +35,9 @@ class WorldSettings:
 
     def __post_init__(self) -> None:
         if not 3 <= self.fewest_nodes <= self.most_nodes:
-            raise ValueError(f"worlds of {self.fewest_nodes} to {self.most_nodes} nodes: at least 3, in this order")
+            raise PingLlmError(f"worlds of {self.fewest_nodes} to {self.most_nodes} nodes: at least 3, in this order")
         if min(self.context, self.questions, self.most_asked, self.pairs_per_place) < 1:
-            raise ValueError("context, questions, most_asked and pairs_per_place are at least 1")
+            raise PingLlmError("context, questions, most_asked and pairs_per_place are at least 1")
 
     @property
     def pairs(self) -> int:
@@ -69,7 +70,7 @@ class CompleterSettings:
 
     def __post_init__(self) -> None:
         if 2 * self.identity >= self.width:
-            raise ValueError(f"two identities of {self.identity} leave nothing of a width of {self.width}")
+            raise PingLlmError(f"two identities of {self.identity} leave nothing of a width of {self.width}")
 
     @property
     def parameters(self) -> int:

@@ -36,7 +36,6 @@ UNKNOWN_AGE: Final = -1.0
 _QUESTION_REACH_MS: Final = 20.0
 _SEEN_WEIGHT: Final = 6.0
 """Questions about pairs that were measured before, where noise allows them, are asked so much more often."""
-_AT_ONCE: Final = 4
 
 
 @jax.tree_util.register_dataclass
@@ -66,30 +65,23 @@ class World:
     """Of nodes. The source is node 0."""
 
 
-def world_batch(s: WorldSettings, seed: Any, step: Any, first: Any, count: int) -> Batch:
-    """Rows `first` to `first + count` of the batch of `step`. Every row is made from its own number alone.
+def worlds_of(s: WorldSettings, seed: jax.Array, step: jax.Array, row: jax.Array) -> Batch:
+    """The worlds of these numbers, [worlds] each: a world is made from its own three numbers alone."""
 
-    A few rows more are made if need be: for a single one, the compiler would arrange the arithmetic differently, and
-    the last bits would be others. Works inside a compiled step too, with `step` a number that only the device knows.
-    """
-    seed, step, first = (jnp.asarray(number, jnp.uint32) for number in (seed, step, first))
-    made = _made(s, seed, step, first, -(-count // _AT_ONCE) * _AT_ONCE)
-    return {name: column[:count] for name, column in made.items()}
+    def one(seed: jax.Array, step: jax.Array, row: jax.Array) -> Batch:
+        return shown(s, jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), step), row))
+
+    return jax.vmap(one)(*(column.astype(jnp.uint32) for column in (seed, step, row)))
 
 
 @partial(jax.jit, static_argnums=(0, 4))
-def _made(s: WorldSettings, seed: Any, step: Any, first: Any, count: int) -> Batch:
-    of_step = jax.random.fold_in(jax.random.key(seed), step)
-    keys = jax.vmap(partial(jax.random.fold_in, of_step))(jnp.arange(count) + first)
-    return jax.vmap(partial(shown, s))(keys)
+def world_batch(s: WorldSettings, seed: Any, step: Any, first: Any, count: int) -> Batch:
+    """Rows `first` to `first + count` of the batch of a step.
 
-
-def host_batch(s: WorldSettings, *, seed: int, step: int, size: int, host: int = 0, hosts: int = 1) -> Batch:
-    """This host's part of a batch of `size` worlds: together the parts are the batch, for any number of hosts."""
-    if size % hosts:
-        raise ValueError(f"a batch of {size} worlds cannot be split over {hosts} hosts")
-    part = size // hosts
-    return world_batch(s, seed, step, host * part, part)
+    For a single row the compiler arranges the arithmetic differently, and the last bits differ.
+    """
+    row = jnp.arange(count) + first
+    return worlds_of(s, jnp.full_like(row, seed), jnp.full_like(row, step), row)
 
 
 def shown(s: WorldSettings, key: jax.Array) -> Batch:

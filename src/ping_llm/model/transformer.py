@@ -8,7 +8,7 @@ run to run.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -50,10 +50,10 @@ class Block(nnx.Module):
     def __init__(self, settings: ModelSettings, rngs: nnx.Rngs) -> None:
         heads = settings.heads * settings.head_dim
         self.settings = settings
-        self.qkv = _linear(settings, settings.width, 3 * heads, rngs)
-        self.out = _linear(settings, heads, settings.width, rngs, into_residual=True)
-        self.gate_up = _linear(settings, settings.width, 2 * settings.mlp_width, rngs)
-        self.down = _linear(settings, settings.mlp_width, settings.width, rngs, into_residual=True)
+        self.qkv = linear(settings, settings.width, 3 * heads, rngs)
+        self.out = linear(settings, heads, settings.width, rngs, into_residual=True)
+        self.gate_up = linear(settings, settings.width, 2 * settings.mlp_width, rngs)
+        self.down = linear(settings, settings.mlp_width, settings.width, rngs, into_residual=True)
 
     def __call__(self, x: jax.Array, turn: tuple[jax.Array, jax.Array], look: Attention) -> jax.Array:
         batch, length, _ = x.shape
@@ -75,7 +75,7 @@ class Transformer(nnx.Module):
         shape = settings.padded_vocabulary, settings.width
         self.embedding = nnx.Param(table(rngs.params(), shape, jnp.dtype(settings.weight_dtype)))
         self.blocks = nnx.List([Block(settings, rngs) for _ in range(settings.layers)])
-        self.head = _linear(settings, settings.width, settings.padded_vocabulary, rngs)
+        self.head = linear(settings, settings.width, settings.padded_vocabulary, rngs)
 
     def __call__(
         self, tokens: jax.Array, position: jax.Array, segmentation: jax.Array, most_segments: int
@@ -111,9 +111,19 @@ class Transformer(nnx.Module):
         return logits
 
 
-def _linear(
-    settings: ModelSettings, inputs: int, outputs: int, rngs: nnx.Rngs, *, into_residual: bool = False
+class _HasLinearLayers(Protocol):
+    @property
+    def layers(self) -> int: ...
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def weight_dtype(self) -> str: ...
+
+
+def linear(
+    settings: _HasLinearLayers, inputs: int, outputs: int, rngs: nnx.Rngs, *, into_residual: bool = False
 ) -> nnx.Linear:
+    """A matrix that keeps the size of what it multiplies, or that of the sum of all that goes into the residual."""
     scale = inputs**-0.5
     if into_residual:  # 2 × layers of them are added up
         scale *= (2 * settings.layers) ** -0.5

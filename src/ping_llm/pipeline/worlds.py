@@ -6,13 +6,10 @@ from fractions import Fraction
 from functools import partial
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
 from ping_llm.completer.settings import WorldSettings
-from ping_llm.completer.worlds import shown
 from ping_llm.config import Config
 from ping_llm.errors import PingLlmError
 from ping_llm.pipeline.mixture import Mixture
@@ -26,16 +23,6 @@ def world_settings(config: Config) -> WorldSettings:
     return WorldSettings(
         context=config.worlds_context, questions=config.worlds_questions, most_nodes=config.worlds_most_nodes
     )
-
-
-def made_worlds(settings: WorldSettings, numbers: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    """The worlds of a batch of numbers, each made from its own three numbers alone."""
-
-    def one(seed: jax.Array, step: jax.Array, row: jax.Array) -> dict[str, jax.Array]:
-        return shown(settings, jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), step), row))
-
-    columns = (numbers[name].astype(jnp.uint32) for name in ("seed", "step", "row"))
-    return jax.vmap(one)(*columns)
 
 
 class WorldsLoader:

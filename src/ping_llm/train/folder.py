@@ -30,6 +30,11 @@ class RunFolder:
         return self.path / "checkpoints"
 
     @property
+    def has_checkpoints(self) -> bool:
+        """A run that never got so far may be begun again with any settings."""
+        return any(self.checkpoints.glob("[0-9]*"))
+
+    @property
     def summary(self) -> Path:
         return self.path / "summary.json"
 

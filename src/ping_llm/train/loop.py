@@ -54,9 +54,8 @@ class _Run:
         self.mesh = hardware.make_mesh(config)
         self.task = task_of(config)
         self._check_batch()
-        check_unchanged(self.folder.config, config)
-        if self.is_main:
-            self.folder.write(self.folder.config, config.to_yaml())
+        if self.folder.has_checkpoints:
+            check_unchanged(self.folder.config, config)
         self.checkpoints = self._open_checkpoints()
         change = optimizer(config)
         restored = self.checkpoints and self.checkpoints.restore(laid_out(config, change, self.mesh))
@@ -80,6 +79,8 @@ class _Run:
         self.eval_loss: float | None = None
         self.evaluated_at: int | None = None
         self.stopped_by: int | None = None
+        if self.is_main:  # not before: what could not begin leaves a run as it was
+            self.folder.write(self.folder.config, config.to_yaml())
 
     # -- beginning
 

@@ -9,13 +9,13 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from ping_llm.completer import CompleterSettings, SetTransformer
+from ping_llm.completer import CompleterSettings, SetTransformer, worlds_of
 from ping_llm.completer import loss_sums as completer_sums
 from ping_llm.config import Config
 from ping_llm.model import ModelSettings, Transformer, attention
 from ping_llm.model.loss import Sums, loss_sums
 from ping_llm.pipeline.device import DeviceBatch
-from ping_llm.pipeline.worlds import made_worlds, world_settings
+from ping_llm.pipeline.worlds import world_settings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +96,7 @@ def _completer(config: Config) -> Task:
     flops = s.flops_per_context(worlds.context, worlds.questions) // positions
 
     def sums(model: SetTransformer, batch: DeviceBatch, most_segments: int) -> Sums:
-        shown = jax.lax.stop_gradient(made_worlds(worlds, batch))
+        shown = jax.lax.stop_gradient(worlds_of(worlds, batch["seed"], batch["step"], batch["row"]))
         values = completer_sums(*model(shown, worlds.most_nodes), shown)
         return {
             **{name: values[name] for name in ("objective", "cross_entropy", "targets")},
