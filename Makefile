@@ -4,8 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 DEMO := data/demo
-MEASUREMENTS ?= 1000000
-STEPS ?= 1300
+MEASUREMENTS ?= 500000
+STEPS ?= 1000
 
 .PHONY: help setup demo test test-slow lint bench lock clean
 

@@ -1,6 +1,6 @@
 #!/bin/sh
-# The main job in small: simulate an Internet, prepare probe rows, train a small model, compare it with the classical
-# predictors. Run it by `make demo`. What an earlier run has done is skipped, and what it was doing is continued.
+# The main job in small: simulate an Internet, set questions aside, prepare probe rows, train a small model, compare it
+# and the completer that comes with the package with the classical predictors. Run it by `make demo`. What an earlier run has done is skipped, and what it was doing is continued.
 set -eu
 folder=$1
 measurements=$2
@@ -11,19 +11,26 @@ say() { printf '\n%s%s%s\n' "$bold" "$*" "$plain"; }
 run() { say "\$ $*"; "$@"; }
 
 raw=$folder/raw-$measurements
+split=$folder/split-$measurements
 rows=$folder/rows-$measurements
 name=demo-$measurements-$steps
 if [ ! -e "$raw/world.json" ]; then
     run ping-llm simulate --measurements "$measurements" --output "$raw"
 fi
-run ping-llm prepare --input "$raw/*.parquet" --output "$rows"
+if [ ! -e "$split/split.json" ]; then
+    run ping-llm split "$raw" --output "$split"
+fi
+run ping-llm prepare --input "$split/train" --output "$rows"
 run ping-llm inspect batches "$rows" --steps 0:3 --length 256 --batch-size 8
 run ping-llm train --config configs/demo.yml --name "$name" --steps "$steps" \
     network_train_files="$rows" network_eval_files="$rows" base_output_directory="$folder/runs"
-run ping-llm evaluate "$folder/runs/ping-llm/$name" --world "$raw"
+run ping-llm evaluate "$folder/runs/ping-llm/$name" completer --data "$split" --world "$raw" --questions 60 \
+    --plots "$folder/plots-$measurements"
 say "Where everything is"
 cat <<END
   $raw     measurements of the simulated Internet
+  $split   what may be learnt, and what is asked
   $rows    probe rows
+  $folder/plots-$measurements    errors, calibration, predicted against measured
   $folder/runs/ping-llm/$name    the run: loss.png (the loss curve), metrics.jsonl, checkpoints, summary.json
 END

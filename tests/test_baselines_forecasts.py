@@ -8,16 +8,16 @@ import pytest
 
 from ping_llm.baselines import (
     Baseline,
-    Forecast,
     GlobalMedian,
     LastValue,
     Observations,
     PairMedian,
+    PointWithResiduals,
     Questions,
     standard_baselines,
     with_residuals,
 )
-from ping_llm.baselines.forecasts import BUCKETS, Familiarity
+from ping_llm.baselines.known import BUCKETS, Familiarity
 from ping_llm.baselines.residuals import EDGES, cumulative, cumulative_by_bucket
 
 
@@ -31,7 +31,7 @@ def separable(count: int, *, seed: int, noise: float = 0.2, nodes: int = 60, sin
     return Observations(source=source, destination=destination, time_s=time_s, rtt_ms=np.exp(log_rtt))
 
 
-def coverage(forecast: Forecast, rtt_ms: npt.NDArray[Any], level: float) -> float:
+def coverage(forecast: PointWithResiduals, rtt_ms: npt.NDArray[Any], level: float) -> float:
     low, high = forecast.quantile((1 - level) / 2), forecast.quantile((1 + level) / 2)
     return float(((low <= rtt_ms) & (rtt_ms <= high)).mean())
 
@@ -102,8 +102,12 @@ def test_buckets_go_from_unknown_node_to_fresh_pair() -> None:
     )
     ages = np.array([1.0, 1.0, 1e6, 4e3, 7e2, 1.0])
     ask = Questions(source=np.array([7, 0, 0, 0, 0, 0]), destination=np.array([1, 3, 1, 1, 1, 1]), time_s=ages)
-    assert Familiarity.of(train, causal=True).bucket(ask).tolist() == list(range(BUCKETS))
-    assert Familiarity.of(train, causal=False).bucket(ask).tolist() == [0, 1, 2, 2, 2, 2]
+    known = Familiarity.of(train)
+    assert known.bucket(ask).tolist() == list(range(BUCKETS))
+    whenever = Questions(source=ask.source, destination=ask.destination, time_s=np.full(6, np.nan))
+    assert known.bucket(whenever).tolist() == [0, 1, 2, 2, 2, 2]
+    before = Questions(source=ask.source, destination=ask.destination, time_s=np.zeros(6))
+    assert known.bucket(before).tolist() == [0] * 6
 
 
 def test_a_bucket_with_few_errors_borrows_from_the_nearest() -> None:

@@ -124,7 +124,7 @@ def test_what_has_no_time_is_always_known() -> None:
     known = observations([(1, 2, np.nan, 50.0), (1, 3, 5.0, 20.0)])
     assert context_of(known, 8, 1, 2, 1.0) == [0]
     row = filled(Known(known, 8), asked((1, 2), time_s=9.0), next(groups(asked((1, 2), time_s=9.0), 1)), 8, 1)
-    assert row["context_age_s"][:2].tolist() == [-1.0, 4.0]
+    assert row["context_age_s"][1:3].tolist() == [-1.0, 4.0]
 
 
 def test_a_row_says_what_was_measured_and_numbers_nodes_as_it_meets_them() -> None:
@@ -133,7 +133,8 @@ def test_a_row_says_what_was_measured_and_numbers_nodes_as_it_meets_them() -> No
     row = filled(Known(known, 4), questions, next(groups(questions, 2)), 4, 2)
     assert row["question_source"].tolist() == [0, 0]
     assert row["question_destination"].tolist() == [1, 0]
-    assert row["context_length"] == 2
+    assert row["context_length"] == 3
+    assert row["context_kind"][0] == NOTHING  # which attention can turn to if nothing matches
     assert set(row["context_kind"].tolist()) == {ANSWERED, FAILED, NOTHING}
     assert sorted(row["context_age_s"].tolist()) == [-1.0, -1.0, 10.0, 11.0]
     assert np.max(row["context_source"]) <= 2

@@ -21,7 +21,7 @@ from ping_llm.completer import (
     world_batch,
 )
 from ping_llm.completer.bins import Bins
-from ping_llm.completer.evaluate_real import metrics, unseen_pairs
+from ping_llm.completer.evaluate_real import unseen_pairs
 
 SMALL = WorldSettings(context=48, questions=16, most_nodes=40, most_asked=3)
 TINY = CompleterSettings(
@@ -214,6 +214,7 @@ def test_votes_and_shared_contexts_answer_every_question(trained: tuple[Any, lis
     pairs = line_of_nodes()
     completer = predictor(trained[0], votes=2, questions_per_context=3)
     result = unseen_pairs(completer, pairs, 0.6, seeds=(0,), most_questions=40)
-    assert set(result) == {"median_re", "p90_re", "mae", "coverage90"}
-    alone = metrics(completer.with_prediction(votes=1).predict(pairs.take([0]), pairs.questions.take([5])), np.ones(1))
-    assert np.isfinite(alone["mae"])
+    assert result["questions"] == 40
+    assert np.isfinite(list(result.values())).all()
+    alone = completer.with_prediction(votes=1).predict(pairs.take([0]), pairs.questions.take([5]))
+    assert np.isfinite(alone.median).all()

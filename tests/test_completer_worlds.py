@@ -43,8 +43,11 @@ def test_a_batch_depends_on_seed_and_step_only(batch: dict[str, Any]) -> None:
         assert not np.array_equal(other_seed[name], batch[name])
 
 
-def test_context_comes_first_and_what_follows_holds_nothing(batch: dict[str, Any]) -> None:
+def test_context_comes_behind_a_place_that_holds_nothing_and_what_follows_holds_nothing_either(
+    batch: dict[str, Any],
+) -> None:
     place = np.arange(SMALL.context)
+    assert (batch["context_kind"][:, 0] == NOTHING).all()
     counts = place < batch["context_length"][:, None]
     holds = batch["context_kind"] != NOTHING
     assert np.array_equal(holds | (place == 0), counts)

@@ -245,7 +245,7 @@ def test_a_wrong_type_names_line_key_value_and_type(write_yaml: WriteYaml) -> No
         ("eval_interval=0", "at least 1, or -1"),
         ("eval_steps=-2", "at least 1, or -1"),
         ("expansion_factor_real_data=0", "above 0, or -1"),
-        ("dataset_type=netwrk", "one of network, grain, hf, tfds, c4_mlperf, synthetic, worlds"),
+        ("dataset_type=netwrk", "one of network, grain, hf, tfds, c4_mlperf, synthetic, worlds, measured"),
         ("network_data_format=csv", "one of probe_chunks, network_parquet"),
         ("base_output_directory=", "a folder"),
         ("run_name=a/b", "a plain folder name"),

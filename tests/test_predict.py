@@ -1,6 +1,5 @@
-"""Predictions of the language model, and the comparison with classical predictors."""
+"""Predictions of the language model."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,15 +9,12 @@ from flax import nnx
 
 from ping_llm.config import Config
 from ping_llm.errors import PingLlmError
-from ping_llm.evaluate import evaluate_probes
-from ping_llm.evaluate.probes import draw_questions
-from ping_llm.evaluate.scores import bits, coverage, point_scores
 from ping_llm.predict import LanguageModel
 from ping_llm.predict.contexts import Prompt, prompt_for
 from ping_llm.rows.dataset import RowSet
 from ping_llm.rows.format import ProbeRow
 from ping_llm.rows.prepare import PrepareSettings, prepare
-from ping_llm.sources.simulator import SimulatorSettings, World, simulate
+from ping_llm.sources.simulator import SimulatorSettings, simulate
 from ping_llm.tokens.decode import decode
 from ping_llm.tokens.rtt_code import code_bounds, decode_rtt, encode_rtt, normalised_codes
 from ping_llm.tokens.vocabulary import Role
@@ -141,9 +137,9 @@ class TestForecast:
                 assert below[place] >= level - 1e-5
                 assert place == 0 or below[place - 1] <= level + 1e-5
         low, high = forecast.interval(0.9)
-        assert np.all((low <= forecast.median()) & (forecast.median() <= high))
+        assert np.all((low <= forecast.median) & (forecast.median <= high))
         rtt, probability = forecast.pmf(1)
-        assert forecast.mean()[1] == pytest.approx(float(rtt @ probability))
+        assert forecast.mean[1] == pytest.approx(float(rtt @ probability))
 
     def test_samples_have_the_predicted_share_of_failures_and_median(
         self, model: LanguageModel, rows: list[ProbeRow]
@@ -152,8 +148,8 @@ class TestForecast:
         drawn = forecast.sample(20_000)[0]
         assert np.isnan(drawn).mean() == pytest.approx(float(forecast.p_failed[0]), abs=0.01)
         rtt, probability = forecast.pmf(0)
-        expected = float(probability[rtt <= forecast.median()[0]].sum())
-        assert (drawn[~np.isnan(drawn)] <= forecast.median()[0]).mean() == pytest.approx(expected, abs=0.02)
+        expected = float(probability[rtt <= forecast.median[0]].sum())
+        assert (drawn[~np.isnan(drawn)] <= forecast.median[0]).mean() == pytest.approx(expected, abs=0.02)
 
     def test_no_question_gives_no_answer(self, model: LanguageModel) -> None:
         assert len(model.forecast([])) == 0
@@ -167,39 +163,8 @@ class TestForecast:
             assert alone.p_failed[0] == pytest.approx(together.p_failed[i], abs=1e-5)
 
     def test_a_folder_that_is_no_run_is_refused(self, tmp_path: Path) -> None:
-        with pytest.raises(PingLlmError, match="is not a run"):
+        with pytest.raises(PingLlmError, match="holds no trained model"):
             LanguageModel.from_run(tmp_path)
-
-
-class TestEvaluation:
-    def test_questions_come_after_the_cut_of_probes_that_were_not_trained_on(self, data: Path) -> None:
-        with RowSet(data / "rows", "eval") as rows, RowSet(data / "rows", "train") as trained:
-            asked = draw_questions(rows, 50)
-            sources = {bytes(row) for row in trained.column("source")}
-        assert asked
-        for question in asked:
-            assert question.index >= question.known == int(0.8 * len(question.row))
-            assert bytes(question.row.source).ljust(16, b"\0") not in sources
-
-    def test_the_truth_beats_everyone_and_the_model_gives_a_distribution(
-        self, model: LanguageModel, data: Path
-    ) -> None:
-        scores = evaluate_probes(model, data / "rows", questions=60, world=World.load(data / "raw"))
-        assert set(scores) == {"global median", "pair median", "vivaldi", "model", "oracle"}
-        assert scores["oracle"]["median_re"] == min(score["median_re"] for score in scores.values())
-        assert scores["oracle"]["nll_bits"] < scores["model"]["nll_bits"] < 40
-        assert 0 <= scores["model"]["coverage90"] <= 1
-        again = evaluate_probes(model, data / "rows", questions=60, world=World.load(data / "raw"))
-        assert json.dumps(again) == json.dumps(scores)
-
-
-def test_scores_are_what_their_names_say() -> None:
-    scores = point_scores(np.array([10.0, 30.0, 50.0]), np.array([20.0, 30.0, 40.0]))
-    assert scores["mae"] == pytest.approx(20 / 3)
-    assert scores["median_ae"] == 10.0
-    assert scores["median_re"] == 0.25
-    assert bits(np.log(np.array([0.5, 0.125]))) == pytest.approx(2.0)
-    assert coverage(np.array([1.0, 1.0]), np.array([2.0, 2.0]), np.array([1.5, 3.0])) == 0.5
 
 
 def test_code_bounds_tile_the_axis_around_their_codes() -> None:

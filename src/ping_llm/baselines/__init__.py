@@ -7,8 +7,10 @@ medians      global and pair median
 sequential   last value, median of the last few, moving average
 log_factors  matrix factorisation of ln RTT by robust alternating least squares
 sgd          minibatch descent: for vivaldi (places and heights) and dmfsgd (matrix factorisation of RTT)
+prefix_trees gradient-boosted trees on the prefixes of addresses
 tuning       settings chosen on the training data
 failures     P(failed)
+known        what was known at the time of a question
 residuals    distributions of errors; forecasts puts them around any baseline
 catalogue    all of them
 """
@@ -16,11 +18,13 @@ catalogue    all of them
 from ping_llm.baselines.catalogue import standard_baselines
 from ping_llm.baselines.dmfsgd import Dmfsgd
 from ping_llm.baselines.failures import FailureRates
-from ping_llm.baselines.forecasts import FittedForecaster, WithResiduals, with_residuals
+from ping_llm.baselines.forecasts import FittedForecaster, Rehearsal, WithResiduals, with_residuals
 from ping_llm.baselines.interface import Baseline, FittedBaseline, NodeIds, Observations, Questions
+from ping_llm.baselines.known import Known
 from ping_llm.baselines.log_factors import LogFactors
 from ping_llm.baselines.medians import GlobalMedian, PairMedian
-from ping_llm.baselines.residuals import Forecast
+from ping_llm.baselines.prefix_trees import PrefixTrees
+from ping_llm.baselines.residuals import PointWithResiduals
 from ping_llm.baselines.sequential import LastValue, MedianOfLast, MovingAverage
 from ping_llm.baselines.sgd import Descent
 from ping_llm.baselines.tuning import BestOf
@@ -34,8 +38,8 @@ __all__ = [
     "FailureRates",
     "FittedBaseline",
     "FittedForecaster",
-    "Forecast",
     "GlobalMedian",
+    "Known",
     "LastValue",
     "LogFactors",
     "MedianOfLast",
@@ -43,7 +47,10 @@ __all__ = [
     "NodeIds",
     "Observations",
     "PairMedian",
+    "PointWithResiduals",
+    "PrefixTrees",
     "Questions",
+    "Rehearsal",
     "Vivaldi",
     "WithResiduals",
     "standard_baselines",

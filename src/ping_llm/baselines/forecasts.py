@@ -2,39 +2,72 @@
 
 To see what errors a baseline makes, it is fitted to a part of the training data and asked about the rest: all
 measurements of some sources, all of some other pairs, and of what remains the latest. Errors are kept apart by how
-familiar a question is, since they differ by ten times:
+familiar a question is (see `known`). A causal baseline is also asked about every training measurement, one step ahead,
+and the errors for measured pairs are kept apart by the age of the latest measurement.
 
-    0 an end was never measured   1 the pair was never measured   2.. the pair was measured
-
-A causal baseline is also asked about every training measurement, one step ahead, and the errors for measured pairs are
-kept apart by the age of the latest measurement. Then the baseline is fitted to everything: twice the time of one fit.
+Then the baseline is fitted to everything: twice the time of one fit. Several baselines can share one `Rehearsal`.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final
 
 import numpy as np
 
-from ping_llm.baselines.failures import FailureRates, FittedFailureRates
-from ping_llm.baselines.history import History
-from ping_llm.baselines.interface import Baseline, Bools, FittedBaseline, Floats, Ints, Observations, Questions
-from ping_llm.baselines.residuals import Forecast, cumulative_by_bucket
+from ping_llm.baselines.interface import Baseline, Bools, FittedBaseline, Floats, Observations, Questions
+from ping_llm.baselines.known import BUCKETS, Known
+from ping_llm.baselines.residuals import PointWithResiduals, cumulative_by_bucket
 
-AGES_S: Final = np.array([86_400.0, 3_600.0, 600.0])
-"""Ages that separate the buckets of measured pairs, oldest first: a day, an hour, ten minutes."""
-
-BUCKETS: Final = 2 + len(AGES_S) + 1
 _MOST_ERRORS: Final = 500_000
+
+
+class Rehearsal:
+    """Training data of which a part is held out: what is known, and what is asked to see errors."""
+
+    def __init__(
+        self, train: Known, *, sources: float = 0.05, pairs: float = 0.1, latest: float = 0.1, seed: int = 0
+    ) -> None:
+        self.train = train
+        self._shares = sources, pairs, latest
+        self._seed = seed
+
+    @cached_property
+    def learnt(self) -> Known:
+        return Known(self.train.observations.take(~self._held_out))
+
+    @cached_property
+    def asked(self) -> Observations:
+        return self._some(self.train.observations.take(self._held_out).answered)
+
+    @cached_property
+    def one_step_ahead(self) -> Observations:
+        """Training measurements, for baselines that see nothing of them when they are asked about them."""
+        return self._some(self.train.observations.answered)
+
+    @cached_property
+    def _held_out(self) -> Bools:
+        train, (sources, pairs, latest) = self.train.observations, self._shares
+        rng = np.random.default_rng(self._seed)
+        _, source = np.unique(train.source, return_inverse=True)
+        low, high = np.minimum(train.source, train.destination), np.maximum(train.source, train.destination)
+        _, pair = np.unique((low.astype(np.int64) << 32) | (high & 0xFFFFFFFF), return_inverse=True)
+        held_out = (rng.random(len(train)) < sources)[source]
+        held_out |= (rng.random(len(train)) < pairs)[pair]
+        if len(train):
+            held_out |= train.time_s > np.quantile(train.time_s, 1.0 - latest)
+        return np.asarray(held_out)
+
+    def _some(self, asked: Observations) -> Observations:
+        if len(asked) <= _MOST_ERRORS:
+            return asked
+        return asked.take(np.random.default_rng(self._seed).choice(len(asked), _MOST_ERRORS, replace=False))
 
 
 @dataclass(frozen=True, kw_only=True)
 class WithResiduals:
-    """A baseline, and how its errors are learnt."""
+    """A baseline whose answers are distributions."""
 
     baseline: Baseline
-    sources_held_out: float = 0.05
-    pairs_held_out: float = 0.1
-    latest_held_out: float = 0.1
     seed: int = 0
 
     @property
@@ -46,38 +79,32 @@ class WithResiduals:
         return self.baseline.causal
 
     def fit(self, train: Observations) -> "FittedForecaster":
-        held_out = self._held_out(train)
-        errors, bucket = self._errors(train.take(~held_out), train.take(held_out).answered)
+        known = Known(train)
+        return self.knowing(known, self.errors(Rehearsal(known, seed=self.seed)))
+
+    def errors(self, rehearsal: Rehearsal) -> Floats:
+        """P(error <= edge) for each bucket of questions, as `PointWithResiduals` takes it."""
+        rounds = [(rehearsal.learnt, rehearsal.asked)]
         if self.causal:
-            ahead_errors, ahead_bucket = self._errors(train, self._some(train.answered))
-            errors, bucket = np.concatenate([errors, ahead_errors]), np.concatenate([bucket, ahead_bucket])
-        return FittedForecaster(
-            fitted=self.baseline.fit(train),
-            familiarity=Familiarity.of(train, causal=self.causal),
-            failures=FailureRates(causal=self.causal).fit(train),
-            cumulative=cumulative_by_bucket(errors, bucket, BUCKETS),
-        )
+            rounds.append((rehearsal.train, rehearsal.one_step_ahead))
+        errors, buckets = [], []
+        for known, asked in rounds:
+            questions = self.as_seen(asked.questions)
+            errors.append(asked.log_rtt - np.log(self.baseline.fit(known.observations).predict(questions)))
+            buckets.append(known.familiarity.bucket(questions))
+        return cumulative_by_bucket(np.concatenate(errors), np.concatenate(buckets), BUCKETS)
 
-    def _held_out(self, train: Observations) -> Bools:
-        rng = np.random.default_rng(self.seed)
-        _, source = np.unique(train.source, return_inverse=True)
-        low, high = np.minimum(train.source, train.destination), np.maximum(train.source, train.destination)
-        _, pair = np.unique((low.astype(np.int64) << 32) | (high & 0xFFFFFFFF), return_inverse=True)
-        held_out = (rng.random(len(train)) < self.sources_held_out)[source]
-        held_out |= (rng.random(len(train)) < self.pairs_held_out)[pair]
-        if len(train):
-            held_out |= train.time_s > np.quantile(train.time_s, 1.0 - self.latest_held_out)
-        return np.asarray(held_out)
+    def knowing(self, known: Known, errors: Floats) -> "FittedForecaster":
+        """Fitted to measurements that need not be those from which the errors were learnt."""
+        fitted = self.baseline.fit(known.observations)
+        return FittedForecaster(settings=self, fitted=fitted, known=known, errors=errors)
 
-    def _errors(self, learnt: Observations, asked: Observations) -> tuple[Floats, Ints]:
-        asked = self._some(asked)
-        predicted = self.baseline.fit(learnt).predict(asked.questions)
-        return asked.log_rtt - np.log(predicted), Familiarity.of(learnt, causal=self.causal).bucket(asked.questions)
-
-    def _some(self, asked: Observations) -> Observations:
-        if len(asked) <= _MOST_ERRORS:
-            return asked
-        return asked.take(np.random.default_rng(self.seed).choice(len(asked), _MOST_ERRORS, replace=False))
+    def as_seen(self, questions: Questions) -> Questions:
+        """A static baseline knows all that it was fitted to, whenever it is asked."""
+        if self.causal:
+            return questions
+        whenever = np.full(len(questions), np.nan)
+        return Questions(source=questions.source, destination=questions.destination, time_s=whenever)
 
 
 def with_residuals(baseline: Baseline, *, seed: int = 0) -> WithResiduals:
@@ -87,48 +114,19 @@ def with_residuals(baseline: Baseline, *, seed: int = 0) -> WithResiduals:
 
 @dataclass(frozen=True, kw_only=True)
 class FittedForecaster:
+    settings: WithResiduals
     fitted: FittedBaseline
-    familiarity: "Familiarity"
-    failures: FittedFailureRates
-    cumulative: Floats
+    known: Known
+    errors: Floats
 
     def predict(self, questions: Questions) -> Floats:
         return self.fitted.predict(questions)
 
-    def forecast(self, questions: Questions) -> Forecast:
-        return Forecast(
-            point_ms=self.predict(questions),
-            p_failed=self.failures.probability(questions),
-            bucket=self.familiarity.bucket(questions),
-            cumulative=self.cumulative,
+    def forecast(self, questions: Questions) -> PointWithResiduals:
+        asked = self.settings.as_seen(questions)
+        return PointWithResiduals(
+            point_ms=self.fitted.predict(asked),
+            p_failed=self.known.failures.probability(asked),
+            bucket=self.known.familiarity.bucket(asked),
+            cumulative=self.errors,
         )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Familiarity:
-    """How much is known about the ends and the pair of a question; for causal baselines: was known at its time."""
-
-    by_node: History
-    by_pair: History
-    causal: bool
-
-    @classmethod
-    def of(cls, train: Observations, *, causal: bool) -> "Familiarity":
-        known = train.answered
-        node, time_s = np.concatenate([known.source, known.destination]), np.concatenate([known.time_s, known.time_s])
-        return cls(
-            by_node=History.of(node, time_s, np.zeros(len(node))),
-            by_pair=History.of(known.pair, known.time_s, np.zeros(len(known))),
-            causal=causal,
-        )
-
-    def bucket(self, questions: Questions) -> Ints:
-        time_s = questions.time_s if self.causal else np.full(len(questions), np.nan)
-        known = np.ones(len(questions), dtype=bool)
-        for node in (questions.source, questions.destination):
-            start, stop = self.by_node.span(node, time_s)
-            known &= stop > start
-        start, stop = self.by_pair.span(questions.pair, time_s)
-        age = self.by_pair.age(questions.pair, time_s)
-        freshness = len(AGES_S) - np.searchsorted(AGES_S[::-1], age)
-        return np.where(stop > start, 2 + freshness, known.astype(np.int64))

@@ -9,6 +9,7 @@ squared loss the median relative error on PlanetLab with 20 % of the pairs known
 """
 
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import scipy.sparse  # type: ignore[import-untyped]
@@ -24,7 +25,9 @@ from ping_llm.baselines.interface import (
 )
 from ping_llm.baselines.pairs import PairTable, rows_of
 
-_NODES_AT_A_TIME = 4096
+_NODES_AT_A_TIME: Final = 4096
+_SMALL_SIZES: Final = (4, 8, 16)
+"""Nodes with at most so many pairs are solved together, as if they had that many."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,8 +77,8 @@ class LogFactors:
         ours[:, 0] = theirs[:, 0] = 0.0
         if not len(value):
             return np.zeros_like(ours), np.zeros_like(theirs)
-        by_source = _Grouped.of(source, destination, value, nodes + 1)
-        by_destination = _Grouped.of(destination, source, value, nodes + 1)
+        by_source = _Grouped(source, destination, value, nodes + 1)
+        by_destination = _Grouped(destination, source, value, nodes + 1)
         ridge = np.full(1 + self.rank, self.ridge)
         ridge[0] = self.bias_ridge
         weight = np.ones(len(value))
@@ -109,40 +112,69 @@ class FittedLogFactors:
         return self.centre + _biases_and_dot(self.sources, source, self.destinations, destination)
 
 
-@dataclass(frozen=True, kw_only=True)
 class _Grouped:
-    """The known pairs, ordered by the node that is solved for."""
+    """The known pairs, ordered by the node that is solved for, nodes with equally many pairs next to each other."""
 
-    order: Ints
-    start: Ints
-    other: Ints
-    value: Floats
-
-    @classmethod
-    def of(cls, node: Ints, other: Ints, value: Floats, nodes: int) -> "_Grouped":
-        order = np.argsort(node, kind="stable")
-        start = np.concatenate([[0], np.cumsum(np.bincount(node, minlength=nodes))])
-        return cls(order=order, start=start, other=other[order], value=value[order])
+    def __init__(self, node: Ints, other: Ints, value: Floats, nodes: int) -> None:
+        count = np.bincount(node, minlength=nodes)
+        self.nodes = np.argsort(count, kind="stable")[np.count_nonzero(count == 0) :]  # a node without pairs gets zeros
+        place = np.zeros(nodes, np.int64)
+        place[self.nodes] = np.arange(len(self.nodes))
+        self.order = np.argsort(place[node], kind="stable")
+        self.count = count[self.nodes]
+        self.start = np.concatenate([[0], np.cumsum(self.count)])
+        self.other, self.value = other[self.order], value[self.order]
 
     def solve(self, others: Floats, weight: Floats, ridge: Floats) -> Floats:
-        """The weighted ridge regression of every node on the rows of the others; a node without pairs gets zeros."""
+        """The weighted ridge regression of every node on the rows of the others."""
         weight = weight[self.order]
-        target = weight * (self.value - others[self.other, 0])
+        target = self.value - others[self.other, 0]
         features = others.copy()
         features[:, 0] = 1.0
+        solved = np.zeros_like(others)
+        begin = 0
+        for size in _SMALL_SIZES:
+            end = int(np.searchsorted(self.count, size, side="right"))
+            for first in range(begin, end, _NODES_AT_A_TIME):
+                rows = slice(first, min(first + _NODES_AT_A_TIME, end))
+                solved[self.nodes[rows]] = self._few_pairs(rows, size, features, weight, target, ridge)
+            begin = end
         upper, lower = np.triu_indices(features.shape[1])
         products = features[:, upper] * features[:, lower]
-        solved = np.empty_like(others)
-        for begin in range(0, len(others), _NODES_AT_A_TIME):  # normal matrices of all nodes at once could be gigabytes
-            end = min(begin + _NODES_AT_A_TIME, len(others))
-            rows = slice(self.start[begin], self.start[end])
-            start, shape = self.start[begin : end + 1] - self.start[begin], (end - begin, len(others))
-            gram = scipy.sparse.csr_array((weight[rows], self.other[rows], start), shape=shape) @ products
-            right = scipy.sparse.csr_array((target[rows], self.other[rows], start), shape=shape) @ features
-            normal = np.empty((end - begin, len(ridge), len(ridge)))
-            normal[:, upper, lower] = normal[:, lower, upper] = gram
-            solved[begin:end] = np.linalg.solve(normal + np.diag(ridge), right[..., None])[..., 0]
+        for first in range(begin, len(self.nodes), _NODES_AT_A_TIME):  # all normal matrices could be gigabytes
+            rows = slice(first, min(first + _NODES_AT_A_TIME, len(self.nodes)))
+            solved[self.nodes[rows]] = self._many_pairs(rows, features, products, weight, target, ridge)
         return solved
+
+    def _few_pairs(
+        self, rows: slice, size: int, features: Floats, weight: Floats, target: Floats, ridge: Floats
+    ) -> Floats:
+        """By equations for pairs instead of features: most nodes have fewer of them, and small matrices are quick."""
+        number = np.arange(size)
+        is_pair = number < self.count[rows, None]
+        at = np.where(is_pair, self.start[:-1][rows, None] + number, 0)
+        ours = features[self.other[at]] * is_pair[..., None]
+        noise = np.where(is_pair, 1.0 / weight[at], 1.0)
+        matrix = (ours / ridge) @ ours.swapaxes(1, 2) + noise[:, :, None] * np.eye(size)
+        share = np.linalg.solve(matrix, (target[at] * is_pair)[..., None])
+        return (ours.swapaxes(1, 2) @ share)[..., 0] / ridge
+
+    def _many_pairs(
+        self, rows: slice, features: Floats, products: Floats, weight: Floats, target: Floats, ridge: Floats
+    ) -> Floats:
+        upper, lower = np.triu_indices(features.shape[1])
+        pairs = slice(self.start[rows.start], self.start[rows.stop])
+        start = self.start[rows.start : rows.stop + 1] - self.start[rows.start]
+        shape = rows.stop - rows.start, len(features)
+
+        def summed(factor: Floats, columns: Floats) -> Floats:
+            table: Floats = scipy.sparse.csr_array((factor, self.other[pairs], start), shape=shape) @ columns
+            return table
+
+        normal = np.empty((shape[0], len(ridge), len(ridge)))
+        normal[:, upper, lower] = normal[:, lower, upper] = summed(weight[pairs], products)
+        right = summed(weight[pairs] * target[pairs], features)
+        return np.linalg.solve(normal + np.diag(ridge), right[..., None])[..., 0]
 
 
 def _biases_and_dot(ours: Floats, ours_at: Ints, theirs: Floats, theirs_at: Ints) -> Floats:

@@ -12,23 +12,23 @@ model           the set transformer
 loss            what training minimises
 context         contexts of real questions: the rule again, over all known measurements
 complete        answers
-forecast        distributions of RTTs
+distribution    the distribution of an answer
 statistics      what kind of Internet a set of RTTs is: prior against reality
 evaluate_real   zero-shot figures on real data
 """
 
 from ping_llm.completer.complete import Completer, PredictionSettings
-from ping_llm.completer.forecast import RttForecast
+from ping_llm.completer.distribution import BinDistribution
 from ping_llm.completer.loss import loss_sums
 from ping_llm.completer.model import SetTransformer
 from ping_llm.completer.settings import CompleterSettings, WorldSettings
 from ping_llm.completer.worlds import world_batch, worlds_of
 
 __all__ = [
+    "BinDistribution",
     "Completer",
     "CompleterSettings",
     "PredictionSettings",
-    "RttForecast",
     "SetTransformer",
     "WorldSettings",
     "loss_sums",

@@ -1,4 +1,4 @@
-"""Answers: from known measurements and questions to forecasts."""
+"""Answers: from known measurements and questions to distributions."""
 
 # mypy: disallow-untyped-calls=False
 from dataclasses import dataclass, replace
@@ -12,9 +12,10 @@ from flax import nnx
 
 from ping_llm.baselines.interface import Floats, Observations, Questions
 from ping_llm.completer.context import Columns, Known, filled, groups
-from ping_llm.completer.forecast import RttForecast
+from ping_llm.completer.distribution import BinDistribution
 from ping_llm.completer.model import SetTransformer
 from ping_llm.completer.settings import CompleterSettings
+from ping_llm.console import Advance
 
 _CONTEXT_SIZES: Final = (64, 256, 1024)
 """Shapes to compile for, below the largest context: a few, each some seconds of compiling."""
@@ -52,10 +53,10 @@ class Completer:
     """State of a `SetTransformer`."""
     prediction: PredictionSettings = PredictionSettings()
 
-    def predict(self, known: Observations, questions: Questions) -> RttForecast:
-        """One forecast for each question, from what was known strictly before its time (NaN: from everything)."""
+    def predict(self, known: Observations, questions: Questions, advance: Advance | None = None) -> BinDistribution:
+        """One distribution for each question, from what was known strictly before its time (NaN: from everything)."""
         p = self.prediction
-        index = Known(known, p.context)
+        index = Known(known, p.context - 1)
         shared = list(groups(questions, p.questions_per_context))
         p_failed = np.zeros(len(questions))
         probability = np.zeros((len(questions), self.settings.bins))
@@ -68,7 +69,9 @@ class Completer:
                     count = len(group.rows)
                     probability[group.rows] += of_group[:count] / p.votes
                     p_failed[group.rows] += failed_of_group[:count] / p.votes
-        return RttForecast(p_failed=p_failed, probability=probability / probability.sum(axis=1, keepdims=True))
+            if advance is not None:
+                advance(sum(len(group.rows) for group in part))
+        return BinDistribution(p_failed=p_failed, probability=probability / probability.sum(axis=1, keepdims=True))
 
     def with_prediction(self, **changes: Any) -> "Completer":
         """The same completer, for example with `votes=4` or `context=2048`."""
@@ -77,9 +80,7 @@ class Completer:
     def _answers(self, batch: Columns, vote: int) -> tuple[Floats, Floats]:
         p = self.prediction
         of_vote = jax.random.key_data(jax.random.fold_in(jax.random.key(p.seed), vote))
-        keys = jnp.broadcast_to(
-            of_vote, (p.contexts_per_call, *of_vote.shape)
-        )  # whoever else is asked: the same answer
+        keys = jnp.broadcast_to(of_vote, (len(batch["context_length"]), *of_vote.shape))  # whoever else is asked
         most_nodes = 2 * (p.context + p.places)
         run = _compiled(self.settings)
         bins, failed = run(self.weights, {**batch, "identity_key": keys}, most_nodes)
@@ -101,8 +102,9 @@ def _compiled(settings: CompleterSettings) -> Any:
 
 
 def _stacked(rows: list[Columns], p: PredictionSettings) -> Columns:
-    """A batch of always the same size, its contexts cut to the least of a few sizes that holds them."""
-    rows = rows + rows[:1] * (p.contexts_per_call - len(rows))
+    """A batch of one of two sizes, its contexts cut to the least of a few sizes that holds them."""
+    if len(rows) > 1:  # a single question is not to wait for fifteen that nobody asked
+        rows = rows + rows[:1] * (p.contexts_per_call - len(rows))
     longest = max(int(row["context_length"]) for row in rows)
     room = next((size for size in _CONTEXT_SIZES if longest <= size < p.context), p.context)
     return {

@@ -140,8 +140,8 @@ class Known:
 
 
 def filled(known: Known, questions: Questions, group: Group, context: int, places: int) -> Columns:
-    """One row of a batch: the context of a group, and its questions."""
-    rows = known.choose(group.common, group.others, group.time_s)[:context]
+    """One row of a batch: the context of a group, behind a place that holds nothing (see `worlds.told`); questions."""
+    rows = known.choose(group.common, group.others, group.time_s)[: context - 1]
     columns, source, destination = known.columns(rows, group.time_s)
     asked = questions.take(group.rows)
     numbers = _numbered(asked, source, destination)
@@ -149,14 +149,14 @@ def filled(known: Known, questions: Questions, group: Group, context: int, place
     columns |= {"context_source": ends[2], "context_destination": ends[3]}
     empty = {"context_kind": NOTHING, "context_age_s": UNKNOWN_AGE}
     row = {
-        name: np.pad(value, (0, context - len(rows)), constant_values=empty.get(name, 0))
+        name: np.pad(value, (1, context - 1 - len(rows)), constant_values=empty.get(name, 0))
         for name, value in columns.items()
     }
     row |= {
         name: np.pad(value, (0, places - len(asked)))
         for name, value in (("question_source", ends[0]), ("question_destination", ends[1]))
     }
-    row["context_length"] = np.asarray(max(1, len(rows)))
+    row["context_length"] = np.asarray(1 + len(rows))
     return {name: value.astype(np.float32 if value.dtype.kind == "f" else np.int32) for name, value in row.items()}
 
 

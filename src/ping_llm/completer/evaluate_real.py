@@ -4,7 +4,7 @@
 - MENOG: 2,161 pairs of RIPE Atlas probes and destinations with at least ten answers, each the median of its results'
   minima; 50 or 80 % known, three seeds. And single pings, each asked from what was measured before it.
 
-`predictor` is anything with `predict(known, questions)`, whose answer has `median` and `interval`. Nothing is fitted.
+`predictor` is anything with `predict(known, questions)`. Nothing is fitted.
 """
 
 import bz2
@@ -19,9 +19,9 @@ import orjson
 from ping_llm.baselines.history import History
 from ping_llm.baselines.interface import Floats, NodeIds, Observations, Questions
 from ping_llm.baselines.pairs import PairTable
+from ping_llm.distribution import RttDistribution
+from ping_llm.evaluate.scores import Scores, scores
 from ping_llm.sources.atlas.result import read_ping
-
-Metrics = dict[str, float]
 
 PLANETLAB_FILE: Final = "planetlab-rtt-frame1.npz"
 MENOG_FILE: Final = "ripe-atlas-ping-menog.jsonl.bz2"
@@ -30,15 +30,8 @@ MENOG_KNOWN: Final = (0.5, 0.8)
 _FEWEST_ANSWERS: Final = 10
 
 
-class Answer(Protocol):
-    @property
-    def median(self) -> Floats: ...
-
-    def interval(self, share: float) -> tuple[Floats, Floats]: ...
-
-
 class Predictor(Protocol):
-    def predict(self, known: Observations, questions: Questions) -> Answer: ...
+    def predict(self, known: Observations, questions: Questions) -> RttDistribution: ...
 
 
 def planetlab_pairs(folder: Path) -> Observations:
@@ -79,46 +72,32 @@ def unseen_pairs(
     *,
     seeds: Iterable[int] = range(3),
     most_questions: int | None = None,
-) -> Metrics:
+) -> Scores:
     """Means over the seeds. `most_questions` asks a random part of what was held out."""
     results = []
     for seed in seeds:
         order = np.random.default_rng(seed).permutation(len(pairs))
         learnt, asked = np.split(order, [round(known * len(pairs))])
         test = pairs.take(asked[:most_questions])  # of a permutation, any part is random
-        results.append(metrics(predictor.predict(pairs.take(learnt), test.questions), test.rtt_ms.astype(np.float64)))
+        results.append(scores(predictor.predict(pairs.take(learnt), test.questions), test))
     return {name: float(np.mean([result[name] for result in results])) for name in results[0]}
 
 
-def seen_pairs_later(
-    predictor: Predictor, pings: Observations, *, most_questions: int = 2000, seed: int = 0
-) -> Metrics:
+def seen_pairs_later(predictor: Predictor, pings: Observations, *, most_questions: int = 2000, seed: int = 0) -> Scores:
     """Answered pings whose pair was measured before, each asked from everything that was measured before it."""
     answered = pings.answered
     start, stop = History.of(answered.pair, answered.time_s, answered.rtt_ms).span(answered.pair, answered.time_s)
     seen = np.flatnonzero(stop > start)
     test = answered.take(np.random.default_rng(seed).permutation(seen)[:most_questions])
-    return metrics(predictor.predict(pings, test.questions), test.rtt_ms.astype(np.float64))
-
-
-def metrics(answer: Answer, rtt_ms: Floats) -> Metrics:
-    """Relative errors, mean absolute error in ms, and how often the 90 % interval holds the answer."""
-    error = np.abs(answer.median - rtt_ms)
-    low, high = answer.interval(0.9)
-    return {
-        "median_re": float(np.median(error / rtt_ms)),
-        "p90_re": float(np.quantile(error / rtt_ms, 0.9)),
-        "mae": float(error.mean()),
-        "coverage90": float(np.mean((rtt_ms >= low) & (rtt_ms <= high))),
-    }
+    return scores(predictor.predict(pings, test.questions), test)
 
 
 def zero_shot(
     predictor: Predictor, folder: Path, *, most_questions: int | None = 1000, seeds: Iterable[int] = (0,)
-) -> dict[str, Metrics]:
+) -> dict[str, Scores]:
     """All unseen-pair figures, small enough by default to watch them during training; missing data is left out."""
     seeds = tuple(seeds)
-    found: dict[str, Metrics] = {}
+    found: dict[str, Scores] = {}
     sets = (
         ("planetlab", PLANETLAB_FILE, PLANETLAB_KNOWN, planetlab_pairs),
         ("menog", MENOG_FILE, MENOG_KNOWN, lambda where: menog_pairs(menog_pings(where)[1])),

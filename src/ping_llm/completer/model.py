@@ -81,6 +81,7 @@ class SetTransformer(nnx.Module):
         x = self.source(_looked_up(identity, source)) + self.destination(_looked_up(identity, destination))
         told = jnp.pad(self._told(batch, dtype), ((0, 0), (0, batch["question_source"].shape[1]), (0, 0)))
         kind = jnp.pad(batch["context_kind"], ((0, 0), (0, batch["question_source"].shape[1])), constant_values=_KINDS)
+        x = jnp.where((kind == NOTHING)[..., None], 0.0, x)
         x = x + told + jax.nn.one_hot(kind, _KINDS + 1, dtype=dtype) @ self.kind_embedding[...].astype(dtype)
         for number, block in enumerate(self.blocks):
             first = context if number == s.layers - 1 else 0

@@ -11,13 +11,13 @@ class WorldSettings:
     """The prior, and how much of each world a batch shows."""
 
     context: int = 512
-    """Measurements that a context holds at most."""
+    """Places of a context. One of them holds nothing, the others measurements."""
     questions: int = 128
     """Questions asked of each world. One more costs a 640th of a step, one more context all of one."""
-    fewest_nodes: int = 4
+    fewest_nodes: int = 2
     most_nodes: int = 400
-    """Sizes are log-uniform, tilted to the larger. Without very small worlds, training stays on a
-    plateau for thousands of steps."""
+    """Sizes are log-uniform, tilted to the larger. Without very small worlds, training stays on a plateau for thousands
+    of steps; without those of one pair, a model trusts no history in which only one pair is measured."""
     most_asked: int = 8
     """Destinations for whose sake a context is chosen: 1 to this many, log-uniform. Prediction may share a context
     among as many questions of one source."""
@@ -34,8 +34,8 @@ class WorldSettings:
     """Worlds of single pings, repeated over time; the others have one value for each pair."""
 
     def __post_init__(self) -> None:
-        if not 3 <= self.fewest_nodes <= self.most_nodes:
-            raise PingLlmError(f"worlds of {self.fewest_nodes} to {self.most_nodes} nodes: at least 3, in this order")
+        if not 2 <= self.fewest_nodes <= self.most_nodes:
+            raise PingLlmError(f"worlds of {self.fewest_nodes} to {self.most_nodes} nodes: at least 2, in this order")
         if min(self.context, self.questions, self.most_asked, self.pairs_per_place) < 1:
             raise PingLlmError("context, questions, most_asked and pairs_per_place are at least 1")
 

@@ -94,19 +94,11 @@ def shown(s: WorldSettings, key: jax.Array) -> Batch:
     class_, keys, near = order_keys(
         source, destination, rtt, w.round, w.known, asked_source=jnp.int32(0), is_asked=w.is_asked
     )
-    rows, length = chosen(class_, keys, s.context)
-    counts = jnp.arange(s.context) < length
-    kind = jnp.where(counts, jnp.where(w.failed[rows], FAILED, ANSWERED), NOTHING)
-
+    rows, length = chosen(class_, keys, s.context - 1)
     asked, is_question = _questions(s, draw, w, near)
     forwards = ~w.now_backwards[asked]
     return {
-        "context_source": jnp.where(counts, source[rows], 0),
-        "context_destination": jnp.where(counts, destination[rows], 0),
-        "context_kind": kind,
-        "context_log_rtt": jnp.where(kind == ANSWERED, jnp.log(w.rtt_ms[rows]), 0.0),
-        "context_age_s": jnp.where(counts, w.age_s[rows], UNKNOWN_AGE),
-        "context_length": jnp.maximum(length, 1),
+        **told(length, source[rows], destination[rows], w.failed[rows], jnp.log(w.rtt_ms[rows]), w.age_s[rows]),
         "question_source": jnp.where(forwards, w.one[asked], w.other[asked]),
         "question_destination": jnp.where(forwards, w.other[asked], w.one[asked]),
         "question_counts": is_question,
@@ -116,11 +108,37 @@ def shown(s: WorldSettings, key: jax.Array) -> Batch:
     }
 
 
+def told(
+    length: jax.Array,
+    source: jax.Array,
+    destination: jax.Array,
+    failed: jax.Array,
+    log_rtt: jax.Array,
+    age_s: jax.Array,
+) -> Batch:
+    """A context of the first `length` measurements, behind a place that holds nothing.
+
+    Attention has to go somewhere. Without that place it cannot tell a context in which everything matches from one in
+    which nothing does, and a history of a single pair would say nothing.
+    """
+    counts = jnp.arange(source.shape[0]) < length
+    kind = jnp.where(counts, jnp.where(failed, FAILED, ANSWERED), NOTHING)
+    columns = {
+        "context_source": (jnp.where(counts, source, 0), 0),
+        "context_destination": (jnp.where(counts, destination, 0), 0),
+        "context_kind": (kind, NOTHING),
+        "context_log_rtt": (jnp.where(kind == ANSWERED, log_rtt, 0.0), 0.0),
+        "context_age_s": (jnp.where(counts, age_s, UNKNOWN_AGE), UNKNOWN_AGE),
+    }
+    context = {name: jnp.pad(column, (1, 0), constant_values=empty) for name, (column, empty) in columns.items()}
+    return {**context, "context_length": length + 1}
+
+
 def make_world(s: WorldSettings, key: jax.Array) -> World:
     draw = Draws(key)
     log_size = jnp.log(jnp.array([s.fewest_nodes, s.most_nodes + 0.999]))
     count = jnp.exp(log_size[0] + (log_size[1] - log_size[0]) * draw.uniform() ** 0.6).astype(jnp.int32)
-    asked = jnp.minimum(jnp.floor(draw.log_uniform(1, s.most_asked + 0.999)).astype(jnp.int32), count - 2)
+    asked = jnp.minimum(jnp.floor(draw.log_uniform(1, s.most_asked + 0.999)).astype(jnp.int32), count - 1)
     bipartite, series = draw.chance(s.bipartite_share), draw.chance(s.series_share)
     number = jnp.arange(s.most_nodes)
     is_asked = (number >= 1) & (number <= asked)

@@ -44,9 +44,9 @@ class DataKeys(Section):
 
     dataset_type: str = key(
         "network",
-        "Where batches come from: `network` (measurements), `synthetic` (random tokens), `worlds` (simulated "
-        "Internets, for the completer); the others are not there yet.",
-        one_of("network", "grain", "hf", "tfds", "c4_mlperf", "synthetic", "worlds"),
+        "Where batches come from: `network` (probe rows), `synthetic` (random tokens); for the completer `worlds` "
+        "(simulated Internets) or `measured` (measurement files); the others are not there yet.",
+        one_of("network", "grain", "hf", "tfds", "c4_mlperf", "synthetic", "worlds", "measured"),
     )
     network_data_format: str = key(
         "probe_chunks",
@@ -80,6 +80,9 @@ class WorldKeys(Section):
     worlds_context: int = key(512, "Measurements that a context holds at most.", at_least(8))
     worlds_questions: int = key(128, "Questions asked of each world.", at_least(1))
     worlds_most_nodes: int = key(400, "Nodes of the largest worlds.", at_least(4))
+    measured_share: float = key(
+        0.5, "`measured`: share of the contexts that come from real measurements.", at_least(0, up_to=1)
+    )
     completer_identity: int = key(128, "Length of the random vectors that stand for nodes.", at_least(4))
 
 
@@ -144,6 +147,7 @@ class ModelKeys(Section):
         "none", "`full` = keep only each layer's input and compute the rest again: less memory.", one_of("none", "full")
     )
     init_weights_seed: int = key(0, "Seed of the first weights.", at_least(0, up_to=2**32 - 1))
+    load_parameters_path: str = key("", "Run or exported model whose weights a new run begins with; empty = none.")
 
 
 @dataclass(frozen=True, kw_only=True)

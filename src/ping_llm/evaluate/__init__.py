@@ -1,5 +1,14 @@
-"""Evaluation: a model beside the classical predictors, on measurements that none of them has seen."""
+"""Evaluation: models beside the classical predictors, on measurements that none of them has seen.
 
-from ping_llm.evaluate.probes import evaluate_probes
+observations, split   what was measured, and which of it is learnt from, known, or asked
+protocols             who is asked what
+oracle                the truth about simulated measurements
+scores, results       how good the answers are
+table, plots          for people
+"""
 
-__all__ = ["evaluate_probes"]
+from ping_llm.evaluate.protocols import Predictor, evaluate
+from ping_llm.evaluate.results import Evaluation
+from ping_llm.evaluate.scores import scores
+
+__all__ = ["Evaluation", "Predictor", "evaluate", "scores"]

@@ -6,11 +6,12 @@ from ping_llm.config import Config, parse_blend
 from ping_llm.errors import PingLlmError
 from ping_llm.pipeline.contexts import ContextSettings
 from ping_llm.pipeline.loader import Loader, LoaderSettings
+from ping_llm.pipeline.measured import measurements_of
 from ping_llm.pipeline.source import BatchSource
 from ping_llm.pipeline.spec import DataSpec, DataState, RowsSpec
 from ping_llm.pipeline.synthetic import SyntheticLoader, SyntheticSettings
 from ping_llm.pipeline.unprepared import PreparedInMemory
-from ping_llm.pipeline.worlds import WorldsLoader, world_settings
+from ping_llm.pipeline.worlds import COMPLETER_DATA, WorldsLoader, world_settings
 
 AnyLoader = Loader | SyntheticLoader | WorldsLoader
 
@@ -24,7 +25,7 @@ def make_train_loader(
     """Endless batches for training, from the beginning or from a state of any run with the same data."""
     if config.dataset_type == "synthetic":
         return SyntheticLoader(_synthetic(config, devices), host=host, hosts=hosts, state=state)
-    if config.dataset_type == "worlds":
+    if config.dataset_type in COMPLETER_DATA:
         return WorldsLoader(
             world_settings(config),
             batch_size=_batch_size(config, devices),
@@ -32,6 +33,7 @@ def make_train_loader(
             host=host,
             hosts=hosts,
             state=state,
+            measurements=measurements_of(config).digest if config.dataset_type == "measured" else "",
         )
     spec, kept = _spec(config, "train", devices)
     resumed = state.resume(spec, allow_change=config.allow_data_change) if state else None
@@ -43,7 +45,7 @@ def make_eval_loader(config: Config, *, devices: int = 1, host: int = 0, hosts: 
     if config.dataset_type == "synthetic":
         last = max(1, config.eval_steps) - 1
         return SyntheticLoader(_synthetic(config, devices), host=host, hosts=hosts, last_step=last)
-    if config.dataset_type == "worlds":
+    if config.dataset_type in COMPLETER_DATA:
         return WorldsLoader(
             world_settings(config),
             batch_size=_batch_size(config, devices),

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, replace
 from fractions import Fraction
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -15,8 +15,11 @@ from ping_llm.errors import PingLlmError
 from ping_llm.pipeline.mixture import Mixture
 from ping_llm.pipeline.spec import DataState
 
-WORLDS_VERSION = 1
+WORLDS_VERSION = 2
 """Raised whenever the same numbers would give other worlds."""
+
+COMPLETER_DATA: Final = ("worlds", "measured")
+"""Kinds of data that the completer is trained on."""
 
 
 def world_settings(config: Config) -> WorldSettings:
@@ -38,14 +41,17 @@ class WorldsLoader:
         hosts: int = 1,
         state: DataState | None = None,
         last_step: int | None = None,
+        measurements: str = "",
     ) -> None:
+        """`measurements` is the digest of the real measurements that the contexts come from, if they do."""
         if batch_size % hosts:
             raise PingLlmError(f"a global batch of {batch_size} cannot be shared evenly by {hosts} hosts")
         self._rows = np.arange(host * batch_size // hosts, (host + 1) * batch_size // hosts, dtype=np.int32)
         self._seed = seed
         self._last_step = last_step
         identity: dict[str, Any] = {
-            "dataset_type": "worlds",
+            "dataset_type": "measured" if measurements else "worlds",
+            **({"measurements": measurements} if measurements else {}),
             "seed": seed,
             "global_batch_size": batch_size,
             "worlds_version": WORLDS_VERSION,

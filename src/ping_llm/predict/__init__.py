@@ -1,6 +1,7 @@
 """Predictions from trained models."""
 
-from ping_llm.predict.forecast import RttForecast
+from ping_llm.distribution import RttDistribution
 from ping_llm.predict.language_model import LanguageModel
+from ping_llm.predict.predictor import Predictor
 
-__all__ = ["LanguageModel", "RttForecast"]
+__all__ = ["LanguageModel", "Predictor", "RttDistribution"]

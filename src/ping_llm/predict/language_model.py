@@ -16,21 +16,19 @@ import numpy as np
 import numpy.typing as npt
 from flax import nnx
 
-from ping_llm.config import Config, load_config
+from ping_llm.config import Config
+from ping_llm.distribution import Floats
 from ping_llm.errors import PingLlmError
 from ping_llm.model import ModelSettings, Transformer
 from ping_llm.predict import cached
+from ping_llm.predict.code_distribution import CodeDistribution
 from ping_llm.predict.contexts import Prompt
-from ping_llm.predict.forecast import Floats, RttForecast
 from ping_llm.tokens.vocabulary import FIRST_BYTE, Role
-from ping_llm.train.checkpoints import read_weights
-from ping_llm.train.folder import RunFolder
-from ping_llm.train.optimizer import optimizer
-from ping_llm.train.state import laid_out
 from ping_llm.train.task import model_settings
+from ping_llm.train.trained import Trained, load_trained
 
 Tokens = npt.NDArray[np.uint16]
-_Part = tuple[list[int], RttForecast]
+_Part = tuple[list[int], CodeDistribution]
 """Numbers of some questions, and what was found for them."""
 
 _TOKENS_AT_ONCE: Final = 16_384
@@ -58,20 +56,19 @@ class LanguageModel:
     step: int
 
     @classmethod
-    def from_run(cls, run: Path | str) -> Self:
-        """The newest checkpoint of a training run."""
-        folder = RunFolder(Path(run))
-        if not folder.config.exists():
-            raise PingLlmError(f"{run} is not a run: it has no {folder.config.name}")
-        config = load_config(folder.config)
-        mesh = jax.make_mesh((1, 1), ("data", "fsdp"), devices=jax.local_devices()[:1])
-        step, weights = read_weights(folder.checkpoints, laid_out(config, optimizer(config), mesh).weights)
-        if config.dataset_type == "worlds":
-            raise PingLlmError(f"{run} trained a completer; this asks for a language model")
-        settings = replace(model_settings(config), attention="plain")
-        return cls(config=config, settings=settings, weights=weights, step=step)
+    def of(cls, trained: Trained) -> Self:
+        settings = replace(model_settings(trained.config), attention="plain")
+        return cls(config=trained.config, settings=settings, weights=trained.weights, step=trained.steps)
 
-    def forecast(self, prompts: Sequence[Prompt]) -> RttForecast:
+    @classmethod
+    def from_run(cls, run: Path | str) -> Self:
+        """The newest checkpoint of a training run, or an exported model."""
+        trained = load_trained(run)
+        if trained.is_completer:
+            raise PingLlmError(f"{run} is a completer: it knows RTTs only. This asks for a language model")
+        return cls.of(trained)
+
+    def forecast(self, prompts: Sequence[Prompt]) -> CodeDistribution:
         """The distribution of the result of each prompt's question. Prompts with the same history share the work."""
         groups: dict[bytes, list[int]] = {}
         for number, prompt in enumerate(prompts):
@@ -121,7 +118,7 @@ class LanguageModel:
         failed, answered = result[:, Role.FAILED], result[:, Role.RTT_START]
         kept, second = self._second_bytes([known, asked], first, shape, where)
         p_failed = np.exp(failed - np.logaddexp(failed, answered))
-        return numbers, RttForecast(p_failed=p_failed, first=first, kept=kept, second=second)
+        return numbers, CodeDistribution(p_failed=p_failed, first=first, kept=kept, second=second)
 
     def _second_bytes(
         self, before: list[cached.Cache], first: Floats, shape: tuple[int, int], where: npt.NDArray[np.int64]
@@ -177,17 +174,17 @@ def _table(
     return table
 
 
-def _joined(parts: Sequence[_Part]) -> RttForecast:
-    """One forecast in the order of the questions."""
+def _joined(parts: Sequence[_Part]) -> CodeDistribution:
+    """One distribution in the order of the questions."""
     if not parts:
         nothing = np.zeros((0, 256))
         kept = np.zeros((0, 256), dtype=np.int64)
-        return RttForecast(
+        return CodeDistribution(
             p_failed=np.zeros(0), first=nothing, kept=kept, second=np.full((1, 256), 1 / 256, np.float32)
         )
     order = np.argsort(np.concatenate([numbers for numbers, _ in parts]))
     offsets = np.cumsum([0, *(len(forecast.second) for _, forecast in parts)])
-    return RttForecast(
+    return CodeDistribution(
         p_failed=np.concatenate([forecast.p_failed for _, forecast in parts])[order],
         first=np.concatenate([forecast.first for _, forecast in parts])[order],
         kept=np.concatenate([f.kept + offset for (_, f), offset in zip(parts, offsets[:-1], strict=True)])[order],

@@ -16,9 +16,9 @@ _DELIMITERS: Final = ",;\t|"
 _BYTES_PER_ROW: Final = 60  # a short line; only sets how many rows a block gives, so a batch never exceeds its size
 
 
-def columns(path: Path, renamed: Mapping[str, str]) -> dict[str, str]:
+def columns(path: Path, renamed: Mapping[str, str], optional: frozenset[str]) -> dict[str, str]:
     names, _ = _header(str(path))
-    return find_columns(names, renamed, str(path))
+    return find_columns(names, renamed, str(path), optional)
 
 
 def _header(path: str) -> tuple[list[str], str]:

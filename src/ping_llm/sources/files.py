@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from ping_llm.errors import PingLlmError
 from ping_llm.sources import WORLD_FILE, atlas_files, csv_files, parquet_files
-from ping_llm.sources.pieces import InputFile, Piece, RawBatch
+from ping_llm.sources.pieces import OPTIONAL_COLUMNS, InputFile, Piece, RawBatch
 
 
 def expand(patterns: Iterable[str]) -> list[Path]:
@@ -38,16 +38,21 @@ def expand(patterns: Iterable[str]) -> list[Path]:
     return [found[name] for name in sorted(found)]
 
 
-def describe(path: Path, renamed: Mapping[str, str], piece_rows: int) -> tuple[InputFile, list[Piece]]:
-    """Look at a file (not at its measurements): what it is, and the pieces to read it in."""
+def describe(
+    path: Path, renamed: Mapping[str, str], piece_rows: int, optional: frozenset[str] = OPTIONAL_COLUMNS
+) -> tuple[InputFile, list[Piece]]:
+    """Look at a file (not at its measurements): what it is, and the pieces to read it in.
+
+    `optional` columns need not be there.
+    """
     try:
         stat = path.stat()
         kind = _format_of(path)
         measurements = None
         if kind == "parquet":
-            measurements, pieces = parquet_files.plan(path, renamed, piece_rows)
+            measurements, pieces = parquet_files.plan(path, renamed, piece_rows, optional)
         else:
-            columns = csv_files.columns(path, renamed) if kind == "csv" else {}
+            columns = csv_files.columns(path, renamed, optional) if kind == "csv" else {}
             pieces = [Piece(path=str(path), format=kind, columns=columns, bytes=stat.st_size)]
     except (OSError, pa.ArrowException) as error:
         raise unreadable(path, error) from error

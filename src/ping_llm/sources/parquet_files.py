@@ -10,11 +10,11 @@ from ping_llm.errors import PingLlmError
 from ping_llm.sources.pieces import Piece, RawBatch, find_columns
 
 
-def plan(path: Path, renamed: Mapping[str, str], piece_rows: int) -> tuple[int, list[Piece]]:
+def plan(path: Path, renamed: Mapping[str, str], piece_rows: int, optional: frozenset[str]) -> tuple[int, list[Piece]]:
     """Rows in the file, and pieces of whole row groups with about `piece_rows` rows each."""
     with pq.ParquetFile(path) as file:
         metadata = file.metadata
-        columns = find_columns(file.schema_arrow.names, renamed, str(path))
+        columns = find_columns(file.schema_arrow.names, renamed, str(path), optional)
         _check_types(file.schema_arrow, columns, path)
         sizes = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
         compressed = [metadata.row_group(i).total_byte_size for i in range(metadata.num_row_groups)]

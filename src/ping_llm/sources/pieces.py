@@ -20,6 +20,8 @@ ALIASES: Final = {
 """Column names that are understood without being told, best first."""
 
 OPTIONAL_COLUMNS: Final = frozenset({"ip_version"})
+OPTIONAL_WITHOUT_TIME: Final = OPTIONAL_COLUMNS | {"event_time"}
+"""For readers to whom a table of RTTs is enough."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,14 +68,16 @@ class RawBatch:
     """Rows that the reader itself could not make sense of, and that are not in the batch."""
 
 
-def find_columns(names: list[str], renamed: Mapping[str, str], path: str) -> dict[str, str]:
+def find_columns(
+    names: list[str], renamed: Mapping[str, str], path: str, optional: frozenset[str] = OPTIONAL_COLUMNS
+) -> dict[str, str]:
     """The file's name of each schema column: what the user said, else the first alias that is there."""
     chosen = {}
     for column in SCHEMA.names:
         candidates = (renamed[column],) if column in renamed else ALIASES[column]
         match = next((name for name in candidates if name in names), None)
         if match is None:
-            if column in OPTIONAL_COLUMNS and column not in renamed:
+            if column in optional and column not in renamed:
                 continue
             raise PingLlmError(
                 f"{path}: no column {' or '.join(repr(c) for c in candidates)} (the file has: {', '.join(names)}); "

@@ -10,7 +10,9 @@ from dataclasses import replace
 from typing import Any, Final
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 
 from ping_llm.config import Config
 from ping_llm.console import err, progress
@@ -18,6 +20,7 @@ from ping_llm.errors import PingLlmError
 from ping_llm.pipeline import factory
 from ping_llm.pipeline.device import on_device
 from ping_llm.pipeline.spec import DataState
+from ping_llm.pipeline.worlds import COMPLETER_DATA
 from ping_llm.train import hardware
 from ping_llm.train.changes import check_unchanged
 from ping_llm.train.checkpoints import Checkpoints
@@ -26,10 +29,11 @@ from ping_llm.train.metrics import Metrics
 from ping_llm.train.optimizer import optimizer, rates
 from ping_llm.train.pace import Pace
 from ping_llm.train.picture import draw_losses
-from ping_llm.train.state import create, laid_out
+from ping_llm.train.state import TrainState, create, laid_out
 from ping_llm.train.step import StepValues, make_eval_step, make_train_step
 from ping_llm.train.stop import StopRequest
 from ping_llm.train.task import task_of
+from ping_llm.train.trained import begin_with, load_trained
 
 _STEPS_IN_FLIGHT: Final = 2
 """A step's numbers are read when so many later ones were handed to the device: it always has something to do."""
@@ -62,7 +66,7 @@ class _Run:
         if restored:
             self.step, self.state, data = restored
         else:
-            self.step, self.state, data = 0, create(config, change, self.mesh), None
+            self.step, self.state, data = 0, self._first_state(change), None
         self.resumed_from = self.step if restored else None
         self.loader = self._open_loader(data)
         self.data_state = self.loader.state()
@@ -104,6 +108,14 @@ class _Run:
             asynchronous=c.async_checkpointing,
         )
 
+    def _first_state(self, change: optax.GradientTransformation) -> TrainState:
+        state = create(self.config, change, self.mesh)
+        if not self.config.load_parameters_path:
+            return state
+        weights = begin_with(load_trained(self.config.load_parameters_path), state.weights)
+        average = None if state.average is None else jax.tree.map(jnp.copy, weights)
+        return replace(state, weights=weights, average=average)
+
     def _open_loader(self, data: DataState | None) -> factory.AnyLoader:
         return factory.make_train_loader(
             self.config,
@@ -120,7 +132,7 @@ class _Run:
         devices = f"{jax.device_count()} × {jax.devices()[0].device_kind}"
         err.print(f"run [bold]{self.folder.path}[/] on {devices}, {jax.process_count()} process(es)", soft_wrap=True)
         err.print(f"model: {self.task.parameters / 1e6:,.1f} M parameters ({self.task.description}", soft_wrap=True)
-        what = "worlds" if c.dataset_type == "worlds" else f"sequences of {c.max_target_length} tokens"
+        what = "contexts" if c.dataset_type in COMPLETER_DATA else f"sequences of {c.max_target_length} tokens"
         sequences = int(c.per_device_batch_size * jax.device_count())
         err.print(
             f"batch: {sequences} {what}; {c.steps:,} steps "

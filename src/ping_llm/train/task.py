@@ -1,4 +1,7 @@
-"""What is trained: a model, and the sums that its loss is made of. `dataset_type=worlds` trains the completer."""
+"""What is trained: a model, and the sums that its loss is made of.
+
+`dataset_type=worlds` and `measured` train the completer, all others the language model.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -9,13 +12,16 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from ping_llm.completer import CompleterSettings, SetTransformer, worlds_of
+from ping_llm.completer import CompleterSettings, SetTransformer, WorldSettings, worlds_of
 from ping_llm.completer import loss_sums as completer_sums
+from ping_llm.completer.measured import Measurements, measured_of
+from ping_llm.completer.worlds import Batch
 from ping_llm.config import Config
 from ping_llm.model import ModelSettings, Transformer, attention
 from ping_llm.model.loss import Sums, loss_sums
 from ping_llm.pipeline.device import DeviceBatch
-from ping_llm.pipeline.worlds import world_settings
+from ping_llm.pipeline.measured import measurements_of
+from ping_llm.pipeline.worlds import COMPLETER_DATA, world_settings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,15 +31,17 @@ class Task:
     flops_per_token: int
     """Of a training step. A token is a place of the model's input."""
     make: Callable[[nnx.Rngs], nnx.Module]
-    sums: Callable[[Any, DeviceBatch, int], Sums]
-    """Of the model, a batch, and the segments that a sequence has at most: `objective` is what is minimised,
+    sums: Callable[[Any, DeviceBatch, Any, int], Sums]
+    """Of the model, a batch, `data`, and the segments that a sequence has at most: `objective` is what is minimised,
     `cross_entropy` what is reported, `targets` what both are divided by, `real_tokens` what was not padding."""
+    data: Callable[[], Any] = lambda: None
+    """Gives what every step needs on the device beside its batch. Only training asks for it."""
     asks_for_segments: bool = False
     """Whether the attention used has to be told how many segments there may be."""
 
 
 def task_of(config: Config) -> Task:
-    return _completer(config) if config.dataset_type == "worlds" else _language_model(config)
+    return _completer(config) if config.dataset_type in COMPLETER_DATA else _language_model(config)
 
 
 def model_settings(config: Config) -> ModelSettings:
@@ -71,7 +79,7 @@ def _language_model(config: Config) -> Task:
     s = model_settings(config)
     s = replace(s, attention=attention.choose(s.attention, s.dtype))
 
-    def sums(model: Transformer, batch: DeviceBatch, most_segments: int) -> Sums:
+    def sums(model: Transformer, batch: DeviceBatch, data: None, most_segments: int) -> Sums:
         logits = model(batch["inputs"], batch["inputs_position"], batch["inputs_segmentation"], most_segments)
         values = loss_sums(logits, batch["targets"], batch["targets_segmentation"], config.z_loss_multiplier)
         return {**values, "real_tokens": jnp.sum(batch["inputs_segmentation"] > 0, dtype=jnp.int32)}
@@ -95,9 +103,10 @@ def _completer(config: Config) -> Task:
     positions = worlds.context + worlds.questions
     flops = s.flops_per_context(worlds.context, worlds.questions) // positions
 
-    def sums(model: SetTransformer, batch: DeviceBatch, most_segments: int) -> Sums:
-        shown = jax.lax.stop_gradient(worlds_of(worlds, batch["seed"], batch["step"], batch["row"]))
-        values = completer_sums(*model(shown, worlds.most_nodes), shown)
+    def sums(model: SetTransformer, batch: DeviceBatch, data: Measurements | None, most_segments: int) -> Sums:
+        shown = jax.lax.stop_gradient(_contexts(worlds, data, config.measured_share, batch))
+        nodes = max(worlds.most_nodes, 0 if data is None else data.is_node.shape[0])
+        values = completer_sums(*model(shown, nodes), shown)
         return {
             **{name: values[name] for name in ("objective", "cross_entropy", "targets")},
             "real_tokens": jnp.sum(shown["context_length"], dtype=jnp.int32) + values["targets"],
@@ -111,4 +120,17 @@ def _completer(config: Config) -> Task:
         flops_per_token=flops,
         make=partial(SetTransformer, s),
         sums=sums,
+        data=lambda: measurements_of(config).on_device if config.dataset_type == "measured" else None,
     )
+
+
+def _contexts(worlds: WorldSettings, data: Measurements | None, share: float, batch: DeviceBatch) -> Batch:
+    """Of simulated worlds; of real measurements too, where there are any: the first rows of the batch are theirs."""
+    numbers = batch["seed"], batch["step"], batch["row"]
+    if data is None:
+        return worlds_of(worlds, *numbers)
+    real = round(share * len(numbers[0]))
+    parts = [measured_of(worlds, data, *(column[:real] for column in numbers))] if real else []
+    if real < len(numbers[0]):
+        parts.append(worlds_of(worlds, *(column[real:] for column in numbers)))
+    return {name: jnp.concatenate([part[name] for part in parts]) for name in parts[0]}

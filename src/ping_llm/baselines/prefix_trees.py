@@ -1,0 +1,164 @@
+"""Gradient-boosted trees on address prefixes: what the neighbours of both ends measured.
+
+Nodes that share a prefix are often near each other, so the features of a pair are means of ln RTT: of all pairs whose
+source shares a prefix with it, of all whose destination does, and of all where both do, for prefixes of several
+lengths. Also, how many prefixes the two ends share. A mean over few pairs rests on that of the next shorter prefix. In
+training, a pair does not see itself: means are those of the other four fifths of the pairs. The trees then learn which
+means to trust.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+
+from ping_llm.addresses import parse_addresses
+from ping_llm.baselines.interface import FittedBaseline, Floats, Ints, Observations, Questions
+from ping_llm.baselines.medians import GlobalMedian
+from ping_llm.baselines.pairs import PairTable, rows_of
+
+_LENGTHS: Final = {4: (8, 12, 16, 20, 24, 32), 6: (20, 28, 32, 40, 48, 128)}
+"""Bits of the prefixes, by family, shortest first; the last is the node itself."""
+
+_LEVELS: Final = len(_LENGTHS[4])
+_BOTH: Final = ((0, 0), (1, 1), (2, 2), (3, 3), (4, 4), (5, 2), (2, 5), (5, 4), (4, 5))
+"""Levels of source and destination where prefixes of both are taken together."""
+
+_FOLDS: Final = 5
+_PRIOR: Final = 2.0
+"""Pairs that the mean of the shorter prefix is worth."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrefixTrees:
+    """`nodes` has the address of each node; one without an address looks like nothing that is known."""
+
+    nodes: Sequence[str] = field(repr=False)
+    trees: int = 400
+    """At most; fewer if they no longer help with a tenth of the training pairs that is held back."""
+    rate: float = 0.08
+    seed: int = 0
+    name: str = "prefix trees"
+    causal: bool = False
+
+    def fit(self, train: Observations) -> "FittedPrefixTrees | FittedBaseline":
+        table = PairTable.of(train)
+        if len(table) < _FOLDS:
+            return GlobalMedian().fit(train)
+        log_rtt = np.log(table.rtt_ms)
+        prefixes = prefix_numbers(self.nodes)
+        centre = float(log_rtt.mean())
+        keys = list(_keys(prefixes, table.questions))
+        fold = np.random.default_rng(self.seed).integers(0, _FOLDS, len(table))
+        means = [_Means.of(key, log_rtt - centre, fold) for key in keys]
+        features = np.stack([*_features(means, keys, fold), _shared_levels(prefixes, table.questions)])
+        trees = self._trees().fit(features.T, log_rtt)
+        return FittedPrefixTrees(prefixes=prefixes, means=means, trees=trees)
+
+    def _trees(self) -> Any:
+        from sklearn.ensemble import HistGradientBoostingRegressor  # takes a second to import
+
+        return HistGradientBoostingRegressor(
+            loss="absolute_error",
+            max_iter=self.trees,
+            learning_rate=self.rate,
+            early_stopping=True,
+            random_state=self.seed,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class FittedPrefixTrees:
+    prefixes: Ints
+    means: list["_Means"]
+    trees: Any
+
+    def predict(self, questions: Questions) -> Floats:
+        keys = list(_keys(self.prefixes, questions))
+        features = np.stack([*_features(self.means, keys, None), _shared_levels(self.prefixes, questions)])
+        return np.exp(self.trees.predict(features.T))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Means:
+    """Sums and counts of the pairs with each key, of everything and of each fold."""
+
+    keys: Ints
+    total: Floats
+    count: Floats
+    """[1 + folds, keys + 1]; the last key stands for all that are unknown."""
+
+    @classmethod
+    def of(cls, key: Ints, value: Floats, fold: Ints) -> "_Means":
+        keys, number = np.unique(key, return_inverse=True)
+        size = len(keys) + 1
+
+        def summed(weights: Floats) -> Floats:
+            of_fold = np.bincount(fold * size + number, weights, minlength=_FOLDS * size).reshape(_FOLDS, size)
+            return np.concatenate([of_fold.sum(axis=0, keepdims=True), of_fold])
+
+        return cls(keys=keys, total=summed(value), count=summed(np.ones(len(value))))
+
+    def look_up(self, key: Ints, without: Ints | None) -> tuple[Floats, Floats]:
+        """Sum and count of the pairs with each key, without those of a fold."""
+        at = np.minimum(np.searchsorted(self.keys, key), len(self.keys) - 1)
+        at = np.where(self.keys[at] == key, at, len(self.keys))
+        total, count = self.total[0, at], self.count[0, at]
+        if without is not None:
+            total, count = total - self.total[1 + without, at], count - self.count[1 + without, at]
+        return total, count
+
+
+def prefix_numbers(nodes: Sequence[str]) -> Ints:
+    """[levels, nodes + 1]: a number for each prefix of each node's address; -1 for the last, unknown one."""
+    families, packed = parse_addresses(nodes)
+    bits = np.unpackbits(packed, axis=1)
+    numbers = np.full((_LEVELS, len(nodes) + 1), -1)
+    for level in range(_LEVELS):
+        kept = np.zeros_like(bits)
+        for family, lengths in _LENGTHS.items():
+            mine = families == family
+            kept[mine, : lengths[level]] = bits[mine, : lengths[level]]
+        prefix = np.concatenate([families[:, None], np.packbits(kept, axis=1)], axis=1)
+        numbers[level, :-1] = np.unique(prefix, axis=0, return_inverse=True)[1].reshape(-1)
+    return numbers
+
+
+def _keys(prefixes: Ints, questions: Questions) -> Iterator[Ints]:
+    """What pairs have to share to be counted together, one column for each mean."""
+    unknown = prefixes.shape[1] - 1
+    source, destination = rows_of(questions.source, unknown), rows_of(questions.destination, unknown)
+    for level in range(_LEVELS):
+        yield prefixes[level, source]
+    for level in range(_LEVELS):
+        yield prefixes[level, destination]
+    for ours, theirs in _BOTH:
+        yield (prefixes[ours, source] << 32) | (prefixes[theirs, destination] & 0xFFFFFFFF)
+
+
+def _shared_levels(prefixes: Ints, questions: Questions) -> Floats:
+    """How many of their prefixes the two ends have in common: they may be neighbours."""
+    unknown = prefixes.shape[1] - 1
+    source, destination = rows_of(questions.source, unknown), rows_of(questions.destination, unknown)
+    return (prefixes[:, source] == prefixes[:, destination]).sum(axis=0).astype(np.float64)
+
+
+def _features(means: list[_Means], keys: list[Ints], without: Ints | None) -> list[Floats]:
+    """Means, and how many pairs stand behind those that need to be trusted."""
+    found = [mean.look_up(key, without) for mean, key in zip(means, keys, strict=True)]
+    columns: list[Floats] = []
+    ends = []
+    for one_end in (found[:_LEVELS], found[_LEVELS : 2 * _LEVELS]):
+        mean = np.zeros(len(keys[0]))
+        for total, count in one_end:
+            mean = (total + _PRIOR * mean) / (count + _PRIOR)
+            columns.append(mean)
+        ends.append(mean)
+        columns.append(one_end[-1][1])
+    mean = ends[0] + ends[1]
+    columns.append(mean)
+    for total, count in found[2 * _LEVELS :]:
+        mean = (total + _PRIOR * mean) / (count + _PRIOR)
+        columns += [mean, count]
+    return columns

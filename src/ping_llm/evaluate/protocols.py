@@ -1,0 +1,136 @@
+"""Models beside the classical predictors, by three protocols that are always reported apart.
+
+    unseen pair    two nodes that are known, but nothing that one measured to the other
+    seen pair      two nodes that measured each other before, at a later time
+    unseen probe   a source of which nothing was learnt, from what it measured before the question
+
+What may be learnt from and what is asked follows from the split (see `split`). Models get the history, of which they
+may look at what lies strictly before a question, and so do causal baselines. Static baselines are fitted to the part
+for training; for unseen probes also to what these measured before the cut, or they could say nothing about them.
+Distributions around the baselines' answers are learnt from the part for training alone.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+import numpy as np
+
+from ping_llm.baselines import (
+    Baseline,
+    Known,
+    Observations,
+    PrefixTrees,
+    Questions,
+    Rehearsal,
+    standard_baselines,
+    with_residuals,
+)
+from ping_llm.baselines.history import History
+from ping_llm.baselines.interface import Ints
+from ping_llm.console import Advance
+from ping_llm.distribution import RttDistribution
+from ping_llm.evaluate.oracle import Oracle
+from ping_llm.evaluate.results import ORACLE, Answers, Evaluation, ProtocolResult
+from ping_llm.evaluate.split import Split, sampled
+from ping_llm.sources.simulator import World
+
+
+class Predictor(Protocol):
+    """What is evaluated."""
+
+    def predict(self, known: Observations, questions: Questions, nodes: Sequence[str]) -> RttDistribution:
+        """Looks only at what of `known` lies strictly before a question; `nodes` has the address of each node."""
+        ...
+
+
+def evaluate(
+    split: Split,
+    models: Mapping[str, Predictor],
+    *,
+    baselines: Sequence[Baseline] | None = None,
+    questions: int = 1000,
+    seed: int = 0,
+    oracle: World | None = None,
+    advance: Advance | None = None,
+) -> Evaluation:
+    """Ask every model, every baseline and, on simulated data, the truth: at most so many questions of each protocol.
+
+    The same split, seed and number of questions ask the same questions. `advance` is told of every predictor that has
+    answered a protocol.
+    """
+    if baselines is None:
+        baselines = all_baselines(split, seed)
+    asked = {name: sampled(all_of_it, questions, seed) for name, all_of_it in split.questions.items()}
+    predictors: dict[str, Predictor] = {**models} | ({ORACLE: Oracle(oracle)} if oracle else {})
+    names = [baseline.name for baseline in baselines] + list(predictors)
+    if len(set(names)) < len(names) or ORACLE in models:
+        raise ValueError(f"every predictor needs a name of its own, not {names}")
+
+    answers: dict[str, dict[str, Answers]] = {protocol: {} for protocol in asked}
+    step = advance or _quiet
+    step(0, total=len(asked) * len(names))
+    for protocol, name, predicted in _of_baselines(split, asked, baselines, seed):
+        answers[protocol][name] = Answers.of(predicted, asked[protocol])
+        step()
+    for name, predictor in predictors.items():
+        for protocol, rows in asked.items():
+            predicted = predictor.predict(split.history, rows.questions, split.nodes)
+            answers[protocol][name] = Answers.of(predicted, rows)
+            step()
+    return Evaluation(
+        models=tuple(models),
+        protocols={
+            protocol: ProtocolResult(
+                asked=rows, known_before=_known_before(_timed(split.history), rows), answers=answers[protocol]
+            )
+            for protocol, rows in asked.items()
+        },
+    )
+
+
+def all_baselines(split: Split, seed: int = 0) -> list[Baseline]:
+    """The classical predictors for this data, simplest first."""
+    standard = standard_baselines(symmetric=_is_mesh(split.train), seed=seed)
+    return [*standard, PrefixTrees(nodes=split.nodes, seed=seed)]
+
+
+def _of_baselines(
+    split: Split, asked: Mapping[str, Observations], baselines: Sequence[Baseline], seed: int
+) -> Iterator[tuple[str, str, RttDistribution]]:
+    """Protocol, name and answers. A baseline is fitted once to what it may know, however many protocols share that."""
+    train, history = Known(_timed(split.train)), Known(_timed(split.history))
+    heard = history if split.timeless else Known(history.observations.take(split.history.time_s < split.cut_time_s))
+    rehearsal = Rehearsal(train, seed=seed)
+    for baseline in baselines:
+        forecaster = with_residuals(baseline, seed=seed)
+        errors = forecaster.errors(rehearsal)
+        fitted = {}
+        for protocol, rows in asked.items():
+            known = history if baseline.causal else heard if protocol == "unseen_probe" else train
+            if known not in fitted:
+                fitted[known] = forecaster.knowing(known, errors)
+            yield protocol, baseline.name, fitted[known].forecast(rows.questions)
+
+
+def _timed(known: Observations) -> Observations:
+    """What has no time lies before every question: baselines would take it to be later."""
+    return replace(known, time_s=np.where(np.isnan(known.time_s), 0.0, known.time_s))
+
+
+def _known_before(history: Observations, asked: Observations) -> Ints:
+    by_source = History.of(history.source, history.time_s, np.zeros(len(history)))
+    start, stop = by_source.span(asked.source, asked.time_s)
+    return stop - start
+
+
+def _is_mesh(train: Observations) -> bool:
+    """Whether most nodes are sources and destinations: then pairs are known in either direction, which hardly matters
+    to a round trip. Where probes measure targets it is a different node at either end."""
+    sources, destinations = np.unique(train.source), np.unique(train.destination)
+    both = len(np.intersect1d(sources, destinations, assume_unique=True))
+    return 2 * both > len(sources) + len(destinations) - both
+
+
+def _quiet(amount: float = 1, *, total: float | None = None) -> None:
+    """No progress."""

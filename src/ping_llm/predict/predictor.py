@@ -1,0 +1,125 @@
+"""One interface for both models: from known measurements and questions to distributions.
+
+>>> predictor = Predictor.from_pretrained()                       # the completer that comes with the package
+>>> predictor.predict_df(questions, history="my_pings.csv")       # a data frame with quantiles
+>>> predictor.predict(known, questions, nodes).interval(0.9)      # distributions
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from ping_llm.baselines.interface import Floats, Ints, Observations, Questions
+from ping_llm.completer import Completer, PredictionSettings
+from ping_llm.config import parse_blend
+from ping_llm.console import Advance
+from ping_llm.distribution import RttDistribution
+from ping_llm.errors import PingLlmError
+from ping_llm.pipeline.spec import RowsSpec
+from ping_llm.predict.histories import Histories, prompts_for
+from ping_llm.predict.language_model import LanguageModel
+from ping_llm.predict.surprise import surprises
+from ping_llm.predict.tables import History, answers_table, asked_of, like, measured_of, table_of
+from ping_llm.sources.observations import Measured
+from ping_llm.train.task import completer_settings
+from ping_llm.train.trained import Trained, load_trained
+
+
+@dataclass(frozen=True, kw_only=True)
+class Predictor:
+    """A trained model that answers. Make one by `from_pretrained`."""
+
+    trained: Trained
+    settings: PredictionSettings = field(default_factory=PredictionSettings)
+    """Of the completer; the language model has nothing to set."""
+
+    @classmethod
+    def from_pretrained(cls, where: Path | str | None = None, **settings: Any) -> Self:
+        """A run, an exported folder, or (None) the completer that comes with the package.
+
+        `settings` are those of `PredictionSettings`, such as `votes=4` or `context=1024`.
+        """
+        return cls(trained=load_trained(where), settings=PredictionSettings(**settings))
+
+    @property
+    def name(self) -> str:
+        return "completer" if self.trained.is_completer else Path(self.trained.where).name
+
+    @property
+    def training_rows(self) -> Path | None:
+        """The rows that the model was trained on; None: simulated worlds only."""
+        files = self.trained.config.network_train_files
+        if self.trained.is_completer or not files:
+            return None
+        return Path(RowsSpec.find(parse_blend(files)[0][0], "train").folder)
+
+    @cached_property
+    def model(self) -> Completer | LanguageModel:
+        if not self.trained.is_completer:
+            return LanguageModel.of(self.trained)
+        settings = completer_settings(self.trained.config)
+        return Completer(settings=settings, weights=self.trained.weights, prediction=self.settings)
+
+    @property
+    def language_model(self) -> LanguageModel:
+        """For what only the language model can be asked: addresses, times, the likelihood of a whole measurement."""
+        if isinstance(self.model, LanguageModel):
+            return self.model
+        raise PingLlmError(f"{self.trained.where} is a completer: it knows RTTs only. This asks for a language model")
+
+    def predict(
+        self, known: Observations, questions: Questions, nodes: Sequence[str], advance: Advance | None = None
+    ) -> RttDistribution:
+        """The result of each question, from what was known strictly before its time (NaN: from everything).
+
+        `nodes` are the addresses of the nodes' numbers. The completer never looks at them.
+        """
+        if isinstance(self.model, Completer):
+            return self.model.predict(known, questions, advance)
+        length = self.trained.config.max_target_length
+        answers = self.model.forecast(prompts_for(known, questions, nodes, length))
+        if advance is not None:
+            advance(len(questions))
+        return answers
+
+    def surprise(self, measured: Measured, which: Ints | None = None, advance: Advance | None = None) -> Floats:
+        """Bits of the results of some measurements (None: of all), each given everything that was measured before it.
+
+        The completer looks at all sources, in a context for each measurement; the language model at the source's own
+        measurements, which it reads in one go.
+        """
+        known = measured.observations
+        which = np.arange(len(known)) if which is None else which
+        if isinstance(self.model, Completer):
+            answers = self.predict(known, known.questions.take(which), measured.nodes, advance)
+            return answers.bits(known.rtt_ms[which])
+        histories = Histories(known, measured.nodes)
+        found = [histories.row(source) for source in np.unique(known.source[which]).tolist()]
+        timed = not np.isnan(known.time_s).any()
+        bits = np.full(len(known), np.nan)
+        read = surprises(self.model, [row for row, _ in found], timed=timed)
+        for (_, places), of_source in zip(found, read, strict=True):
+            bits[places] = of_source.result
+        if advance is not None:
+            advance(len(which))
+        return bits[which]
+
+    def predict_df(
+        self, df: Any, *, history: History | None = None, quantile_levels: Sequence[float] = (0.1, 0.5, 0.9)
+    ) -> Any:
+        """A data frame of questions, with the answers in new columns.
+
+        `df` has the columns `src_addr` and `dst_addr`, and may have `event_time`; it is one of pandas, Polars or Arrow,
+        and so is the answer. `history` holds known measurements: such a data frame with `rtt` too, or files.
+
+        New columns: `p_failed`, `predictions` (the median RTT in ms), and one for each level, named like "0.1".
+        """
+        measured = measured_of(history)
+        table = table_of(df)
+        questions, nodes = asked_of(table, measured.nodes)
+        answers = self.predict(measured.observations, questions, nodes)
+        return like(df, answers_table(table, answers, quantile_levels))

@@ -1,0 +1,232 @@
+"""What people see of an evaluation: tables, pictures and the command."""
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import typer
+from rich.console import Console
+from typer.testing import CliRunner
+
+from ping_llm.baselines import GlobalMedian, LastValue, Observations, PointWithResiduals, Questions
+from ping_llm.baselines.residuals import cumulative
+from ping_llm.commands.evaluate import evaluate as command
+from ping_llm.errors import PingLlmError
+from ping_llm.evaluate import Evaluation, protocols
+from ping_llm.evaluate.plots import _equal_bins, plot
+from ping_llm.evaluate.results import Answers, ProtocolResult
+from ping_llm.evaluate.split import SplitSettings, split
+from ping_llm.evaluate.table import comparison, tables
+from ping_llm.evaluate.write_split import write_split
+from ping_llm.rows.prepare import PrepareSettings, prepare
+from ping_llm.sources.observations import read_observations
+from ping_llm.sources.simulator import SimulatorSettings, simulate
+
+
+def text_of(renderable: Any, width: int = 100) -> str:
+    console = Console(width=width, color_system=None)
+    with console.capture() as capture:
+        console.print(renderable)
+    return capture.get()
+
+
+class TestTable:
+    SCORES = {  # noqa: RUF012
+        "dmfsgd": {"median_re": 0.2, "mae": 10.0, "nll_bits": 9.0, "coverage90": 0.97, "questions": 7},
+        "model": {"median_re": 0.1, "mae": 10.001, "nll_bits": 8.0, "coverage90": 0.85, "questions": 7},
+        "point only": {"median_re": 0.15, "mae": 12.0},
+        "oracle": {"median_re": 0.01, "mae": 1.0, "nll_bits": 5.0, "coverage90": 0.9},
+    }
+
+    def lines(self) -> dict[str, str]:
+        found = text_of(comparison("Title", self.SCORES)).splitlines()
+        return {line.split("  ")[0].strip(): line for line in found if line.strip()}
+
+    def test_marks_the_best_of_each_column_but_never_the_truth(self) -> None:
+        lines = self.lines()
+        assert "0.1000*" in lines["model"]
+        assert "8.00*" in lines["model"]
+        assert "85.0%*" in lines["model"]  # nearer to 90 % than 97 %
+        assert "97.0%*" not in lines["dmfsgd"]
+        assert "*" not in lines["the truth"]
+
+    def test_marks_all_that_look_the_same(self) -> None:
+        lines = self.lines()
+        assert "10.00*" in lines["dmfsgd"]
+        assert "10.00*" in lines["model"]
+
+    def test_leaves_empty_what_is_not_given(self) -> None:
+        assert self.lines()["point only"].split()[2:] == ["0.1500", "12.00"]
+
+    def test_fits_eighty_columns_and_explains_itself(self, evaluation: Evaluation) -> None:
+        shown = text_of(tables(evaluation), width=80)
+        assert "…" not in shown
+        assert "(60 questions)" in shown
+        assert "NLL     surprise" in shown
+        assert shown.count("Unseen pairs") == shown.count("RE, AE") == 1
+
+
+@pytest.fixture
+def evaluation() -> Evaluation:
+    rng = np.random.default_rng(0)
+    asked = Observations(
+        source=np.zeros(60, np.int64),
+        destination=np.arange(60),
+        time_s=np.arange(60.0),
+        rtt_ms=np.where(np.arange(60) % 9 == 8, np.nan, rng.lognormal(3, 1, 60)),
+    )
+    answers = {
+        name: Answers.of(certain(asked.rtt_ms * rng.lognormal(0, 0.2, 60)), asked)
+        for name in ("last value", "vivaldi + log factors", "mine", "oracle")
+    }
+    result = ProtocolResult(asked=asked, known_before=rng.integers(0, 9, 60), answers=answers)
+    return Evaluation(models=("mine",), protocols={"unseen_pair": result})
+
+
+def certain(rtt_ms: Any) -> PointWithResiduals:
+    return PointWithResiduals(
+        p_failed=np.full(len(rtt_ms), 0.1),
+        point_ms=np.nan_to_num(rtt_ms, nan=10.0),
+        bucket=np.zeros(len(rtt_ms), np.int64),
+        cumulative=cumulative(np.linspace(-0.1, 0.1, 300))[None],
+    )
+
+
+class TestPlots:
+    def test_one_picture_for_each_protocol(self, evaluation: Evaluation, tmp_path: Path) -> None:
+        (picture,) = plot(evaluation, tmp_path / "new" / "folder")
+        assert picture.name == "unseen_pair.png"
+        assert picture.read_bytes().startswith(b"\x89PNG")
+        assert picture.stat().st_size > 50_000
+
+    @pytest.mark.parametrize("rows", [slice(0, 1), slice(8, 9)], ids=["one answer", "no answer"])
+    def test_hardly_any_answers_are_no_reason_to_fail(
+        self, evaluation: Evaluation, tmp_path: Path, rows: slice
+    ) -> None:
+        asked = evaluation.protocols["unseen_pair"].asked.take(rows)
+        answers = {"mine": Answers.of(certain(np.array([3.0])), asked)}
+        few = ProtocolResult(asked=asked, known_before=np.zeros(1, np.int64), answers=answers)
+        assert plot(Evaluation(models=("mine",), protocols={"seen_pair": few}), tmp_path)
+
+    def test_bins_hold_every_value_once_and_never_cut_through_equal_ones(self) -> None:
+        known = np.random.default_rng(0).integers(0, 30, 500) ** 2
+        bins = _equal_bins(known)
+        assert 3 < len(bins) <= 10
+        assert sorted(np.concatenate(bins).tolist()) == list(range(500))
+        edges = [(known[rows].min(), known[rows].max()) for rows in bins]
+        assert all(before[1] < after[0] for before, after in pairwise(edges))
+
+
+@pytest.fixture(scope="module")
+def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("raw")
+    simulate(SimulatorSettings(measurements=40_000), folder)
+    return folder
+
+
+class Model:
+    """Stands in for a trained model."""
+
+    trained_on: Path | None = None
+
+    def __init__(self, where: str | None) -> None:
+        self.name = where or "shipped"
+        self.training_rows = self.trained_on
+
+    @classmethod
+    def from_pretrained(cls, where: str | None) -> "Model":
+        return cls(where)
+
+    def predict(self, known: Observations, questions: Questions, nodes: Sequence[str]) -> PointWithResiduals:
+        return certain(np.full(len(questions), 40.0))
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    module = ModuleType("ping_llm.predict.predictor")
+    module.Predictor = Model  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr(protocols, "all_baselines", lambda *_: [GlobalMedian(), LastValue()])
+    yield
+    Model.trained_on = None
+
+
+def run(*arguments: Any) -> SimpleNamespace:
+    app = typer.Typer(rich_markup_mode="markdown")
+    app.command()(command)
+    result = CliRunner().invoke(app, [str(a) for a in arguments])
+    if isinstance(result.exception, PingLlmError):
+        raise result.exception
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.output
+    return SimpleNamespace(stdout=result.stdout, code=result.exit_code)
+
+
+class TestCommand:
+    def test_json_is_the_last_line(self, raw: Path) -> None:
+        done = run("--data", raw / "*.parquet", "--questions", 30, "--world", raw, "--json")
+        found = json.loads(done.stdout.splitlines()[-1])
+        assert set(found) == {"protocols"}
+        for scores in found["protocols"].values():
+            assert set(scores) == {"model", "global_median", "last_value", "oracle"}
+            assert scores["oracle"]["questions"] <= 30
+
+    def test_shows_a_table_for_each_protocol_and_draws_them(self, raw: Path, tmp_path: Path) -> None:
+        shown = run("one", "two", "--data", raw, "--questions", 20, "--plots", tmp_path / "plots").stdout
+        assert shown.count("predictor") == len(list((tmp_path / "plots").glob("*.png"))) >= 2
+        assert {"one", "two", "last"} <= {line.split(" ")[0] for line in shown.splitlines()}
+
+    def test_asks_for_one_protocol_only(self, raw: Path) -> None:
+        found = json.loads(run("--data", raw, "--protocol", "seen_pair", "--json").stdout)
+        assert list(found["protocols"]) == ["seen_pair"]
+        with pytest.raises(PingLlmError, match="no question of unseen_pairs, only of unseen_pair"):
+            run("--data", raw, "--protocol", "unseen_pairs")
+
+    def test_takes_a_split_that_was_written(self, raw: Path, tmp_path: Path) -> None:
+        write_split(read_observations([raw]), tmp_path / "split", SplitSettings(seed=3))
+        again, other = (
+            json.loads(run("--data", data, "--questions", 10**9, "--json").stdout)["protocols"]["seen_pair"]["model"]
+            for data in (tmp_path / "split", raw)
+        )
+        expected = split(read_observations([raw]), SplitSettings(seed=3)).questions["seen_pair"]
+        assert again["questions"] == len(expected) != other["questions"]
+        with pytest.raises(PingLlmError, match="give it alone"):
+            run("--data", tmp_path / "split", "--data", raw)
+
+    def test_needs_measurements_of_one_kind(self, raw: Path) -> None:
+        for arguments in ((), ("--data", raw, "--rows", raw)):
+            with pytest.raises(PingLlmError, match="either --data"):
+                run(*arguments)
+
+    def test_refuses_a_model_that_was_trained_on_what_is_asked(self, raw: Path, tmp_path: Path) -> None:
+        def prepared(inputs: Path, name: str) -> Path:
+            prepare(PrepareSettings(inputs=(str(inputs / "*.parquet"),), output=tmp_path / name, workers=1))
+            return tmp_path / name
+
+        write_split(read_observations([raw]), tmp_path / "split")
+        Model.trained_on = prepared(tmp_path / "split" / "train", "allowed")
+        allowed = json.loads(run("mine", "--data", raw, "--questions", 5, "--json").stdout)
+        Model.trained_on = prepared(raw, "everything")
+        with pytest.raises(PingLlmError, match=r"mine was trained on .*unseen_pair.*`ping-llm split`") as refused:
+            run("mine", "--data", raw)
+        assert "\n" not in str(refused.value)
+        by_rows = json.loads(run_without_check("--rows", tmp_path / "everything", "--questions", 5, "--json").stdout)
+        assert set(by_rows["protocols"]) == set(allowed["protocols"])
+        Model.trained_on = tmp_path / "gone"
+        with pytest.raises(PingLlmError, match="cannot check that mine was not trained on"):
+            run("mine", "--data", raw)
+
+    def test_help_teaches(self) -> None:
+        shown = run("--help").stdout
+        for word in ("unseen_pair", "seen_pair", "unseen_probe", "ping-llm evaluate --data my_pings.csv", "--plots"):
+            assert word in " ".join(shown.split())
+
+
+def run_without_check(*arguments: Any) -> SimpleNamespace:
+    Model.trained_on = None
+    return run(*arguments)

@@ -1,0 +1,362 @@
+"""Likely destinations, completed addresses and ranked candidates, against the plain transformer on every sequence."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from ipaddress import IPv4Address, IPv6Address, ip_address
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+import optax
+import pytest
+from flax import nnx
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ping_llm.config import Config
+from ping_llm.errors import PingLlmError
+from ping_llm.model import ModelSettings, Transformer
+from ping_llm.predict import LanguageModel, addresses
+from ping_llm.predict.addresses import complete, destinations, parse_prefix, rank
+from ping_llm.predict.sequences import spell
+from ping_llm.rows.format import ProbeRow
+from ping_llm.tokens.encode import FIELD_ORDERS
+from reference_encoder import encode_one
+
+TINY = ModelSettings(layers=2, width=32, heads=2, head_dim=16, mlp_width=48, dtype="float32", attention="plain")
+LENGTH = 96
+START_S = 1_700_000_000
+SOURCES = {4: "192.0.2.1", 6: "2001:db8::1"}
+RESULT_LAST = ("time", "source", "destination", "result")
+DESTINATION_LAST = ("time", "source", "result", "destination")
+
+
+@cache
+def untrained() -> LanguageModel:
+    """Weights drawn at random: every token counts."""
+    weights = nnx.state(Transformer(TINY, nnx.Rngs(0)))
+    return LanguageModel(config=Config(max_target_length=LENGTH), settings=TINY, weights=weights, step=0)
+
+
+def random_row(count: int, family: int = 4, seed: int = 0) -> ProbeRow:
+    """Some failed, some after long gaps, some at the same second."""
+    random = np.random.default_rng(seed)
+    gaps = random.choice([0, 60, 240, 4000], count)
+    rtt = random.lognormal(3, 1, count).astype(np.float32)
+    rtt[random.random(count) < 0.2] = np.nan
+    return ProbeRow(
+        family=family,
+        source=ip_address(SOURCES[family]).packed,
+        time_us=(START_S + np.cumsum(gaps)) * 1_000_000,
+        destinations=random.integers(0, 256, (count, 4 if family == 4 else 16), dtype=np.uint8),
+        rtt_ms=rtt,
+    )
+
+
+def written(row: ProbeRow, chosen: Sequence[int], *, timed: bool, order: Sequence[str]) -> list[list[int]]:
+    """Tokens of each of these measurements, by the specification."""
+    spelled, before = [], None
+    for i in chosen:
+        now = int(row.time_us[i]) // 1_000_000
+        kind, value = "none", 0
+        if timed:
+            kind, value = ("absolute", now) if before is None else ("delta1", now - before)
+            kind = "delta4" if kind == "delta1" and value > 255 else kind
+        before = now
+        rtt = None if np.isnan(row.rtt_ms[i]) else float(row.rtt_ms[i])
+        destination = row.destinations[i].tobytes()
+        spelled.append(encode_one(row.family, row.source, destination, rtt, kind, value, order))
+    return spelled
+
+
+@cache
+def _transformer() -> Any:
+    model = untrained()
+    return nnx.jit(nnx.merge(nnx.graphdef(Transformer(TINY, nnx.Rngs(1))), model.weights), static_argnums=3)
+
+
+def plain(sequences: Sequence[Sequence[int]]) -> npt.NDArray[np.float64]:
+    """Log-probabilities of what comes after each token: [sequences, length, vocabulary]."""
+    tokens = np.zeros((1 << (len(sequences) - 1).bit_length(), LENGTH), dtype=np.int32)
+    for row, sequence in zip(tokens, sequences, strict=False):
+        row[: len(sequence)] = sequence
+    position = np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape)
+    logits = _transformer()(tokens, position, np.ones_like(tokens), 1)
+    return np.asarray(jax.nn.log_softmax(logits), dtype=np.float64)[: len(sequences)]
+
+
+def question(
+    row: ProbeRow | None, rtt_ms: float | None, time_s: int | None, family: int = 4
+) -> tuple[list[int], list[list[int]]]:
+    """Tokens up to the role of the destination, and those of each measurement of the history, oldest first."""
+    order = RESULT_LAST if rtt_ms is None else DESTINATION_LAST
+    source = ip_address(SOURCES[family]).packed
+    rtt = np.nan if rtt_ms is None else rtt_ms
+    width = len(source)
+    known = row or random_row(0, family)
+    asked = ProbeRow(
+        family=family,
+        source=source,
+        time_us=np.append(known.time_us, (time_s or 0) * 1_000_000),
+        destinations=np.append(known.destinations, np.zeros((1, width), np.uint8), axis=0),
+        rtt_ms=np.append(known.rtt_ms, np.float32(rtt)),
+    )
+    stop = len(known) if time_s is None else int(np.sum(known.time_us < time_s * 1_000_000))
+    chosen = [*range(stop), len(known)]
+    while sum(map(len, spelled := written(asked, chosen, timed=time_s is not None, order=order))) > LENGTH:
+        chosen = chosen[1:]
+    *history, last = spelled
+    return last[: len(last) - width - (rtt_ms is None)], history
+
+
+def enumerated(start: list[int], beginnings: Sequence[bytes]) -> npt.NDArray[np.float64]:
+    """Log-probability of every last byte after each of these beginnings of an address: [beginnings, 256]."""
+    logs = plain([[*start, *(11 + byte for byte in beginning)] for beginning in beginnings])[..., 11:]
+    logs -= np.logaddexp.reduce(logs, axis=-1, keepdims=True)
+    found = np.zeros((len(beginnings), 256))
+    for n, beginning in enumerate(beginnings):
+        steps = range(len(start) - 1, len(start) - 1 + len(beginning))
+        found[n] = logs[n, steps[-1] + 1] + sum(logs[n, at, byte] for at, byte in zip(steps, beginning, strict=True))
+    return found
+
+
+def start_of(*asked: Any) -> list[int]:
+    last, history = question(*asked)
+    return [token for measurement in (*history, last) for token in measurement]
+
+
+ASKED = [
+    pytest.param(None, 20.0, None, 4, id="no history, no time"),
+    pytest.param(None, None, START_S, 6, id="no history, IPv6"),
+    pytest.param(random_row(5), 20.0, START_S + 50_000, 4, id="timed"),
+    pytest.param(random_row(5), np.nan, None, 4, id="failed"),
+    pytest.param(random_row(6, 6), None, START_S + 50_000, 6, id="any result, IPv6"),
+    pytest.param(random_row(90), 300.0, START_S + 400_000, 4, id="history longer than the context"),
+    pytest.param(random_row(90), 0.5, None, 4, id="longer, without times"),
+    pytest.param(random_row(9), 20.0, START_S + 300, 4, id="some of the history is later"),
+]
+
+
+TARGETS = {"10.1.1.1": 5.0, "10.7.7.7": 40.0, "172.16.3.3": 200.0}
+
+
+def small_world(count: int, seed: int) -> ProbeRow:
+    """A source that measures three destinations, each at its own distance."""
+    random = np.random.default_rng(seed)
+    which = random.integers(0, 3, count)
+    packed = np.array([list(ip_address(address).packed) for address in TARGETS], dtype=np.uint8)
+    rtt = np.array(list(TARGETS.values()))[which] * random.uniform(0.98, 1.02, count)
+    return ProbeRow(
+        family=4,
+        source=ip_address(SOURCES[4]).packed,
+        time_us=(START_S + 60 * np.arange(count)) * 1_000_000,
+        destinations=packed[which],
+        rtt_ms=rtt.astype(np.float32),
+    )
+
+
+@cache
+def trained() -> LanguageModel:
+    """Knows the small world, in any order of fields, without times."""
+    model, graph, optimizer = untrained(), nnx.graphdef(Transformer(TINY, nnx.Rngs(1))), optax.adam(1e-2)
+
+    @jax.jit
+    def step(weights: Any, state: Any, tokens: jax.Array) -> Any:
+        def loss(weights: Any) -> jax.Array:
+            position = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+            logits = nnx.merge(graph, weights)(tokens, position, jnp.ones_like(tokens), 1)
+            return optax.softmax_cross_entropy_with_integer_labels(logits[:, :-1], tokens[:, 1:]).mean()
+
+        change, state = optimizer.update(jax.grad(loss)(weights), state)
+        return optax.apply_updates(weights, change), state
+
+    weights, state = model.weights, optimizer.init(model.weights)
+    for number in range(200):
+        row = small_world(8 * 6, seed=number)
+        orders = np.random.default_rng([number, 1]).integers(0, len(FIELD_ORDERS), len(row))
+        tokens, _ = spell(row, np.arange(len(row)), np.arange(0), timed=False, order=orders)
+        weights, state = step(weights, state, tokens.reshape(8, -1).astype(np.int32))
+    return replace(model, weights=weights)
+
+
+class TestWhatWasLearnt:
+    @pytest.mark.parametrize(("address", "rtt_ms"), TARGETS.items())
+    def test_the_destination_at_this_distance_comes_first(self, address: str, rtt_ms: float) -> None:
+        found = destinations(trained(), SOURCES[4], rtt_ms, history=small_world(5, seed=999), beam=20)
+        assert found.addresses[0] == address
+        assert found.probability[0] > 0.5
+        assert found.covered > 0.97
+
+    def test_an_address_is_completed_to_those_that_are_measured(self) -> None:
+        found = complete(trained(), SOURCES[4], "10.", history=small_world(5, seed=999), beam=20)
+        assert set(found.addresses[:2]) == {"10.1.1.1", "10.7.7.7"}
+        assert found.probability[:2].sum() > 0.9
+
+
+class TestDestinations:
+    @pytest.mark.parametrize(("row", "rtt_ms", "time_s", "family"), [ASKED[1], ASKED[2]])
+    def test_a_beam_as_wide_as_what_is_left_open_finds_what_enumeration_finds(
+        self, row: ProbeRow | None, rtt_ms: float | None, time_s: int | None, family: int
+    ) -> None:
+        prefix = ip_address({4: "193.0.0.0", 6: "2001:67c::"}[family]).packed[: 2 if family == 4 else 14]
+        logs = enumerated(
+            start_of(row, rtt_ms, time_s, family), [prefix + bytes([byte]) for byte in range(256)]
+        ).reshape(-1)
+        logs -= np.logaddexp.reduce(logs)  # given the prefix
+        best = np.argsort(-logs)[:300]
+        found = destinations(
+            untrained(), SOURCES[family], rtt_ms, history=row, time_s=time_s, count=300, beam=256, prefix=prefix
+        )
+        np.testing.assert_allclose(np.log(found.probability), logs[best], atol=1e-4)
+        assert found.covered == pytest.approx(1, abs=1e-5)
+        likelihood = dict(zip(found.addresses, np.log(found.probability).tolist(), strict=True))
+        assert len(likelihood) == 300
+        for address, value in likelihood.items():
+            assert value == pytest.approx(logs[int.from_bytes(ip_address(address).packed[-2:], "big")], abs=1e-4)
+
+    @pytest.mark.parametrize(("family", "beam"), [(4, 20), (6, 3)])
+    def test_a_narrow_beam_gives_exact_probabilities_and_says_what_it_missed(self, family: int, beam: int) -> None:
+        model, source = untrained(), SOURCES[family]
+        found = destinations(model, source, 20.0, history=random_row(5, family), count=12, beam=beam)
+        again = rank(model, source, found.addresses, 20.0, history=random_row(5, family))
+        np.testing.assert_allclose(np.log(found.probability), again, atol=1e-4)
+        assert np.all(np.diff(found.probability) <= 0)
+        assert found.probability.sum() <= found.covered < 1
+        assert len(set(found.addresses)) == 12
+
+    def test_no_missed_address_is_likelier_than_what_is_not_covered(self) -> None:
+        prefix = bytes([193, 0])
+        found = destinations(untrained(), SOURCES[4], 20.0, count=2000, beam=7, prefix=prefix)
+        logs = enumerated(start_of(None, 20.0, None, 4), [prefix + bytes([byte]) for byte in range(256)]).reshape(-1)
+        probability = np.exp(logs - np.logaddexp.reduce(logs))
+        looked_at = {ip_address(address).packed[2] for address in found.addresses}
+        assert len(looked_at) == 7
+        missed = np.concatenate([probability[byte << 8 : (byte + 1) << 8] for byte in set(range(256)) - looked_at])
+        assert missed.sum() == pytest.approx(1 - found.covered, abs=1e-4)
+        assert missed.max() < 1 - found.covered
+
+    def test_what_was_measured_from_the_asked_time_on_is_not_seen(self) -> None:
+        row = random_row(9)
+        time_s = int(row.time_us[6]) // 1_000_000
+        before = int(np.sum(row.time_us < row.time_us[6]))
+        cut = ProbeRow(
+            family=4,
+            source=row.source,
+            time_us=row.time_us[:before],
+            destinations=row.destinations[:before],
+            rtt_ms=row.rtt_ms[:before],
+        )
+
+        def found(history: ProbeRow, time_s: int | None) -> tuple[str, ...]:
+            return destinations(untrained(), SOURCES[4], 20.0, history=history, time_s=time_s, beam=20).addresses
+
+        assert found(row, time_s) == found(cut, time_s)
+        assert found(row, time_s) != found(row, None)
+
+    @pytest.mark.parametrize(
+        ("asked", "message"),
+        [
+            ({"source": "192.0.2.300"}, "'192.0.2.300' is not an IPv4 or IPv6 address"),
+            ({"source": ""}, "'' is not an IPv4 or IPv6 address"),
+            ({"source": "192.0.2.9", "history": random_row(3)}, "history is of 192.0.2.1, the question of 192.0.2.9"),
+            ({"rtt_ms": -1.0}, "RTT of -1.0 ms"),
+            ({"rtt_ms": np.inf}, "RTT of inf ms"),
+            ({"time_s": np.nan}, "nan is not a time"),
+            ({"time_s": -5}, "-5 is not a time"),
+            ({"count": 0}, "count=0"),
+            ({"beam": 0}, "beam=0"),
+            ({"prefix": bytes([193, 0, 14, 129])}, "193.0.14.129 is a whole address"),
+        ],
+    )
+    def test_a_question_that_makes_no_sense_is_refused(self, asked: dict[str, Any], message: str) -> None:
+        with pytest.raises(PingLlmError, match=message):
+            destinations(untrained(), **{"source": SOURCES[4], "rtt_ms": 20.0, **asked})
+
+
+class TestRank:
+    @pytest.mark.parametrize(("row", "rtt_ms", "time_s", "family"), ASKED)
+    def test_gives_the_sum_of_log_probabilities_of_the_plain_transformer(
+        self, row: ProbeRow | None, rtt_ms: float | None, time_s: int | None, family: int
+    ) -> None:
+        kind = IPv4Address if family == 4 else IPv6Address
+        random = np.random.default_rng(1)
+        packed = [random.bytes(4 if family == 4 else 16) for _ in range(8)]
+        logs = enumerated(start_of(row, rtt_ms, time_s, family), [address[:-1] for address in packed])
+        found = rank(untrained(), SOURCES[family], [str(kind(a)) for a in packed], rtt_ms, history=row, time_s=time_s)
+        np.testing.assert_allclose(found, [of[a[-1]] for of, a in zip(logs, packed, strict=True)], atol=1e-4)
+
+    @given(st.permutations(range(8)), st.sampled_from([0, 5, 8]))
+    @settings(max_examples=20, deadline=None)
+    def test_candidates_do_not_influence_each_other(self, order: list[int], count: int) -> None:
+        candidates = [f"10.{n % 3}.{n % 7}.{n}" for n in range(8)]
+        together = rank(untrained(), SOURCES[4], candidates, 20.0)
+        chosen = order[:count]
+        found = rank(untrained(), SOURCES[4], [candidates[n] for n in chosen], 20.0)
+        np.testing.assert_allclose(found, together[chosen], atol=1e-5)
+
+    def test_takes_more_candidates_than_are_read_at_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        candidates = [f"10.{n % 3}.{n % 7}.{n}" for n in range(21)]
+        together = rank(untrained(), SOURCES[4], candidates, 20.0)
+        monkeypatch.setattr(addresses, "_CANDIDATES_AT_ONCE", 8)
+        np.testing.assert_allclose(rank(untrained(), SOURCES[4], candidates, 20.0), together, atol=1e-5)
+        assert 0 < np.exp(together).sum() < 1
+
+    @pytest.mark.parametrize(
+        ("candidate", "message"),
+        [("2001:db8::7", "2001:db8::7 is of another family than 192.0.2.1"), ("x", "'x' is not")],
+    )
+    def test_a_bad_candidate_is_named(self, candidate: str, message: str) -> None:
+        with pytest.raises(PingLlmError, match=message):
+            rank(untrained(), SOURCES[4], ["10.0.0.1", candidate], 20.0)
+
+
+class TestComplete:
+    def test_finds_the_likeliest_addresses_that_begin_so(self) -> None:
+        found = complete(untrained(), SOURCES[4], "193.0.", history=random_row(4), beam=7)
+        bytewise = destinations(untrained(), SOURCES[4], None, history=random_row(4), prefix=bytes([193, 0]), beam=7)
+        assert found.addresses == bytewise.addresses
+        assert all(address.startswith("193.0.") for address in found.addresses)
+
+    def test_knows_ipv6_and_may_be_told_the_result(self) -> None:
+        found = complete(untrained(), SOURCES[6], "2001:67c:", rtt_ms=20.0, count=3, beam=4)
+        bytewise = destinations(untrained(), SOURCES[6], 20.0, prefix=bytes.fromhex("2001067c"), count=3, beam=4)
+        assert found.addresses == bytewise.addresses
+        assert all(address.startswith("2001:67c:") for address in found.addresses)
+
+    @given(st.ip_addresses(v=4) | st.ip_addresses(v=6), st.integers(0, 8), st.booleans())
+    def test_any_number_of_whole_parts_is_a_prefix(
+        self, address: IPv4Address | IPv6Address, count: int, closed: bool
+    ) -> None:
+        sign, most, width = (".", 4, 1) if address.version == 4 else (":", 8, 2)
+        parts = address.exploded.split(sign)[: min(count, most)]
+        text = sign.join(parts) + (sign if closed and 0 < len(parts) < most else "")
+        assert parse_prefix(text, address.version) == address.packed[: len(parts) * width]
+
+    @pytest.mark.parametrize(
+        ("family", "text", "message"),
+        [
+            (4, "193.256.", "'256' is no part of one"),
+            (4, "193..1", "'' is no part of one"),
+            (4, ".", "'' is no part of one"),
+            (4, "a.b", "'a' is no part of one"),
+            (4, "193.+1", r"'\+1' is no part of one"),
+            (4, "193.007.", "'007' is no part of one"),
+            (4, "2001:67c:", "'2001:67c:' is no part of one"),
+            (4, "193.0.0.0/16", "'0/16' is no part of one"),
+            (4, "1.2.3.4.5", "has 5 parts"),
+            (6, "193.0.", "'193.0.' is no part of one"),
+            (6, "2001:12345:", "'12345' is no part of one"),
+            (6, "2001:67c::", "write the zeros"),
+            (6, "1:2:3:4:5:6:7:8:9", "has 9 parts"),
+        ],
+    )
+    def test_what_is_no_prefix_is_refused(self, family: int, text: str, message: str) -> None:
+        with pytest.raises(PingLlmError, match=message):
+            parse_prefix(text, family)
+
+    def test_a_whole_address_leaves_nothing_to_complete(self) -> None:
+        with pytest.raises(PingLlmError, match=r"193\.0\.14\.129 is a whole address"):
+            complete(untrained(), SOURCES[4], "193.0.14.129")

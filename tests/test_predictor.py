@@ -1,0 +1,334 @@
+"""Predictions through the one interface of both models, from files and data frames, with the weights of the package."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+from pyarrow import csv
+from typer.testing import CliRunner
+
+from ping_llm.baselines import Observations, Questions
+from ping_llm.cli import app
+from ping_llm.completer import Completer
+from ping_llm.config import Config
+from ping_llm.distribution import RttDistribution
+from ping_llm.errors import PingLlmError
+from ping_llm.predict import LanguageModel, Predictor
+from ping_llm.rows.prepare import PrepareSettings, prepare
+from ping_llm.sources.simulator import SimulatorSettings, simulate
+from ping_llm.train import train
+from ping_llm.train.trained import SHIPPED, load_trained, save_trained
+
+NODES = 24
+ADDRESSES = [f"192.0.2.{n}" for n in range(NODES)]
+CONTEXT = 256
+
+
+def plane(seed: int = 0, share: float = 0.5) -> tuple[pa.Table, pa.Table]:
+    """Nodes in a plane with access delays: known pairs, and pairs to ask with their true RTTs."""
+    random = np.random.default_rng(seed)
+    place, access = random.normal(size=(NODES, 2)) * 30, random.exponential(4, NODES)
+    one, other = np.triu_indices(NODES, 1)
+    rtt = np.hypot(*(place[one] - place[other]).T) + access[one] + access[other] + 1
+    known = random.random(len(one)) < share
+
+    def table(rows: np.ndarray) -> pa.Table:
+        ends = ([ADDRESSES[n] for n in column[rows]] for column in (one, other))
+        return pa.table([*ends, rtt[rows]], names=["src_addr", "dst_addr", "rtt"])
+
+    return table(known), table(~known)
+
+
+@pytest.fixture(scope="module")
+def shipped() -> Predictor:
+    return Predictor.from_pretrained(context=CONTEXT, questions_per_context=8)
+
+
+@pytest.fixture(scope="module")
+def language_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("language")
+    simulate(SimulatorSettings(measurements=10_000), folder / "raw")
+    prepare(PrepareSettings(inputs=(str(folder / "raw" / "*.parquet"),), output=folder / "rows", workers=1))
+    config = Config(
+        run_name="tiny",
+        base_output_directory=str(folder / "runs"),
+        network_train_files=str(folder / "rows"),
+        per_device_batch_size=4,
+        max_target_length=256,
+        base_num_decoder_layers=1,
+        base_emb_dim=32,
+        base_num_query_heads=2,
+        head_dim=16,
+        base_mlp_dim=48,
+        dtype="float32",
+        grain_worker_count=0,
+        steps=10,
+        enable_tensorboard=False,
+    )
+    return Path(train(config)["run"])
+
+
+def test_the_completer_of_the_package_predicts_unmeasured_pairs_of_nodes_it_has_never_seen(shipped: Predictor) -> None:
+    known, asked = plane()
+    answers = shipped.predict_df(asked.drop_columns(["rtt"]), history=known)
+    rtt = asked["rtt"].to_numpy()
+    error = np.abs(answers["predictions"].to_numpy() - rtt) / rtt
+    of_median = np.abs(np.median(known["rtt"]) - rtt) / rtt
+    assert np.median(error) < 0.12
+    assert np.median(error) < 0.4 * np.median(of_median)
+    inside = (rtt >= answers["0.1"].to_numpy()) & (rtt <= answers["0.9"].to_numpy())
+    assert 0.6 < inside.mean() <= 1.0
+
+
+def test_addresses_make_no_difference_to_the_completer(shipped: Predictor) -> None:
+    known, asked = plane()
+    asked = asked.slice(0, 8)
+
+    def renumbered(table: pa.Table) -> pa.Table:
+        for place in (0, 1):
+            texts = [f"2001:db8::{int(text.as_py().rpartition('.')[2]) + 1:x}" for text in table.column(place)]
+            table = table.set_column(place, table.column_names[place], pa.array(texts))
+        return table
+
+    same = shipped.predict_df(asked, history=known)["predictions"].to_numpy()
+    other = shipped.predict_df(renumbered(asked), history=renumbered(known))["predictions"].to_numpy()
+    np.testing.assert_allclose(other, same, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["pandas", "polars", "arrow"])
+def test_a_data_frame_comes_back_as_the_kind_it_was_with_its_columns_and_the_answers(
+    shipped: Predictor, kind: str
+) -> None:
+    known, asked = plane()
+    asked = asked.slice(0, 8).append_column("note", pa.array(list("abcdefgh")))
+    frames: dict[str, Any] = {"arrow": asked, "pandas": asked.to_pandas().set_index(pd.Index(range(10, 18)))}
+    if kind == "polars":
+        frames["polars"] = pytest.importorskip("polars").from_arrow(asked)
+    answer = shipped.predict_df(frames[kind], history=known, quantile_levels=[0.25, 0.75])
+    assert type(answer) is type(frames[kind])
+    names = list(answer.column_names if kind == "arrow" else answer.columns)
+    assert names == ["src_addr", "dst_addr", "rtt", "note", "p_failed", "predictions", "0.25", "0.75"]
+    low, middle, high = (np.asarray(answer[name]) for name in ("0.25", "predictions", "0.75"))
+    assert (low < middle).all()
+    assert (middle < high).all()
+    if kind == "pandas":
+        assert list(answer.index) == list(range(10, 18))
+
+
+def test_without_any_history_the_answer_is_what_training_taught_and_is_unsure(shipped: Predictor) -> None:
+    asked = pa.table({"src": ["192.0.2.1"], "dst": ["198.51.100.1"]})
+    answer = shipped.predict_df(asked, quantile_levels=[0.05, 0.95])
+    assert answer["0.95"][0].as_py() > 5 * answer["0.05"][0].as_py()
+
+
+def test_nothing_measured_at_or_after_a_question_changes_its_answer(shipped: Predictor) -> None:
+    known, asked = plane()
+    early = known.append_column("event_time", pa.array(np.arange(len(known)) + 1_700_000_000))
+    question = asked.slice(0, 1).append_column("event_time", pa.array([1_700_100_000]))
+    late = pa.concat_tables([question] * 20)
+    late = late.set_column(2, "rtt", pa.array(np.full(20, 900.0)))
+    late = late.set_column(3, "event_time", pa.array(np.arange(20) + 1_700_100_000))
+    alone = shipped.predict_df(question, history=early)["predictions"][0].as_py()
+    assert shipped.predict_df(question, history=pa.concat_tables([early, late]))["predictions"][0].as_py() == alone
+    after = question.set_column(3, "event_time", pa.array([1_700_200_000]))
+    assert shipped.predict_df(after, history=pa.concat_tables([early, late]))["predictions"][0].as_py() > 2 * alone
+
+
+def test_repeated_measurements_of_a_pair_tell_what_it_measures_next(shipped: Predictor) -> None:
+    random = np.random.default_rng(0)
+    history = pa.table(
+        {
+            "src": ["192.0.2.1"] * 40,
+            "dst": ["198.51.100.1"] * 40,
+            "time": np.arange(40) * 60 + 1_700_000_000,
+            "rtt": 37 + random.exponential(0.3, 40),
+        }
+    )
+    answer = shipped.predict_df(history.slice(0, 1).drop_columns(["time", "rtt"]), history=history)
+    assert answer["predictions"][0].as_py() == pytest.approx(37.2, rel=0.02)
+    assert answer["0.9"][0].as_py() < 45
+
+
+@pytest.mark.parametrize(
+    ("source", "time", "message"),
+    [
+        ("not an address", 0, "question 1: src_addr 'not an address' is not an address"),
+        ("192.0.2.1", "yesterday", "question 1: yesterday is not a time"),
+    ],
+)
+def test_a_bad_question_is_named(shipped: Predictor, source: str, time: Any, message: str) -> None:
+    asked = pa.table({"src": [source], "dst": ["192.0.2.2"], "event_time": [time]})
+    with pytest.raises(PingLlmError, match=message):
+        shipped.predict_df(asked)
+
+
+def test_what_is_not_a_data_frame_is_refused(shipped: Predictor) -> None:
+    with pytest.raises(PingLlmError, match="not dict"):
+        shipped.predict_df({"src": []})
+    with pytest.raises(PingLlmError, match="no column 'dst_addr'"):
+        shipped.predict_df(pa.table({"src": ["192.0.2.1"]}))
+
+
+def test_both_models_answer_through_the_same_calls(shipped: Predictor, language_run: Path) -> None:
+    language = Predictor.from_pretrained(language_run)
+    assert isinstance(shipped.model, Completer)
+    assert isinstance(language.model, LanguageModel)
+    assert shipped.training_rows is None
+    assert language.training_rows == language_run.parents[2] / "rows"
+    known, asked = plane()
+    for predictor in (shipped, language):
+        answers = predictor.predict_df(asked.slice(0, 4), history=known)
+        assert np.isfinite(answers["predictions"].to_numpy()).all()
+        nodes = tuple(ADDRESSES)
+        column = np.array([0, 0])
+        observed = Observations(
+            source=column, destination=column + 1, time_s=np.array([1e9, 2e9]), rtt_ms=column + 20.0
+        )
+        questions = Questions(source=column, destination=column + 2, time_s=np.array([np.nan, 1.5e9]))
+        answer = predictor.predict(observed, questions, nodes)
+        assert isinstance(answer, RttDistribution)
+        assert len(answer) == 2
+
+
+def test_what_only_addresses_can_tell_is_asked_of_a_language_model_only(shipped: Predictor, language_run: Path) -> None:
+    assert Predictor.from_pretrained(language_run).language_model.config.run_name == "tiny"
+    with pytest.raises(PingLlmError, match="asks for a language model"):
+        _ = shipped.language_model
+
+
+def test_an_exported_model_answers_like_its_run(language_run: Path, tmp_path: Path) -> None:
+    save_trained(load_trained(language_run), tmp_path / "model", "a card")
+    known, asked = plane()
+    of_run, of_files = (
+        Predictor.from_pretrained(where).predict_df(asked.slice(0, 8), history=known)["p_failed"].to_numpy()
+        for where in (language_run, tmp_path / "model")
+    )
+    np.testing.assert_allclose(of_files, of_run, rtol=0.05)
+
+
+def test_a_model_that_was_damaged_or_is_incomplete_is_refused(language_run: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    save_trained(load_trained(language_run), folder, "a card")
+    with pytest.raises(PingLlmError, match="exists already"):
+        save_trained(load_trained(language_run), folder, "a card")
+    file = next(folder.glob("*.safetensors"))
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(PingLlmError, match="checksum"):
+        load_trained(folder)
+    file.unlink()
+    with pytest.raises(PingLlmError, match="missing"):
+        load_trained(folder)
+    with pytest.raises(PingLlmError, match="holds no trained model"):
+        load_trained(tmp_path)
+
+
+def test_a_run_begins_with_the_weights_it_was_told_to(language_run: Path, tmp_path: Path) -> None:
+    before = load_trained(language_run)
+    config = before.config.replace(
+        run_name="second",
+        base_output_directory=str(tmp_path),
+        load_parameters_path=str(language_run),
+        steps=1,
+        learning_rate=1e-12,
+        average_decay=0.5,
+    )
+    after = load_trained(train(config)["run"])
+    for old, new in zip(_arrays(before.weights), _arrays(after.weights), strict=True):
+        np.testing.assert_allclose(new, old, atol=1e-6)
+    with pytest.raises(PingLlmError, match=r"another model than this configuration describes: .*48.* there"):
+        train(config.replace(run_name="third", base_mlp_dim=64))
+
+
+def _arrays(weights: Any) -> list[np.ndarray]:
+    import jax
+
+    return [np.asarray(leaf) for leaf in jax.tree.leaves(weights)]
+
+
+def test_the_files_of_the_package_are_small_enough_to_ship_and_say_how_they_were_made() -> None:
+    files = list(SHIPPED.iterdir())
+    assert sum(file.stat().st_size for file in files) <= 40e6
+    assert max(file.stat().st_size for file in files) <= 12e6
+    card = (SHIPPED / "README.md").read_text()
+    for part in ("ping-llm train --config", "PlanetLab", "configs/completer"):
+        assert part in card
+
+
+# --- the command line
+
+
+def run(*arguments: str | int | Path) -> str:
+    done = CliRunner().invoke(app, list(map(str, arguments)), catch_exceptions=False)
+    assert done.exit_code == 0
+    return done.stdout
+
+
+def test_the_command_answers_for_a_pair_without_any_training(tmp_path: Path) -> None:
+    known, asked = plane()
+    csv.write_csv(known, tmp_path / "pings.csv")
+    csv.write_csv(asked.slice(0, 3).drop_columns(["rtt"]), tmp_path / "wanted.csv")
+    one, other, rtt = (asked[name][0].as_py() for name in ("src_addr", "dst_addr", "rtt"))
+    history = ("--history", tmp_path / "pings.csv", "--context", CONTEXT)
+    answer = json.loads(run("predict", *history, "--src", one, "--dst", other, "--quantiles", "0.1,0.9", "--json"))
+    assert answer["predictions"][0]["predictions"] == pytest.approx(rtt, rel=0.5)
+    assert list(answer["predictions"][0]) == ["src_addr", "dst_addr", "p_failed", "predictions", "0.1", "0.9"]
+    run("predict", *history, "--matrix", "--output", tmp_path / "all.parquet")
+    matrix = pd.read_parquet(tmp_path / "all.parquet")
+    assert len(matrix) == sum(a != b for a in set(known["src_addr"]) for b in set(known["dst_addr"]))
+    shown = run("predict", *history, "--questions", tmp_path / "wanted.csv")
+    assert all(text.as_py() in shown for text in asked["dst_addr"][:3])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--src", "192.0.2.1"], "say what to predict"),
+        (["--src", "192.0.2.1", "--dst", "here"], "'here' is not an address"),
+        (["--src", "192.0.2.1", "--dst", "192.0.2.2", "--quantiles", "2"], "levels between 0 and 1"),
+        (["--src", "192.0.2.1", "--dst", "192.0.2.2", "--output", "x.txt"], ".csv or .parquet"),
+        (["--matrix", "--history", "nothing.csv"], "no input file matches"),
+        (["--questions", "nothing.csv"], "cannot read nothing.csv"),
+        (["--src", "192.0.2.1", "--dst", "192.0.2.2", "--checkpoint", "nowhere"], "holds no trained model"),
+    ],
+)
+def test_a_prediction_that_cannot_be_made_says_why(arguments: list[str], message: str) -> None:
+    with pytest.raises(PingLlmError, match=re.escape(message)):
+        run("predict", *arguments)
+
+
+def test_the_other_questions_are_commands_too(language_run: Path, tmp_path: Path) -> None:
+    checkpoint = ("--checkpoint", language_run)
+    raw = str(language_run.parents[2] / "raw")
+    source = pd.concat(map(pd.read_parquet, Path(raw).glob("*.parquet")))["src_addr"].mode()[0]
+    found = json.loads(run("destinations", *checkpoint, "--src", source, "--rtt", 20, "--history", raw, "--json"))
+    assert len(found["destinations"]) == 10
+    found = json.loads(run("complete", *checkpoint, "--src", "192.0.2.1", "--prefix", "193.0.", "--json"))
+    assert all(likely["address"].startswith("193.0.") for likely in found["destinations"])
+    found = json.loads(run("surprise", raw, *checkpoint, "--json", "--output", tmp_path / "all.csv"))
+    assert found["measurements"] == 10_000
+    assert found["most_surprising"][0]["bits"] >= found["most_surprising"][-1]["bits"] > found["mean_bits"]
+    assert len(pd.read_csv(tmp_path / "all.csv")) == 10_000
+    found = json.loads(run("export", language_run, "--output", tmp_path / "model", "--json"))
+    assert "README.md" in found["files"]
+    assert "from_pretrained" in (tmp_path / "model" / "README.md").read_text()
+
+
+def test_a_result_out_of_line_surprises_the_completer(shipped: Predictor) -> None:
+    from ping_llm.predict.tables import measured_of
+
+    random = np.random.default_rng(0)
+    rtt = 37 + random.exponential(0.3, 40)
+    rtt[-1] = 90.0
+    times = np.arange(40) * 60 + 1_700_000_000
+    history = measured_of(
+        pa.table({"src": ["192.0.2.1"] * 40, "dst": ["198.51.100.1"] * 40, "time": times, "rtt": rtt})
+    )
+    bits = shipped.surprise(history, np.arange(30, 40))
+    assert bits[-1] > bits[:-1].max() + 4
