@@ -49,6 +49,7 @@ def imported(tmp_path_factory: pytest.TempPathFactory) -> tuple[ImportReport, An
 
 
 @needs_dump
+@pytest.mark.slow
 class TestRealDump:
     def test_every_result_is_read_and_none_dropped(self, imported: tuple[ImportReport, Any]) -> None:
         report, table = imported

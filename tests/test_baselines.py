@@ -244,6 +244,7 @@ class TestEveryBaseline:
         fitted = baseline.fit(train)
         assert fitted.predict(train) == pytest.approx(fitted.predict(train.reversed()))
 
+    @pytest.mark.slow
     def test_three_hundred_thousand_measurements_fit_in_seconds(self) -> None:
         # Five million in minutes means 300 k in about 7 s for each minute; a busy machine gets twice that.
         train = random_observations(300_000, nodes=2000)

@@ -137,6 +137,7 @@ def test_too_few_measurements_are_refused() -> None:
         on_device_measurements(measurements(timed=True, count=1))
 
 
+@pytest.mark.slow
 def test_a_completer_learns_from_measurement_files_through_the_same_trainer(tmp_path: Path) -> None:
     known = measurements(timed=True)
     table = pa.table(

@@ -111,6 +111,7 @@ def _sums(graph: Any, weights: Any, batch: Any) -> Any:
     return loss_sums(bins, failure, batch)
 
 
+@pytest.mark.slow
 def test_sums_of_parts_add_up(graph_and_weights: tuple[Any, Any]) -> None:
     graph, weights = graph_and_weights
     batch = batch_of_worlds()
@@ -121,6 +122,7 @@ def test_sums_of_parts_add_up(graph_and_weights: tuple[Any, Any]) -> None:
         assert sum(float(part[name]) for part in parts) == pytest.approx(float(value), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_the_order_of_a_context_and_what_lies_behind_it_make_no_difference(graph_and_weights: tuple[Any, Any]) -> None:
     model = nnx.merge(*graph_and_weights)
     batch = batch_of_worlds()

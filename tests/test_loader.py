@@ -115,6 +115,7 @@ class TestFindingRows:
 
 
 class TestResume:
+    @pytest.mark.slow
     @pytest.mark.parametrize(("before", "after"), [(0, 2), (2, 0), (2, 1), (1, 3)])
     def test_is_exact_with_any_change_of_workers(self, rows: Path, before: int, after: int) -> None:
         spec = spec_of(rows)

@@ -154,6 +154,7 @@ class TestForecast:
     def test_no_question_gives_no_answer(self, model: LanguageModel) -> None:
         assert len(model.forecast([])) == 0
 
+    @pytest.mark.slow
     def test_questions_do_not_influence_each_other(self, model: LanguageModel, rows: list[ProbeRow]) -> None:
         prompts = [prompt(row, len(row) // 2, len(row) - 1) for row in rows]
         together = model.forecast(prompts)

@@ -182,6 +182,7 @@ def trained() -> LanguageModel:
     return replace(model, weights=weights)
 
 
+@pytest.mark.slow
 class TestWhatWasLearnt:
     @pytest.mark.parametrize(("address", "rtt_ms"), TARGETS.items())
     def test_the_destination_at_this_distance_comes_first(self, address: str, rtt_ms: float) -> None:

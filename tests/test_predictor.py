@@ -303,6 +303,7 @@ def test_a_prediction_that_cannot_be_made_says_why(arguments: list[str], message
         run("predict", *arguments)
 
 
+@pytest.mark.slow
 def test_the_other_questions_are_commands_too(language_run: Path, tmp_path: Path) -> None:
     checkpoint = ("--checkpoint", language_run)
     raw = str(language_run.parents[2] / "raw")

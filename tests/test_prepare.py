@@ -506,6 +506,7 @@ def test_a_simulated_folder_and_a_renamed_csv_are_prepared_as_they_are(tmp_path:
         run(tmp_path / "strict", tmp_path / "mine.csv", columns=names, strict=True)
 
 
+@pytest.mark.slow
 def test_the_real_dump_is_prepared_without_loss(shared_data: Path, tmp_path: Path) -> None:
     manifest = run(tmp_path / "rows", shared_data / "ripe-atlas-ping-menog.jsonl.bz2")
     assert (manifest.read, manifest.written, manifest.dropped) == (346_176, 346_176, {})

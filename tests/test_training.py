@@ -116,6 +116,7 @@ class TestRun:
         assert len(values) == 4
         assert len(set(values)) == 1
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         "change",
         [
@@ -133,6 +134,7 @@ class TestRun:
         again = train(config)
         assert again == summary, "a finished run has nothing left to do"
 
+    @pytest.mark.slow
     def test_accumulated_gradients_give_the_losses_of_the_whole_batch(self, tiny: Config) -> None:
         whole, parts = tiny.replace(run_name="whole"), tiny.replace(run_name="parts", gradient_accumulation_steps=4)
         train(whole)
@@ -171,6 +173,7 @@ class TestRun:
 
 
 class TestResume:
+    @pytest.mark.slow
     def test_a_longer_run_goes_on_where_the_shorter_ended(self, tiny: Config) -> None:
         constant = constant_rate(tiny)
         whole = constant.replace(run_name="whole")
