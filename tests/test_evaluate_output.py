@@ -25,7 +25,7 @@ from ping_llm.evaluate.split import SplitSettings, split
 from ping_llm.evaluate.table import comparison, tables
 from ping_llm.evaluate.write_split import write_split
 from ping_llm.rows.prepare import PrepareSettings, prepare
-from ping_llm.sources.observations import read_observations
+from ping_llm.sources.observations import Measured, read_observations, rows_observations
 from ping_llm.sources.simulator import SimulatorSettings, simulate
 
 
@@ -137,11 +137,13 @@ class Model:
 
     def __init__(self, where: str | None) -> None:
         self.name = where or "shipped"
-        self.training_rows = self.trained_on
 
     @classmethod
     def from_pretrained(cls, where: str | None) -> "Model":
         return cls(where)
+
+    def learnt_from(self) -> list[Measured]:
+        return [] if self.trained_on is None else [rows_observations(self.trained_on, "train")]
 
     def predict(self, known: Observations, questions: Questions, nodes: Sequence[str]) -> PointWithResiduals:
         return certain(np.full(len(questions), 40.0))

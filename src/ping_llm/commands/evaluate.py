@@ -1,5 +1,6 @@
 """`ping-llm evaluate`: models beside the classical predictors, in tables, JSON and pictures."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from ping_llm.errors import PingLlmError
 
 if TYPE_CHECKING:
     from ping_llm.evaluate.split import Split
+    from ping_llm.predict.predictor import Predictor
     from ping_llm.sources.observations import Measured
 
 
@@ -75,7 +77,7 @@ def evaluate(
     chosen: list[str | None] = [*(models or [])] or [None]
     for where in chosen:
         predictor = Predictor.from_pretrained(where)
-        _refuse_what_was_learnt(predictor.name, predictor.training_rows, asked)
+        _refuse_what_was_learnt(predictor, asked)
         predictors[predictor.name if predictor.name not in predictors else str(where)] = predictor
     truth = World.load(world) if world else None
     with progress("evaluating") as advance:
@@ -135,17 +137,17 @@ def _only(split: "Split", protocols: Sequence[str]) -> "Split":
     return replace(split, questions={name: split.questions[name] for name in split.questions if name in protocols})
 
 
-def _refuse_what_was_learnt(name: str, training_rows: Path | None, split: "Split") -> None:
+def _refuse_what_was_learnt(predictor: "Predictor", split: "Split") -> None:
     from ping_llm.evaluate.split import trained_on
-    from ping_llm.sources.observations import rows_observations
 
-    if training_rows is None:
-        return
+    name = predictor.name
     try:
-        learnt = rows_observations(training_rows, "train")
+        learnt = predictor.learnt_from()
     except PingLlmError as error:
         raise PingLlmError(f"cannot check that {name} was not trained on what is asked: {error}") from error
-    compromised = {protocol: count for protocol, count in trained_on(learnt, split).items() if count}
+    compromised: Counter[str] = Counter()
+    for measured in learnt:
+        compromised.update({protocol: count for protocol, count in trained_on(measured, split).items() if count})
     if compromised:
         counts = ", ".join(f"{count:,} questions of {protocol}" for protocol, count in compromised.items())
         raise PingLlmError(

@@ -24,7 +24,7 @@ from ping_llm.predict.histories import Histories, prompts_for
 from ping_llm.predict.language_model import LanguageModel
 from ping_llm.predict.surprise import surprises
 from ping_llm.predict.tables import History, answers_table, asked_of, like, measured_of, table_of
-from ping_llm.sources.observations import Measured
+from ping_llm.sources.observations import Measured, read_observations, rows_observations
 from ping_llm.train.task import completer_settings
 from ping_llm.train.trained import Trained, load_trained
 
@@ -41,21 +41,25 @@ class Predictor:
     def from_pretrained(cls, where: Path | str | None = None, **settings: Any) -> Self:
         """A run, an exported folder, or (None) the completer that comes with the package.
 
-        `settings` are those of `PredictionSettings`, such as `votes=4` or `context=1024`.
+        `settings` are those of `PredictionSettings`, such as `votes=4` or `context=1024`. Eight questions of one source
+        and time share a context, unless `questions_per_context` says otherwise.
         """
-        return cls(trained=load_trained(where), settings=PredictionSettings(**settings))
+        shared = {"questions_per_context": 8}
+        return cls(trained=load_trained(where), settings=PredictionSettings(**(shared | settings)))
 
     @property
     def name(self) -> str:
-        return "completer" if self.trained.is_completer else Path(self.trained.where).name
+        return Path(self.trained.where).name
 
-    @property
-    def training_rows(self) -> Path | None:
-        """The rows that the model was trained on; None: simulated worlds only."""
+    def learnt_from(self) -> list[Measured]:
+        """The real measurements that the model was trained on, read again from where they were."""
         files = self.trained.config.network_train_files
-        if self.trained.is_completer or not files:
-            return None
-        return Path(RowsSpec.find(parse_blend(files)[0][0], "train").folder)
+        if not files:
+            return []
+        if self.trained.is_completer:
+            return [read_observations([files])]
+        folders = (RowsSpec.find(pattern, "train").folder for pattern, _ in parse_blend(files))
+        return [rows_observations(Path(folder), "train") for folder in folders]
 
     @cached_property
     def model(self) -> Completer | LanguageModel:
