@@ -1,6 +1,7 @@
 """Shared fixtures: where the real data lies, and small measurement tables."""
 
 import os
+import signal
 import tempfile
 from collections.abc import Callable
 from ipaddress import IPv4Address, IPv6Address
@@ -13,6 +14,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from ping_llm.measurements import SCHEMA
+
+# A shell starts background jobs with Ctrl-C ignored, and programs that tests start would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Many tests compile the same small model, some in processes of their own: let them share what was compiled.
 _compiled = tempfile.TemporaryDirectory(prefix="ping-llm-compiled-")
