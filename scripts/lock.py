@@ -1,31 +1,32 @@
-"""Resolve requirements.lock: plain `name==version` lines that hold for every supported Python found on this machine.
+"""Resolve the lock files: plain `name==version` lines that hold for every supported Python.
 
 For each Python a fresh environment is made with the newest versions that pyproject.toml allows. Where Pythons need
-different versions, the lines carry environment markers. Run it by `make lock`.
+different versions, the lines carry environment markers. Run it by `make lock`; with file names, only those are made.
 """
 
-import shutil
 import subprocess
 import sys
 import tempfile
 import tomllib
+from dataclasses import dataclass
 from pathlib import Path
 
+from find_python import find_python
+
 ROOT = Path(__file__).resolve().parents[1]
-VERSIONS = ("3.11", "3.12", "3.13")
 
 
-def find_python(version: str) -> str | None:
-    """A Python of this version: on the path, or among pyenv's."""
-    if found := shutil.which(f"python{version}"):
-        works = subprocess.run([found, "--version"], capture_output=True, check=False).returncode == 0
-        if works:
-            return found
-    if not shutil.which("pyenv"):
-        return None
-    root = Path(subprocess.run(["pyenv", "root"], capture_output=True, text=True, check=True).stdout.strip())
-    candidates = sorted((root / "versions").glob(f"{version}.*/bin/python{version}"))
-    return str(candidates[-1]) if candidates else None
+@dataclass(frozen=True, kw_only=True)
+class Lock:
+    pythons: tuple[str, ...]
+    extras: tuple[str, ...]
+    """Of pyproject.toml, installed beside what the package itself needs."""
+
+
+LOCKS = {
+    "requirements.lock": Lock(pythons=("3.11", "3.12", "3.13"), extras=("dev",)),
+    "requirements-maxtext.lock": Lock(pythons=("3.12", "3.13"), extras=("maxtext", "maxtext-text", "maxtext-test")),
+}
 
 
 def resolve(python: str, requirements: list[str]) -> dict[str, str]:
@@ -50,18 +51,25 @@ def merge(resolved: dict[str, dict[str, str]]) -> list[str]:
     return lines
 
 
-def main() -> None:
+def write(name: str, lock: Lock) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    requirements = [*project["dependencies"], *project["optional-dependencies"]["dev"]]
+    requirements = list(project["dependencies"])
+    for extra in lock.extras:
+        requirements += project["optional-dependencies"][extra]
     resolved = {}
-    for version in VERSIONS:
+    for version in lock.pythons:
         if python := find_python(version):
-            sys.stderr.write(f"resolving for Python {version}\n")
+            sys.stderr.write(f"resolving {name} for Python {version}\n")
             resolved[version] = resolve(python, requirements)
         else:
-            sys.exit(f"Python {version} was not found; the lock must hold for {', '.join(VERSIONS)}")
-    header = "# Resolved by `make lock` from pyproject.toml, for Python " + ", ".join(VERSIONS) + "."
-    (ROOT / "requirements.lock").write_text("\n".join([header, *merge(resolved)]) + "\n")
+            sys.exit(f"Python {version} was not found; {name} must hold for {', '.join(lock.pythons)}")
+    header = "# Resolved by `make lock` from pyproject.toml, for Python " + ", ".join(lock.pythons) + "."
+    (ROOT / name).write_text("\n".join([header, *merge(resolved)]) + "\n")
+
+
+def main() -> None:
+    for name in sys.argv[1:] or LOCKS:
+        write(name, LOCKS[name])
 
 
 if __name__ == "__main__":

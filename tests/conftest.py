@@ -1,4 +1,4 @@
-"""Shared fixtures: where the real data lies, and small measurement tables."""
+"""Shared fixtures: where the real data lies, small measurement tables, and configuration files."""
 
 import os
 import signal
@@ -72,6 +72,17 @@ def write_parquet(tmp_path: Path) -> Callable[..., Path]:
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         pq.write_table(table, path, **options)
+        return path
+
+    return write
+
+
+@pytest.fixture
+def write_yaml(tmp_path: Path) -> Callable[..., Path]:
+    def write(text: str, name: str = "run.yml") -> Path:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
         return path
 
     return write

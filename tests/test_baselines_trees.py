@@ -6,7 +6,7 @@ import pytest
 from ping_llm.baselines import GlobalMedian, Observations, PrefixTrees, Questions
 from ping_llm.baselines.interface import DEFAULT_RTT_MS
 from ping_llm.baselines.pairs import PairTable
-from ping_llm.baselines.prefix_trees import _features, _keys, _Means, prefix_numbers
+from ping_llm.baselines.prefix_trees import _features, _keys, _Means, numbered_prefixes
 
 SITES, HOSTS = 12, 20
 
@@ -61,7 +61,7 @@ class TestPrefixTrees:
 
     def test_in_training_no_pair_sees_its_own_answer(self) -> None:
         pairs = PairTable.of(between_sites(400, seed=0))
-        keys = list(_keys(prefix_numbers(addresses()), pairs.questions))
+        keys = list(_keys(numbered_prefixes(addresses()), pairs.questions))
         fold = np.random.default_rng(0).integers(0, 5, len(pairs))
         altered = np.log(pairs.rtt_ms)
         altered[7] += 5.0
@@ -74,7 +74,7 @@ class TestPrefixTrees:
 
 
 def test_prefixes_are_nested_and_families_apart() -> None:
-    numbers = prefix_numbers(("10.0.0.1", "10.0.0.2", "10.0.9.1", "11.0.0.1", "a00::1"))
+    numbers = numbered_prefixes(("10.0.0.1", "10.0.0.2", "10.0.9.1", "11.0.0.1", "a00::1"))
     same = numbers[:, :1] == numbers[:, 1:-1]
     assert same.sum(axis=0).tolist() == [5, 4, 0, 0]  # of 6 levels: /8, /12, /16, /20, /24, /32
     assert (np.diff(same.astype(int), axis=0) <= 0).all()

@@ -9,6 +9,7 @@ import pytest
 
 from ping_llm.baselines.interface import Observations, Questions
 from ping_llm.completer.context import Known, filled, groups
+from ping_llm.completer.kinship import kin_of, without_kin
 from ping_llm.completer.selection import chosen, order_keys
 from ping_llm.completer.worlds import ANSWERED, FAILED, NOTHING
 
@@ -35,6 +36,15 @@ def random_observations(count: int, nodes: int, seed: int = 0, *, failed: float 
     )
 
 
+def some_addresses(count: int, seed: int) -> list[str]:
+    """Of few prefixes, so that many share them."""
+    return [".".join(map(str, octets)) for octets in np.random.default_rng(seed).integers(1, 3, (count, 4))]
+
+
+def known_without_kin(known: Observations, room: int) -> Known:
+    return Known(known, room, without_kin(1001))
+
+
 def asked(*pairs: tuple[int, int], time_s: float = np.nan) -> Questions:
     source, destination = np.array(pairs, np.int64).T
     return Questions(source=source, destination=destination, time_s=np.full(len(pairs), time_s))
@@ -42,7 +52,7 @@ def asked(*pairs: tuple[int, int], time_s: float = np.nan) -> Questions:
 
 def context_of(known: Observations, room: int, source: int, destination: int, time_s: float = np.nan) -> list[Any]:
     """Rows of `known` that make the context, best first."""
-    index = Known(known, room)
+    index = known_without_kin(known, room)
     return index.given[index.choose(source, np.array([destination]), time_s)].tolist()
 
 
@@ -94,7 +104,8 @@ def test_training_and_prediction_choose_the_same(seed: int) -> None:
     nodes, room = 12, (16, 40, 100)[seed % 3]
     known = random_observations(150, nodes, seed)
     source, others = 3, np.array([5, 7, 9][: 1 + seed % 3])
-    index = Known(known, room)
+    kin = kin_of(some_addresses(nodes, seed))
+    index = Known(known, room, kin)
     expected = index.given[index.choose(source, others, np.nan)]
 
     low, high = np.minimum(known.source, known.destination), np.maximum(known.source, known.destination)
@@ -105,11 +116,38 @@ def test_training_and_prediction_choose_the_same(seed: int) -> None:
         jnp.asarray(known.rtt_ms, jnp.float32),
         jnp.asarray(later.sum(axis=1)),
         jnp.ones(len(known), bool),
+        jnp.asarray(kin),
         asked_source=jnp.int32(source),
         is_asked=jnp.isin(jnp.arange(nodes), others),
     )
     rows, length = chosen(class_, keys, room)
     assert np.asarray(rows)[: int(length)].tolist() == expected.tolist()
+
+
+def test_kin_of_both_ends_stand_in_for_them_before_all_others() -> None:
+    nodes = ["192.0.2.1", "198.51.100.1", "192.0.2.77", "198.51.100.9", "203.0.113.5", "204.1.7.7"]
+    known = observations(
+        [
+            (4, 5, 0.0, 9.0),  # 0: strangers
+            (0, 4, 0.0, 30.0),  # 1: from the source to a stranger
+            (2, 3, 0.0, 80.0),  # 2: between kin of both
+            (0, 3, 0.0, 81.0),  # 3: from the source to kin of the destination
+            (2, 1, 0.0, 82.0),  # 4: from kin of the source to the destination
+        ]
+    )
+    index = Known(known, 40, kin_of(nodes))
+    assert index.given[index.choose(0, np.array([1]), np.nan)].tolist() == [3, 4, 1, 2, 0]
+
+
+def test_a_node_that_was_never_measured_gets_the_context_of_its_kin() -> None:
+    nodes = ["192.0.2.1", "198.51.100.1", "203.0.113.5", "192.0.2.77"]
+    known = observations([(2, 1, 0.0, 30.0), (0, 1, 0.0, 82.0)])
+    index = Known(known, 1, kin_of(nodes))
+    assert index.given[index.choose(3, np.array([1]), np.nan)].tolist() == [1]
+    questions = asked((3, 1))
+    row = filled(index, questions, next(groups(questions, 1)), 2, 1)
+    kin_of_source = row["node_kin"][row["context_source"][1]]
+    assert kin_of_source.tolist() == [row["question_source"][0]] * 3
 
 
 def test_only_what_was_measured_strictly_before_is_seen() -> None:
@@ -123,14 +161,16 @@ def test_only_what_was_measured_strictly_before_is_seen() -> None:
 def test_what_has_no_time_is_always_known() -> None:
     known = observations([(1, 2, np.nan, 50.0), (1, 3, 5.0, 20.0)])
     assert context_of(known, 8, 1, 2, 1.0) == [0]
-    row = filled(Known(known, 8), asked((1, 2), time_s=9.0), next(groups(asked((1, 2), time_s=9.0), 1)), 8, 1)
+    row = filled(
+        known_without_kin(known, 8), asked((1, 2), time_s=9.0), next(groups(asked((1, 2), time_s=9.0), 1)), 8, 1
+    )
     assert row["context_age_s"][1:3].tolist() == [-1.0, 4.0]
 
 
 def test_a_row_says_what_was_measured_and_numbers_nodes_as_it_meets_them() -> None:
     known = observations([(900, 70, 5.0, 20.0), (70, 33, 6.0, np.nan)])
     questions = asked((900, 33), time_s=16.0)
-    row = filled(Known(known, 4), questions, next(groups(questions, 2)), 4, 2)
+    row = filled(known_without_kin(known, 4), questions, next(groups(questions, 2)), 4, 2)
     assert row["question_source"].tolist() == [0, 0]
     assert row["question_destination"].tolist() == [1, 0]
     assert row["context_length"] == 3
@@ -143,7 +183,7 @@ def test_a_row_says_what_was_measured_and_numbers_nodes_as_it_meets_them() -> No
 def test_nothing_known_makes_a_context_that_holds_nothing() -> None:
     empty = random_observations(0, 5)
     questions = asked((1, 2))
-    row = filled(Known(empty, 4), questions, next(groups(questions, 1)), 4, 1)
+    row = filled(known_without_kin(empty, 4), questions, next(groups(questions, 1)), 4, 1)
     assert row["context_length"] == 1
     assert set(row["context_kind"].tolist()) == {NOTHING}
 
@@ -169,7 +209,7 @@ def test_groups_share_one_end_and_one_time() -> None:
 @pytest.mark.slow
 def test_hundreds_of_questions_against_a_hundred_thousand_measurements_take_seconds() -> None:
     known = random_observations(100_000, 1000, failed=0.05)
-    index = Known(known, 512)
+    index = known_without_kin(known, 512)
     begin = time.perf_counter()
     for number in range(100):
         index.choose(number, np.array([number + 500]), np.nan)

@@ -31,9 +31,9 @@ def measurements(timed: bool, count: int = 600, seed: int = 0) -> Observations:
     destination = (source + random.integers(1, NODES, count)) % NODES
     place = random.normal(size=(NODES, 2)) * 30
     rtt = np.hypot(*(place[source] - place[destination]).T) + 5 + random.exponential(0.5, count)
+    rtt *= 1 + 1e-5 * np.argsort(np.argsort(rtt))  # no two alike: a measurement can be recognised by its RTT
     rtt[random.random(count) < 0.05] = np.nan
     time = np.sort(random.uniform(0, 1e5, count)) + 1.7e9 if timed else np.full(count, np.nan)
-    # Every RTT occurs once, so that a measurement can be recognised by it.
     return Observations(source=source, destination=destination, time_s=time, rtt_ms=rtt.astype(np.float32))
 
 
@@ -53,28 +53,39 @@ def case(request: pytest.FixtureRequest) -> tuple[bool, Observations, Contexts]:
     return request.param, known, contexts(known)
 
 
-def measured_at(known: Observations, source: int, destination: int, log_rtt: float, failed: bool) -> np.ndarray:
-    """Times of the measurements that this can be."""
-    same = (known.source == source) & (known.destination == destination)
-    if failed:
-        return known.time_s[same & np.isnan(known.rtt_ms)]
-    return known.time_s[same & (np.abs(np.log(np.maximum(known.rtt_ms, 0.01)) - log_rtt) < 1e-5)]
+def nodes_of_numbers(known: Observations, answered: list[tuple[int, int, float]]) -> dict[int, int]:
+    """The nodes that numbers of one context stand for: a measurement is recognised by its RTT."""
+    log_rtt = np.log(np.maximum(known.rtt_ms, 0.01))
+    nodes: dict[int, int] = {}
+    for source, destination, value in answered:
+        (which,) = np.flatnonzero(np.abs(log_rtt - value) < 4e-6)
+        for number, node in ((source, known.source[which]), (destination, known.destination[which])):
+            assert nodes.setdefault(number, int(node)) == node
+    assert len(set(nodes.values())) == len(nodes)
+    return nodes
 
 
 def test_every_part_of_a_context_was_measured_and_every_question_has_the_answer_that_was(
     case: tuple[bool, Observations, Contexts],
 ) -> None:
     _, known, shown = case
+    failures = set(zip(known.source[np.isnan(known.rtt_ms)], known.destination[np.isnan(known.rtt_ms)], strict=True))
     for row in range(len(shown["context_length"])):
-        for place in range(shown["context_length"][row]):
-            kind = shown["context_kind"][row, place]
-            ends = shown["context_source"][row, place], shown["context_destination"][row, place]
-            if kind != NOTHING:
-                assert len(measured_at(known, *ends, shown["context_log_rtt"][row, place], kind == FAILED))
-        for asked in np.flatnonzero(shown["question_counts"][row]):
-            ends = shown["question_source"][row, asked], shown["question_destination"][row, asked]
-            answer = shown["question_log_rtt"][row, asked], bool(shown["question_failed"][row, asked])
-            assert len(measured_at(known, *ends, *answer))
+        kind = shown["context_kind"][row]
+        asked, lost = shown["question_counts"][row], shown["question_failed"][row]
+        answered, failed = [], []
+        for part, is_answered, is_failed in (
+            ("context", kind == ANSWERED, kind == FAILED),
+            ("question", asked & ~lost, asked & lost),
+        ):
+            columns = [shown[f"{part}_{name}"][row] for name in ("source", "destination", "log_rtt")]
+            answered += list(zip(*(column[is_answered] for column in columns), strict=True))
+            failed += list(zip(*(column[is_failed] for column in columns[:2]), strict=True))
+        nodes = nodes_of_numbers(known, answered)
+        assert len(answered) > 10
+        for source, destination in failed:
+            if source in nodes and destination in nodes:
+                assert (nodes[source], nodes[destination]) in failures
 
 
 def test_no_answer_is_in_the_context(case: tuple[bool, Observations, Contexts]) -> None:
@@ -130,6 +141,21 @@ def test_a_context_depends_on_its_own_numbers_alone() -> None:
         np.testing.assert_array_equal(np.asarray(column), whole[name][[5, 2]])
     other = contexts(known, step=4, rows=8)
     assert (other["question_log_rtt"] != whole["question_log_rtt"]).any()
+
+
+def test_kin_are_those_of_the_addresses() -> None:
+    known = measurements(timed=True)
+    data = on_device_measurements(known, [f"192.0.{node % 3}.{node}" for node in range(NODES)])
+    made = {name: np.asarray(column) for name, column in _made(SETTINGS, data, 0, np.arange(4)).items()}
+    for row in range(4):
+        told = made["context_kind"][row] == ANSWERED
+        columns = [made[f"context_{name}"][row][told] for name in ("source", "destination", "log_rtt")]
+        nodes = nodes_of_numbers(known, list(zip(*columns, strict=True)))
+        kin = made["node_kin"][row]
+        for one, node in nodes.items():
+            for other, another in nodes.items():
+                assert (kin[one, 0] == kin[other, 0]) == (node % 3 == another % 3)
+                assert kin[one, 1] == kin[other, 1]
 
 
 def test_too_few_measurements_are_refused() -> None:

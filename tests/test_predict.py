@@ -7,20 +7,18 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from ping_llm.config import Config
 from ping_llm.errors import PingLlmError
 from ping_llm.predict import LanguageModel
 from ping_llm.predict.contexts import Prompt, prompt_for
 from ping_llm.rows.dataset import RowSet
 from ping_llm.rows.format import ProbeRow
-from ping_llm.rows.prepare import PrepareSettings, prepare
-from ping_llm.sources.simulator import SimulatorSettings, simulate
 from ping_llm.tokens.decode import decode
 from ping_llm.tokens.rtt_code import code_bounds, decode_rtt, encode_rtt, normalised_codes
 from ping_llm.tokens.vocabulary import Role
 from ping_llm.train import train
 from ping_llm.train.state import graph
 from ping_llm.train.task import task_of
+from training_fixtures import simulated_rows, tiny_config
 
 LENGTH = 256
 
@@ -28,29 +26,19 @@ LENGTH = 256
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("predict")
-    simulate(SimulatorSettings(measurements=20_000), folder / "raw")
-    prepare(PrepareSettings(inputs=(str(folder / "raw" / "*.parquet"),), output=folder / "rows", workers=1))
+    simulated_rows(folder, 20_000)
     return folder
 
 
 @pytest.fixture(scope="module")
 def model(data: Path) -> LanguageModel:
-    config = Config(
-        run_name="small",
-        base_output_directory=str(data / "runs"),
-        network_train_files=str(data / "rows"),
+    config = tiny_config(
+        data / "rows",
+        data / "runs",
         per_device_batch_size=8,
         max_target_length=LENGTH,
-        base_num_decoder_layers=1,
-        base_emb_dim=32,
-        base_num_query_heads=2,
-        head_dim=16,
-        base_mlp_dim=48,
-        dtype="float32",
-        grain_worker_count=0,
         steps=30,
         learning_rate=1e-2,
-        enable_tensorboard=False,
     )
     return LanguageModel.from_run(train(config)["run"])
 

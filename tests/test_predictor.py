@@ -15,14 +15,12 @@ from typer.testing import CliRunner
 from ping_llm.baselines import Observations, Questions
 from ping_llm.cli import app
 from ping_llm.completer import Completer
-from ping_llm.config import Config
 from ping_llm.distribution import RttDistribution
 from ping_llm.errors import PingLlmError
 from ping_llm.predict import LanguageModel, Predictor
-from ping_llm.rows.prepare import PrepareSettings, prepare
-from ping_llm.sources.simulator import SimulatorSettings, simulate
 from ping_llm.train import train
 from ping_llm.train.trained import SHIPPED, load_trained, save_trained
+from training_fixtures import simulated_rows, tiny_config
 
 NODES = 24
 ADDRESSES = [f"192.0.2.{n}" for n in range(NODES)]
@@ -52,24 +50,7 @@ def shipped() -> Predictor:
 @pytest.fixture(scope="module")
 def language_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("language")
-    simulate(SimulatorSettings(measurements=10_000), folder / "raw")
-    prepare(PrepareSettings(inputs=(str(folder / "raw" / "*.parquet"),), output=folder / "rows", workers=1))
-    config = Config(
-        run_name="tiny",
-        base_output_directory=str(folder / "runs"),
-        network_train_files=str(folder / "rows"),
-        per_device_batch_size=4,
-        max_target_length=256,
-        base_num_decoder_layers=1,
-        base_emb_dim=32,
-        base_num_query_heads=2,
-        head_dim=16,
-        base_mlp_dim=48,
-        dtype="float32",
-        grain_worker_count=0,
-        steps=10,
-        enable_tensorboard=False,
-    )
+    config = tiny_config(simulated_rows(folder, 10_000), folder / "runs", steps=10)
     return Path(train(config)["run"])
 
 

@@ -23,12 +23,11 @@ from ping_llm.completer import WorldSettings
 from ping_llm.config import Config, load_config
 from ping_llm.errors import PingLlmError
 from ping_llm.pipeline.worlds import WorldsLoader
-from ping_llm.rows.prepare import PrepareSettings, prepare
-from ping_llm.sources.simulator import SimulatorSettings, simulate
 from ping_llm.train import train
 from ping_llm.train.metrics import read_metrics
 from ping_llm.train.muon import orthogonalise, scale_by_muon
 from ping_llm.train.optimizer import schedule
+from training_fixtures import simulated_rows, tiny_config
 
 SUMMARY_KEYS = {
     "final_loss", "eval_loss", "real_tokens_per_s", "mfu", "data_wait_fraction", "steps", "resumed_from",
@@ -38,33 +37,21 @@ SUMMARY_KEYS = {
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("training")
-    simulate(SimulatorSettings(measurements=20_000), folder / "raw")
-    prepare(PrepareSettings(inputs=(str(folder / "raw" / "*.parquet"),), output=folder / "rows", workers=1))
-    return folder / "rows"
+    return simulated_rows(folder, 20_000)
 
 
 @pytest.fixture
 def tiny(rows: Path, tmp_path: Path) -> Config:
     """A run of a few seconds."""
-    return Config(
-        run_name="tiny",
-        base_output_directory=str(tmp_path / "runs"),
-        network_train_files=str(rows),
+    return tiny_config(
+        rows,
+        tmp_path / "runs",
         network_eval_files=str(rows),
-        per_device_batch_size=4,
         max_target_length=128,
-        base_num_decoder_layers=1,
-        base_emb_dim=32,
-        base_num_query_heads=2,
-        head_dim=16,
-        base_mlp_dim=48,
-        dtype="float32",
-        grain_worker_count=0,
         steps=12,
         checkpoint_period=4,
         eval_interval=6,
         eval_steps=2,
-        enable_tensorboard=False,
     )
 
 

@@ -5,7 +5,7 @@ are parsed. An `AddressColumn` keeps that shape: a table of distinct addresses a
 """
 
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -71,6 +71,21 @@ def _pton_or_none(kind: socket.AddressFamily, string: str) -> bytes | None:
         return socket.inet_pton(kind, string.strip())
     except (OSError, ValueError):
         return None
+
+
+def prefix_numbers(strings: Sequence[str], lengths: Mapping[int, Sequence[int]]) -> npt.NDArray[np.int64]:
+    """[levels, strings]: equal numbers where addresses share a prefix. `lengths` are bits, a level each, by family."""
+    families, packed = parse_addresses(strings)
+    bits = np.unpackbits(packed, axis=1)
+    numbers = np.empty((len(lengths[4]), len(strings)), dtype=np.int64)
+    for level in range(len(numbers)):
+        kept = np.zeros_like(bits)
+        for family in lengths:
+            mine = families == family
+            kept[mine, : lengths[family][level]] = bits[mine, : lengths[family][level]]
+        prefix = np.concatenate([families[:, None], np.packbits(kept, axis=1)], axis=1)
+        numbers[level] = np.unique(prefix, axis=0, return_inverse=True)[1].reshape(-1)
+    return numbers
 
 
 def format_address(family: int, packed: bytes) -> str:

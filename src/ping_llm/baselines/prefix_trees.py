@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from ping_llm.addresses import parse_addresses
+from ping_llm.addresses import prefix_numbers
 from ping_llm.baselines.interface import FittedBaseline, Floats, Ints, Observations, Questions
 from ping_llm.baselines.medians import GlobalMedian
 from ping_llm.baselines.pairs import PairTable, rows_of
@@ -47,7 +47,7 @@ class PrefixTrees:
         if len(table) < _FOLDS:
             return GlobalMedian().fit(train)
         log_rtt = np.log(table.rtt_ms)
-        prefixes = prefix_numbers(self.nodes)
+        prefixes = numbered_prefixes(self.nodes)
         centre = float(log_rtt.mean())
         keys = list(_keys(prefixes, table.questions))
         fold = np.random.default_rng(self.seed).integers(0, _FOLDS, len(table))
@@ -110,19 +110,9 @@ class _Means:
         return total, count
 
 
-def prefix_numbers(nodes: Sequence[str]) -> Ints:
+def numbered_prefixes(nodes: Sequence[str]) -> Ints:
     """[levels, nodes + 1]: a number for each prefix of each node's address; -1 for the last, unknown one."""
-    families, packed = parse_addresses(nodes)
-    bits = np.unpackbits(packed, axis=1)
-    numbers = np.full((_LEVELS, len(nodes) + 1), -1)
-    for level in range(_LEVELS):
-        kept = np.zeros_like(bits)
-        for family, lengths in _LENGTHS.items():
-            mine = families == family
-            kept[mine, : lengths[level]] = bits[mine, : lengths[level]]
-        prefix = np.concatenate([families[:, None], np.packbits(kept, axis=1)], axis=1)
-        numbers[level, :-1] = np.unique(prefix, axis=0, return_inverse=True)[1].reshape(-1)
-    return numbers
+    return np.pad(prefix_numbers(nodes, _LENGTHS), ((0, 0), (0, 1)), constant_values=-1)
 
 
 def _keys(prefixes: Ints, questions: Questions) -> Iterator[Ints]:

@@ -8,6 +8,7 @@ import numpy as np
 import typer
 
 from ping_llm.commands.options import AnyCheckpoint, Columns, History, Json, LanguageCheckpoint, print_json, renamed
+from ping_llm.commands.outputs import check_table, write_table
 from ping_llm.console import out, progress
 
 if TYPE_CHECKING:
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from ping_llm.rows.format import ProbeRow
 
 Source = Annotated[str, typer.Option("--src", help="Source address.")]
+Rtt = Annotated[float | None, typer.Option(help="RTT in ms; `nan`: it fails.", show_default="any")]
 Count = Annotated[int, typer.Option(min=1, help="How many to show.")]
 Beam = Annotated[int, typer.Option(min=1, help="Beginnings of addresses that are followed.")]
 
@@ -22,7 +24,7 @@ Beam = Annotated[int, typer.Option(min=1, help="Beginnings of addresses that are
 def destinations(
     checkpoint: LanguageCheckpoint,
     src: Source,
-    rtt: Annotated[float | None, typer.Option(help="Target RTT in ms; `nan`: it fails.", show_default="any")] = None,
+    rtt: Rtt = None,
     history: History = None,
     columns: Columns = None,
     count: Count = 10,
@@ -50,7 +52,7 @@ def complete(
     checkpoint: LanguageCheckpoint,
     src: Source,
     prefix: Annotated[str, typer.Option(help="Beginning of the destination, such as 193.0. or 2001:67c:.")],
-    rtt: Annotated[float | None, typer.Option(help="RTT in ms; `nan`: it fails.", show_default="any")] = None,
+    rtt: Rtt = None,
     history: History = None,
     columns: Columns = None,
     count: Count = 10,
@@ -96,11 +98,10 @@ def surprise(
     """
     import pyarrow as pa
 
-    from ping_llm.commands.predict import check_table_name, write_table
     from ping_llm.predict.predictor import Predictor
     from ping_llm.sources.observations import read_observations
 
-    check_table_name(output)
+    check_table(output)
     with progress("reading") as advance:
         measured = read_observations(files, columns=renamed(columns), on_progress=advance)
     predictor = Predictor.from_pretrained(checkpoint)
@@ -163,10 +164,11 @@ def _own_history(src: str, history: list[str] | None, columns: list[str] | None)
     from ping_llm.predict.histories import Histories
     from ping_llm.sources.observations import read_observations
 
+    names = renamed(columns)
     if not history:
         return None
     with progress("reading") as advance:
-        measured = read_observations(history, columns=renamed(columns), on_progress=advance)
+        measured = read_observations(history, columns=names, on_progress=advance)
     if src not in measured.nodes:
         return None
     return Histories(measured.observations, measured.nodes).row(measured.nodes.index(src))[0]

@@ -7,6 +7,7 @@ import typer
 
 from ping_llm.commands.options import BatchSize, Json, Length, Workers, print_json
 from ping_llm.console import out
+from ping_llm.errors import PingLlmError
 
 
 def bench_prepare(
@@ -24,6 +25,8 @@ def bench_prepare(
     """
     from ping_llm.benchmarks.prepare import PrepareBenchmark
 
+    if scratch is not None and not scratch.is_dir():
+        raise PingLlmError(f"--scratch {scratch}: no such folder")
     benchmark = PrepareBenchmark(
         measurements=measurements, workers=workers, memory_limit_gb=memory_limit_gb, scratch=scratch
     )

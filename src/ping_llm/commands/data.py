@@ -1,6 +1,7 @@
 """`ping-llm simulate`, `import` and `prepare`: from measurements to probe rows."""
 
 import json
+import math
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -141,13 +142,15 @@ def prepare(
     settings = PrepareSettings(
         inputs=tuple(input),
         output=output,
-        max_row_bytes=int(max_row_size_mb * MIB),
+        max_row_bytes=_bytes("--max-row-size-mb", max_row_size_mb, MIB),
         train_ratio=train_ratio,
         columns=renamed(columns),
         strict=strict,
         overwrite=overwrite,
         workers=workers,
-        memory_limit_bytes=None if memory_limit_gb is None else int(memory_limit_gb * 1024 * MIB),
+        memory_limit_bytes=None
+        if memory_limit_gb is None
+        else _bytes("--memory-limit-gb", memory_limit_gb, 1024 * MIB),
     )
     _, worked = run(settings)
     summary = summarise(output)
@@ -157,3 +160,9 @@ def prepare(
     if not worked:
         err.print(f"{output} is already prepared from this input with these options; nothing to do.")
     out.print(render(summary))
+
+
+def _bytes(option: str, value: float, unit: int) -> int:
+    if not math.isfinite(value):
+        raise PingLlmError(f"{option} {value}: write a number, such as 4")
+    return int(value * unit)

@@ -10,6 +10,7 @@ import numpy as np
 import typer
 
 from ping_llm.commands.options import Columns, Json, print_json, renamed
+from ping_llm.commands.outputs import check_folder, writing
 from ping_llm.console import err, out, progress
 from ping_llm.errors import PingLlmError
 
@@ -24,7 +25,7 @@ def evaluate(
         list[str] | None,
         typer.Argument(
             metavar="MODEL",
-            help="Runs or folders of trained models; without any, the completer that comes with ping-llm.",
+            help="Runs or folders of trained models; `completer`, or none, is the one that comes with ping-llm.",
         ),
     ] = None,
     data: Annotated[
@@ -72,6 +73,8 @@ def evaluate(
     from ping_llm.predict.predictor import Predictor
     from ping_llm.sources.simulator import World
 
+    if plots:
+        check_folder(plots, f"--plots {plots}")
     asked = _only(_split_of(data or [], rows, renamed(columns)), protocols or [])
     predictors: dict[str, Any] = {}
     chosen: list[str | None] = [*(models or [])] or [None]
@@ -83,7 +86,9 @@ def evaluate(
     with progress("evaluating") as advance:
         found = run(asked, predictors, questions=questions, seed=seed, oracle=truth, advance=advance)
     if plots:
-        for picture in plot(found, plots):
+        with writing(plots):
+            pictures = plot(found, plots)
+        for picture in pictures:
             err.print(f"wrote {picture}", markup=False)
     if json_output:
         print_json(found.to_json())

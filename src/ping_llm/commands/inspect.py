@@ -1,7 +1,7 @@
 """`ping-llm inspect`: what the other commands made."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -9,6 +9,17 @@ from ping_llm.commands.options import BatchSize, Json, Length, print_json
 from ping_llm.console import out, progress
 from ping_llm.errors import PingLlmError
 
+if TYPE_CHECKING:
+    from ping_llm.pipeline.spec import DataSpec
+
+PreparedRows = Annotated[str, typer.Argument(help="Folder that `ping-llm prepare` wrote.")]
+Configuration = Annotated[
+    Path | None, typer.Option("--config", help="Take rows, seed and shape from a configuration instead.")
+]
+Changes = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="A key of the configuration; may be repeated.", metavar="KEY=VALUE"),
+]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of the order and of all sampling.")]
 Split = Annotated[str, typer.Option(help="train or eval.")]
 
@@ -71,12 +82,9 @@ def _verify(path: Path, summary: dict[str, Any]) -> list[str]:
 
 
 def inspect_batches(
-    rows: Annotated[str, typer.Argument(help="Folder that `ping-llm prepare` wrote.")] = "",
-    config: Annotated[Path | None, typer.Option(help="Take rows, seed and shape from a configuration instead.")] = None,
-    changes: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="A key of the configuration; may be repeated.", metavar="KEY=VALUE"),
-    ] = None,
+    rows: PreparedRows = "",
+    config: Configuration = None,
+    changes: Changes = None,
     steps: Annotated[str, typer.Option(help="Steps to show, as first:end.")] = "0:10",
     hosts: Annotated[int, typer.Option(min=1, help="Put each batch together from so many hosts' parts.")] = 1,
     workers: Annotated[int, typer.Option(min=0, help="Worker processes for each host.")] = 0,
@@ -104,11 +112,7 @@ def inspect_batches(
     from ping_llm.pipeline import explain
 
     first, last = _step_range(steps)
-    spec = (
-        _configured_spec(config, changes or [], split)
-        if config or changes
-        else _data_spec(rows, split, batch_size, length, seed)
-    )
+    spec = _spec(rows, config, changes or [], split, batch_size, length, seed)
     batches: Any
     if backward:
         order = list(reversed(range(first, last)))
@@ -134,12 +138,9 @@ def inspect_batches(
 
 
 def inspect_batch(
-    rows: Annotated[str, typer.Argument(help="Folder that `ping-llm prepare` wrote.")] = "",
-    config: Annotated[Path | None, typer.Option(help="Take rows, seed and shape from a configuration instead.")] = None,
-    changes: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="A key of the configuration; may be repeated.", metavar="KEY=VALUE"),
-    ] = None,
+    rows: PreparedRows = "",
+    config: Configuration = None,
+    changes: Changes = None,
     step: Annotated[int, typer.Option(min=0, help="Step of the batch.")] = 0,
     sequence: Annotated[int, typer.Option(min=0, help="Sequence of the batch.")] = 0,
     batch_size: BatchSize = 64,
@@ -161,11 +162,7 @@ def inspect_batch(
     from ping_llm.pipeline import explain
     from ping_llm.pipeline.source import BatchSource
 
-    spec = (
-        _configured_spec(config, changes or [], split)
-        if config or changes
-        else _data_spec(rows, split, batch_size, length, seed)
-    )
+    spec = _spec(rows, config, changes or [], split, batch_size, length, seed)
     if sequence >= spec.global_batch_size:
         raise PingLlmError(
             f"a batch of {spec.global_batch_size} has sequences 0 to {spec.global_batch_size - 1}; "
@@ -185,17 +182,21 @@ def _step_range(text: str) -> tuple[int, int]:
     return int(first), int(last)
 
 
-def _configured_spec(path: Path | None, changes: list[str], split: str) -> Any:
+def _spec(
+    rows: str, config: Path | None, changes: list[str], split: str, batch_size: int, length: int, seed: int
+) -> "DataSpec":
+    """What decides the batches: the configuration, where there is one, else the options."""
     from ping_llm.config import load_config
-    from ping_llm.pipeline.factory import spec_from_config
-
-    return spec_from_config(load_config(path, changes), split)
-
-
-def _data_spec(rows: str, split: str, batch_size: int, length: int, seed: int) -> Any:
     from ping_llm.pipeline.contexts import ContextSettings
+    from ping_llm.pipeline.factory import spec_from_config
     from ping_llm.pipeline.spec import DataSpec, RowsSpec
 
+    if config or changes:
+        if rows:
+            raise PingLlmError(f"give either the folder {rows} or a configuration (--config, --set), not both")
+        if split not in {"train", "eval"}:
+            raise PingLlmError(f"--split {split!r}: write train or eval")
+        return spec_from_config(load_config(config, changes), split)
     if not rows:
         raise PingLlmError("name a folder that `ping-llm prepare` wrote, or a --config")
     return DataSpec(

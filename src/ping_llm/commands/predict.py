@@ -8,6 +8,7 @@ import numpy as np
 import typer
 
 from ping_llm.commands.options import AnyCheckpoint, Columns, History, Json, renamed
+from ping_llm.commands.outputs import check_table, write_table
 from ping_llm.console import err, out, progress
 from ping_llm.errors import PingLlmError
 
@@ -68,13 +69,10 @@ def predict(
     from ping_llm.sources.observations import read_observations, table_observations
 
     levels = _levels(quantiles)
-    check_table_name(output)
+    check_table(output)
+    names = renamed(columns)
     with progress("reading") as advance:
-        known = (
-            read_observations(history, columns=renamed(columns), on_progress=advance)
-            if history
-            else table_observations(None)
-        )
+        known = read_observations(history, columns=names, on_progress=advance) if history else table_observations(None)
     for reason, count in known.dropped.items():
         err.print(f"dropped {count:,} {reason}", markup=False)
     table = _asked(src or [], dst or [], questions, known if matrix else None, time)
@@ -113,6 +111,8 @@ def _asked(
     ways = [bool(src or dst), questions is not None, known is not None]
     if sum(ways) != 1 or bool(src) != bool(dst):
         raise PingLlmError("say what to predict: --src with --dst, or --questions FILE, or --matrix")
+    if known is not None and not len(known.observations):
+        raise PingLlmError("--matrix is of the sources and destinations of the history: give --history")
     if questions is not None:
         table = _read_questions(questions)
     else:
@@ -145,23 +145,6 @@ def _read_questions(path: Path) -> "pa.Table":
         return csv.read_csv(path, convert_options=text)
     except (OSError, pa.ArrowException) as error:
         raise PingLlmError(f"cannot read {path}: {' '.join(str(error).split())[:200]}") from error
-
-
-def check_table_name(path: Path | None) -> None:
-    """Before anything is computed."""
-    if path is not None and path.suffix not in {".csv", ".parquet"}:
-        raise PingLlmError(f"--output {path}: the name must end with .csv or .parquet")
-
-
-def write_table(table: "pa.Table", path: Path) -> None:
-    """As the ending of the name says, whole or not at all."""
-    import pyarrow.parquet as pq
-    from pyarrow import csv
-
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}.unfinished")
-    (csv.write_csv if path.suffix == ".csv" else pq.write_table)(table, unfinished)
-    unfinished.replace(path)
 
 
 def _show(table: "pa.Table", levels: list[float]) -> None:

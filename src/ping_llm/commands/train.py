@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from ping_llm.commands.options import Json, print_json
+from ping_llm.commands.outputs import check_folder
 from ping_llm.console import out
 
 
@@ -42,6 +43,8 @@ def train(
     given = {"project": project, "run_name": name, "steps": steps}
     overrides = [*(changes or []), *(f"{key}={value}" for key, value in given.items() if value is not None)]
     settings = load_config(config, overrides)
+    runs = settings.base_output_directory
+    check_folder(Path(runs), f"base_output_directory={runs}")
     start_processes(settings)
     if batch_size is not None:
         import jax

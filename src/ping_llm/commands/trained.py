@@ -6,7 +6,9 @@ from typing import Annotated
 import typer
 
 from ping_llm.commands.options import Json, Overwrite, print_json
+from ping_llm.commands.outputs import check_folder, writing
 from ping_llm.console import out
+from ping_llm.errors import PingLlmError
 
 
 def export(
@@ -28,8 +30,11 @@ def export(
     from ping_llm.card import model_card
     from ping_llm.train.trained import load_trained, save_trained
 
+    _check_output(output, overwrite)
+    own_card = _read_card(card) if card else None
     trained = load_trained(run)
-    save_trained(trained, output, card.read_text() if card else model_card(trained), overwrite=overwrite)
+    with writing(output):
+        save_trained(trained, output, model_card(trained) if own_card is None else own_card, overwrite=overwrite)
     files = sorted(output.iterdir())
     size = sum(file.stat().st_size for file in files)
     if json_output:
@@ -38,3 +43,18 @@ def export(
         )
     else:
         out.print(f"{len(files)} files, {size / 1e6:,.1f} MB, in {output}: the model after {trained.steps:,} steps")
+
+
+def _check_output(folder: Path, overwrite: bool) -> None:
+    """A model may be replaced, nothing else."""
+    check_folder(folder, f"--output {folder}")
+    if overwrite and folder.exists() and any(folder.iterdir()) and not any(folder.glob("*.safetensors")):
+        raise PingLlmError(f"{folder} holds something else than a model: choose another folder")
+
+
+def _read_card(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else "not UTF-8 text"
+        raise PingLlmError(f"cannot read the model card {path}: {reason}") from error

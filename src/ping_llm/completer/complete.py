@@ -1,8 +1,9 @@
 """Answers: from known measurements and questions to distributions."""
 
 # mypy: disallow-untyped-calls=False
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache
 from typing import Any, Final
 
 import jax
@@ -10,9 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from ping_llm.baselines.interface import Floats, Observations, Questions
+from ping_llm.baselines.interface import Floats, Ints, Observations, Questions
 from ping_llm.completer.context import Columns, Known, filled, groups
 from ping_llm.completer.distribution import BinDistribution
+from ping_llm.completer.kinship import kin_of, without_kin
 from ping_llm.completer.model import SetTransformer
 from ping_llm.completer.settings import CompleterSettings
 from ping_llm.console import Advance
@@ -53,10 +55,19 @@ class Completer:
     """State of a `SetTransformer`."""
     prediction: PredictionSettings = PredictionSettings()
 
-    def predict(self, known: Observations, questions: Questions, advance: Advance | None = None) -> BinDistribution:
-        """One distribution for each question, from what was known strictly before its time (NaN: from everything)."""
+    def predict(
+        self,
+        known: Observations,
+        questions: Questions,
+        nodes: Sequence[str] | None = None,
+        advance: Advance | None = None,
+    ) -> BinDistribution:
+        """One distribution for each question, from what was known strictly before its time (NaN: from everything).
+
+        `nodes` are the addresses of the nodes' numbers, of which the model learns who shares a prefix with whom.
+        """
         p = self.prediction
-        index = Known(known, p.context - 1)
+        index = Known(known, p.context - 1, _kin(known, questions) if nodes is None else kin_of(nodes))
         shared = list(groups(questions, p.questions_per_context))
         p_failed = np.zeros(len(questions))
         probability = np.zeros((len(questions), self.settings.bins))
@@ -81,9 +92,7 @@ class Completer:
         p = self.prediction
         of_vote = jax.random.key_data(jax.random.fold_in(jax.random.key(p.seed), vote))
         keys = jnp.broadcast_to(of_vote, (len(batch["context_length"]), *of_vote.shape))  # whoever else is asked
-        most_nodes = 2 * (p.context + p.places)
-        run = _compiled(self.settings)
-        bins, failed = run(self.weights, {**batch, "identity_key": keys}, most_nodes)
+        bins, failed = _compiled(self.settings)(self.weights, {**batch, "identity_key": keys})
         return np.asarray(bins, np.float64), np.asarray(failed, np.float64)
 
 
@@ -93,12 +102,18 @@ def _compiled(settings: CompleterSettings) -> Any:
         settings = replace(settings, dtype="float32", attention="plain")
     graph = nnx.split(nnx.eval_shape(lambda: SetTransformer(settings, nnx.Rngs(0))))[0]
 
-    @partial(jax.jit, static_argnums=2)
-    def run(weights: Any, batch: Any, nodes: int) -> tuple[jax.Array, jax.Array]:
-        logits, failure = nnx.merge(graph, weights)(batch, nodes)
+    @jax.jit
+    def run(weights: Any, batch: Any) -> tuple[jax.Array, jax.Array]:
+        logits, failure = nnx.merge(graph, weights)(batch)
         return jax.nn.softmax(logits, axis=-1), jax.nn.sigmoid(failure)
 
     return run
+
+
+def _kin(known: Observations, questions: Questions) -> Ints:
+    """Of nodes without addresses."""
+    ends = known.source, known.destination, questions.source, questions.destination
+    return without_kin(1 + max((int(column.max()) for column in ends if len(column)), default=0))
 
 
 def _stacked(rows: list[Columns], p: PredictionSettings) -> Columns:

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ping_llm.baselines.interface import MIN_RTT_MS, Bools, Ints, Observations, Questions
+from ping_llm.completer.kinship import KIN_MS, LEVELS, kin_among
 from ping_llm.completer.selection import FAR_MS, HALF_MS, MOST_ROUNDS, NEVER
 from ping_llm.completer.worlds import ANSWERED, FAILED, NOTHING, UNKNOWN_AGE
 
@@ -54,9 +55,11 @@ def groups(questions: Questions, most: int) -> Iterator[Group]:
 class Known:
     """All known measurements, ordered by pair and time, so that what a question may see of a pair comes first."""
 
-    def __init__(self, known: Observations, room: int) -> None:
+    def __init__(self, known: Observations, room: int, kin: Ints) -> None:
+        """`kin` of all nodes (see `kinship`), also of those that were never measured."""
         known = known.take((known.source >= 0) & (known.destination >= 0))
         self.room = room
+        self.kin = kin
         self.nodes, numbers = np.unique(np.concatenate([known.source, known.destination]), return_inverse=True)
         source, destination = numbers[: len(known)], numbers[len(known) :]
         low, high = np.minimum(source, destination), np.maximum(source, destination)
@@ -100,14 +103,26 @@ class Known:
         is_common[self.number(common)], is_asked[self.number(others)] = True, True
         is_common[-1], is_asked[-1] = False, False
         rows = np.flatnonzero(known)
-        class_, keys = self._keys(rows, round_[rows], is_common, is_asked)
+        kin_of_both = self._kin_distance(np.array([common])), self._kin_distance(others)
+        class_, keys = self._keys(rows, round_[rows], is_common, is_asked, kin_of_both)
         return rows[_chosen(class_, keys, self.given[rows], self.room)]
 
-    def _keys(self, rows: Ints, round_: Ints, is_common: Bools, is_asked: Bools) -> tuple[Ints, Ints]:
+    def _kin_distance(self, targets: Ints) -> Singles:
+        """Of each measured node, how far the nearest of its kin among the targets counts as being."""
+        distance = np.full(len(self.nodes) + 1, FAR_MS, dtype=np.float32)
+        targets = targets[targets >= 0]
+        for level in reversed(range(LEVELS)):
+            related = np.isin(self.kin[self.nodes, level], self.kin[targets, level])
+            distance[:-1][related] = KIN_MS[level]
+        return distance
+
+    def _keys(
+        self, rows: Ints, round_: Ints, is_common: Bools, is_asked: Bools, kin: tuple[Singles, Singles]
+    ) -> tuple[Ints, Ints]:
         source, destination = self.source[rows], self.destination[rows]
         rtt = np.fmin(self.rtt_ms[rows], FAR_MS).astype(np.float32)  # of a failed one: far
-        direct_common, near_common = _near(source, destination, rtt, is_common)
-        direct_asked, near_asked = _near(source, destination, rtt, is_asked)
+        direct_common, near_common = _near(source, destination, rtt, kin[0], is_common)
+        direct_asked, near_asked = _near(source, destination, rtt, kin[1], is_asked)
         is_end = is_common | is_asked
         is_pair = is_common[source] & is_asked[destination] | is_common[destination] & is_asked[source]
         shares = is_end[source] | is_end[destination]
@@ -144,7 +159,7 @@ def filled(known: Known, questions: Questions, group: Group, context: int, place
     rows = known.choose(group.common, group.others, group.time_s)[: context - 1]
     columns, source, destination = known.columns(rows, group.time_s)
     asked = questions.take(group.rows)
-    numbers = _numbered(asked, source, destination)
+    numbers, ids = _numbered(asked, source, destination)
     ends = np.split(numbers, np.cumsum([len(asked), len(asked), len(rows)]))
     columns |= {"context_source": ends[2], "context_destination": ends[3]}
     empty = {"context_kind": NOTHING, "context_age_s": UNKNOWN_AGE}
@@ -156,12 +171,16 @@ def filled(known: Known, questions: Questions, group: Group, context: int, place
         name: np.pad(value, (0, places - len(asked)))
         for name, value in (("question_source", ends[0]), ("question_destination", ends[1]))
     }
+    row["node_kin"] = np.pad(kin_among(ids, known.kin), ((0, 2 * (context + places) - len(ids)), (0, 0)))
     row["context_length"] = np.asarray(1 + len(rows))
     return {name: value.astype(np.float32 if value.dtype.kind == "f" else np.int32) for name, value in row.items()}
 
 
-def _numbered(asked: Questions, source: Ints, destination: Ints) -> Ints:
-    """Small numbers for nodes, in the order in which they are met; unknown nodes differ from all others."""
+def _numbered(asked: Questions, source: Ints, destination: Ints) -> tuple[Ints, Ints]:
+    """Small numbers for nodes, in the order in which they are met, and the node of each number.
+
+    Unknown nodes differ from all others.
+    """
     unknown_source, unknown_destination = asked.source < 0, asked.destination < 0
     ids = np.concatenate(
         [
@@ -174,7 +193,7 @@ def _numbered(asked: Questions, source: Ints, destination: Ints) -> Ints:
     _, first, numbers = np.unique(ids, return_index=True, return_inverse=True)
     rank = np.empty(len(first), np.int64)
     rank[np.argsort(first)] = np.arange(len(first))
-    return rank[numbers]
+    return rank[numbers], ids[np.sort(first)]
 
 
 def _chosen(class_: Ints, keys: Ints, given: Ints, room: int) -> Ints:
@@ -198,11 +217,13 @@ def _best(part: Ints, keys: Ints, given: Ints, count: int) -> Ints:
     return part[np.lexsort((given[part], keys[part]))][:count]
 
 
-def _near(source: Ints, destination: Ints, rtt: Singles, targets: Bools) -> tuple[Singles, Singles]:
-    """Of each node, the distance to the nearest target: measured directly, and over at most one third node."""
+def _near(
+    source: Ints, destination: Ints, rtt: Singles, kin_distance: Singles, targets: Bools
+) -> tuple[Singles, Singles]:
+    """Of each node, the distance to the nearest target: directly, and over at most one third node."""
     start = np.where(targets, 0.0, FAR_MS).astype(np.float32)
     touching = np.flatnonzero(targets[source] | targets[destination])
-    direct = _shorter(start, source[touching], destination[touching], rtt[touching])
+    direct = np.minimum(_shorter(start, source[touching], destination[touching], rtt[touching]), kin_distance)
     return direct, _shorter(direct, source, destination, rtt)
 
 

@@ -8,7 +8,8 @@
 """
 
 import bz2
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -31,7 +32,17 @@ _FEWEST_ANSWERS: Final = 10
 
 
 class Predictor(Protocol):
-    def predict(self, known: Observations, questions: Questions) -> RttDistribution: ...
+    def predict(self, known: Observations, questions: Questions, nodes: Sequence[str] | None) -> RttDistribution: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pings:
+    """Results of (probe, destination): the first ping of each, and the fastest."""
+
+    first: Observations
+    fastest: Observations
+    nodes: tuple[str, ...]
+    """Addresses of the nodes' numbers; of a probe, that of its first result."""
 
 
 def planetlab_pairs(folder: Path) -> Observations:
@@ -41,20 +52,27 @@ def planetlab_pairs(folder: Path) -> Observations:
     return _timeless(source, destination, rtt[source, destination].astype(np.float64))
 
 
-def menog_pings(folder: Path) -> tuple[Observations, Observations]:
-    """Results of (probe, destination): the first ping of each, and the fastest. Reading takes eight seconds."""
-    nodes, source, destination, time_s, first, fastest = NodeIds(), [], [], [], [], []
+def menog_pings(folder: Path) -> Pings:
+    """Reading takes eight seconds."""
+    numbers, addresses = NodeIds(), dict[Any, str]()
+    source, destination, time_s, first, fastest = [], [], [], [], []
     with bz2.open(folder / MENOG_FILE, "rb") as lines:
         for line in lines:
             result = orjson.loads(line)
             ping = read_ping(result, each_packet=True)
-            source.append(("probe", result["prb_id"]))
+            probe = ("probe", result["prb_id"])
+            addresses.setdefault(probe, result.get("from", ""))
+            source.append(probe)
             destination.append(ping.destination)
             time_s.append(ping.time_us / 1e6)
             first.append(np.nan if ping.rtts[0] is None else ping.rtts[0])
             fastest.append(min((rtt for rtt in ping.rtts if rtt is not None), default=np.nan))
-    columns = {"source": nodes.ids(source), "destination": nodes.ids(destination), "time_s": np.array(time_s)}
-    return Observations(**columns, rtt_ms=np.array(first)), Observations(**columns, rtt_ms=np.array(fastest))
+    columns = {"source": numbers.ids(source), "destination": numbers.ids(destination), "time_s": np.array(time_s)}
+    return Pings(
+        first=Observations(**columns, rtt_ms=np.array(first)),
+        fastest=Observations(**columns, rtt_ms=np.array(fastest)),
+        nodes=tuple(addresses.get(node, str(node)) for node in numbers.of),
+    )
 
 
 def menog_pairs(fastest: Observations) -> Observations:
@@ -70,6 +88,7 @@ def unseen_pairs(
     pairs: Observations,
     known: float,
     *,
+    nodes: Sequence[str] | None = None,
     seeds: Iterable[int] = range(3),
     most_questions: int | None = None,
 ) -> Scores:
@@ -79,17 +98,17 @@ def unseen_pairs(
         order = np.random.default_rng(seed).permutation(len(pairs))
         learnt, asked = np.split(order, [round(known * len(pairs))])
         test = pairs.take(asked[:most_questions])  # of a permutation, any part is random
-        results.append(scores(predictor.predict(pairs.take(learnt), test.questions), test))
+        results.append(scores(predictor.predict(pairs.take(learnt), test.questions, nodes), test))
     return {name: float(np.mean([result[name] for result in results])) for name in results[0]}
 
 
-def seen_pairs_later(predictor: Predictor, pings: Observations, *, most_questions: int = 2000, seed: int = 0) -> Scores:
+def seen_pairs_later(predictor: Predictor, pings: Pings, *, most_questions: int = 2000, seed: int = 0) -> Scores:
     """Answered pings whose pair was measured before, each asked from everything that was measured before it."""
-    answered = pings.answered
+    answered = pings.first.answered
     start, stop = History.of(answered.pair, answered.time_s, answered.rtt_ms).span(answered.pair, answered.time_s)
     seen = np.flatnonzero(stop > start)
     test = answered.take(np.random.default_rng(seed).permutation(seen)[:most_questions])
-    return scores(predictor.predict(pings, test.questions), test)
+    return scores(predictor.predict(pings.first, test.questions, pings.nodes), test)
 
 
 def zero_shot(
@@ -98,17 +117,18 @@ def zero_shot(
     """All unseen-pair figures, small enough by default to watch them during training; missing data is left out."""
     seeds = tuple(seeds)
     found: dict[str, Scores] = {}
-    sets = (
-        ("planetlab", PLANETLAB_FILE, PLANETLAB_KNOWN, planetlab_pairs),
-        ("menog", MENOG_FILE, MENOG_KNOWN, lambda where: menog_pairs(menog_pings(where)[1])),
-    )
-    for name, file, shares, read in sets:
-        if (folder / file).exists():
-            pairs = read(folder)
-            for share in shares:
-                found[f"{name}_{share:.0%}"] = unseen_pairs(
-                    predictor, pairs, share, seeds=seeds, most_questions=most_questions
-                )
+
+    def ask(name: str, pairs: Observations, shares: Sequence[float], nodes: Sequence[str] | None) -> None:
+        for share in shares:
+            found[f"{name}_{share:.0%}"] = unseen_pairs(
+                predictor, pairs, share, nodes=nodes, seeds=seeds, most_questions=most_questions
+            )
+
+    if (folder / PLANETLAB_FILE).exists():
+        ask("planetlab", planetlab_pairs(folder), PLANETLAB_KNOWN, None)
+    if (folder / MENOG_FILE).exists():
+        pings = menog_pings(folder)
+        ask("menog", menog_pairs(pings.fastest), MENOG_KNOWN, pings.nodes)
     return found
 
 

@@ -42,6 +42,7 @@ class Nodes:
     """[nodes, 3], on the unit sphere."""
     site: jax.Array
     city: jax.Array
+    continent: jax.Array
     network: jax.Array
     site_ms: jax.Array
     """Delay of the line into the site, shared by its nodes."""
@@ -82,7 +83,7 @@ def make_nodes(draw: Draws, s: WorldSettings, count: jax.Array, is_probe: jax.Ar
     spread = jnp.deg2rad(draw.log_uniform(1.5, 25.0))
     city_place = _unit(continents[city_continent] + spread * draw.normal((cities, 3)))
 
-    sites = jnp.clip(count * draw.log_uniform(0.25, 6.0), 2.0, 2.0 * most)
+    sites = jnp.clip(count * draw.log_uniform(0.15, 6.0), 2.0, 2.0 * most)
     site_city = _popular(draw, jnp.floor(draw.log_uniform(2, cities - _REGION + 0.999)), (2 * most,))
     in_region = jnp.arange(2 * most) % 2 == 1
     region_city = draw.below(jnp.floor(draw.log_uniform(1, _REGION + 0.999)), (2 * most,))
@@ -92,6 +93,9 @@ def make_nodes(draw: Draws, s: WorldSettings, count: jax.Array, is_probe: jax.Ar
     site_ms += jnp.where(draw.chance(draw.half_normal(0.04), (2 * most,)), draw.log_uniform(5, 150, (2 * most,)), 0)
     networks = jnp.floor(draw.log_uniform(1, s.most_networks + 0.999))
     site_network = draw.below(networks, (2 * most,))
+    of_continent = city_continent[site_city] * (s.most_networks // _CONTINENTS)
+    regional_network = of_continent + draw.below(jnp.maximum(networks // _CONTINENTS, 1), (2 * most,))
+    site_network = jnp.where(draw.chance(0.3), regional_network, site_network)
 
     site = _popular(draw, sites, (most,))
     site = jnp.where(regional, (site // 2) * 2 + is_probe, site)
@@ -99,11 +103,13 @@ def make_nodes(draw: Draws, s: WorldSettings, count: jax.Array, is_probe: jax.Ar
     has_satellites = draw.chance(0.08)
     satellite = has_satellites & draw.chance(0.06, (most,))
     own = draw.log_uniform(0.03, 1.5) * jnp.exp(draw.uniform(0.1, 1.2) * draw.normal((most,)))
+    own *= jnp.where(draw.chance(0.3), draw.log_uniform(1.0, 12.0), 1.0)  # lines into homes
     nodes = Nodes(
         count=count,
         place=site_place[site],
         site=site,
         city=site_city[site],
+        continent=city_continent[site_city[site]],
         network=site_network[site],
         site_ms=site_ms[site],
         own_ms=own + far + jnp.where(satellite, draw.uniform(450, 650, (most,)), 0),

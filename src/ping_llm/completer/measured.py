@@ -10,6 +10,7 @@ The measurements lie on the device; a batch is made there from three numbers a r
 """
 
 # mypy: disallow-untyped-calls=False
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -19,6 +20,7 @@ import numpy as np
 
 from ping_llm.baselines.interface import MIN_RTT_MS, Observations
 from ping_llm.completer.draws import Draws
+from ping_llm.completer.kinship import first_equal, kin_among, kin_of, without_kin
 from ping_llm.completer.selection import chosen, order_keys
 from ping_llm.completer.settings import WorldSettings
 from ping_llm.completer.worlds import UNKNOWN_AGE, Batch, told
@@ -51,13 +53,16 @@ class Measurements:
     pair_start: jax.Array
     pair_count: jax.Array
     tick_s: jax.Array
-    is_node: jax.Array
-    """[nodes]: only its length matters."""
+    kin: jax.Array
+    """[nodes, levels], see `kinship`."""
     is_timed: jax.Array
 
 
-def on_device_measurements(known: Observations) -> Measurements:
-    """All of them, numbered anew. They must fit the device's memory a few hundred times over: some millions do."""
+def on_device_measurements(known: Observations, addresses: Sequence[str] | None = None) -> Measurements:
+    """All of them, numbered anew; `addresses` are those of the nodes' numbers.
+
+    They must fit the device's memory a few hundred times over: some millions do.
+    """
     if len(known) < 2:
         raise PingLlmError("at least two measurements are needed to learn one from the other")
     order = np.argsort(np.nan_to_num(known.time_s), kind="stable")
@@ -67,6 +72,7 @@ def on_device_measurements(known: Observations) -> Measurements:
     low, high = np.minimum(source, destination), np.maximum(source, destination)
     _, pair, count = np.unique(low * len(nodes) + high, return_inverse=True, return_counts=True)
     by_pair = np.argsort(pair, kind="stable")
+    kin = without_kin(len(nodes)) if addresses is None else kin_among(nodes, kin_of(addresses))
     start = np.cumsum(count) - count
     rank = np.empty(len(pair), np.int64)
     rank[by_pair] = np.arange(len(pair)) - start[pair[by_pair]]
@@ -77,7 +83,7 @@ def on_device_measurements(known: Observations) -> Measurements:
     s, d, p, r, b, st, c, t = (jnp.asarray(column, jnp.int32) for column in ints)
     return Measurements(
         source=s, destination=d, rtt_ms=jnp.asarray(known.rtt_ms, jnp.float32), tick=t, pair=p, rank=r, by_pair=b,
-        pair_start=st, pair_count=c, tick_s=jnp.float32(tick_s), is_node=jnp.ones(len(nodes), bool),
+        pair_start=st, pair_count=c, tick_s=jnp.float32(tick_s), kin=jnp.asarray(kin, jnp.int32),
         is_timed=jnp.asarray(is_timed),
     )  # fmt: skip
 
@@ -109,7 +115,7 @@ def shown_of(s: WorldSettings, data: Measurements, key: jax.Array) -> Batch:
     known_of_pair = jax.ops.segment_sum(known.astype(jnp.int32), data.pair, data.pair_count.shape[0])
     round_ = jnp.maximum(known_of_pair[data.pair] - 1 - data.rank, 0)
     class_, keys, near = order_keys(
-        data.source, data.destination, data.rtt_ms, round_, known, asked_source=centre, is_asked=is_asked
+        data.source, data.destination, data.rtt_ms, round_, known, data.kin, asked_source=centre, is_asked=is_asked
     )
     rows, length = chosen(class_, keys, s.context - 1)
     failed = jnp.isnan(data.rtt_ms)
@@ -117,20 +123,26 @@ def shown_of(s: WorldSettings, data: Measurements, key: jax.Array) -> Batch:
     age_s = jnp.where(data.is_timed, age_s, UNKNOWN_AGE)
     log_rtt = jnp.log(jnp.maximum(jnp.where(failed, 1.0, data.rtt_ms), MIN_RTT_MS))
     asked, is_question = _questions(s, draw, data, now, known, is_asked_pair, near)
+    ends = jnp.concatenate([data.source[rows], data.destination[rows], data.source[asked], data.destination[asked]])
+    numbers = first_equal(ends)  # instead of identities for everybody
+    source, destination, question_source, question_destination = jnp.split(
+        numbers, np.cumsum([len(rows), len(rows), len(asked)])
+    )
     return {
-        **told(length, data.source[rows], data.destination[rows], failed[rows], log_rtt[rows], age_s),
-        "question_source": data.source[asked],
-        "question_destination": data.destination[asked],
+        **told(length, source, destination, failed[rows], log_rtt[rows], age_s),
+        "question_source": question_source,
+        "question_destination": question_destination,
         "question_counts": is_question,
         "question_failed": failed[asked],
         "question_log_rtt": log_rtt[asked],
+        "node_kin": first_equal(data.kin[ends].T).T,
         "identity_key": jax.random.key_data(jax.random.fold_in(key, 3)),
     }
 
 
 def _asked_nodes(s: WorldSettings, draw: Draws, data: Measurements, centre: jax.Array, other: jax.Array) -> jax.Array:
     """A mask over nodes: the other end, and more of those that the centre was measured with."""
-    nodes = data.is_node.shape[0]
+    nodes = data.kin.shape[0]
     partner = jnp.zeros(nodes, bool).at[data.destination].max(data.source == centre)
     partner = partner.at[data.source].max(data.destination == centre)
     late = jnp.where(partner, draw.uniform(shape=(nodes,)), 2.0).at[other].set(-1.0)

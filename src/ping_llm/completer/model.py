@@ -1,7 +1,8 @@
 """The completer's network: a set transformer with one position for each measurement and each question.
 
-    identity   a random vector that stands for a node, drawn afresh for every context. The model can only ask whether
-               two measurements share a node, so it works for any address, and memorises none
+    identity   a random vector that stands for a node, drawn afresh for every context, and more or less like those of
+               its kin. The model can only ask whether two measurements share a node, or have nodes with a common
+               prefix, so it works for any address, and memorises none
     context    positions of measurements: two identities, RTT or failure, age. Their order carries no meaning
     question   positions of two identities. They see the context, and nothing sees them: each is answered as if alone
 
@@ -17,10 +18,11 @@ from flax import nnx
 
 from ping_llm.completer.attention import attend
 from ping_llm.completer.features import TIME_FEATURES, VALUE_FEATURES, time_features, value_features
+from ping_llm.completer.kinship import LEVEL_SHARES, LEVELS, OWN_SHARE
 from ping_llm.completer.settings import CompleterSettings
 from ping_llm.completer.worlds import ANSWERED, NOTHING, Batch
 from ping_llm.model.attention import choose
-from ping_llm.model.transformer import linear, norm
+from ping_llm.model.transformer import Layer, linear, norm
 
 _SHARPNESS = 2.0
 """Queries and keys have length √64 each: scores lie within ±16, enough to single out one of thousands."""
@@ -30,27 +32,15 @@ _MATCHING_LAYERS = 2
 _KINDS = 3
 
 
-class Block(nnx.Module):
-    """One layer: attention to the context, then a gated MLP, each added to its input."""
-
-    def __init__(self, settings: CompleterSettings, rngs: nnx.Rngs) -> None:
-        heads = settings.heads * settings.head_dim
-        self.settings = settings
-        self.qkv = linear(settings, settings.width, 3 * heads, rngs)
-        self.out = linear(settings, heads, settings.width, rngs, into_residual=True)
-        self.gate_up = linear(settings, settings.width, 2 * settings.mlp_width, rngs)
-        self.down = linear(settings, settings.mlp_width, settings.width, rngs, into_residual=True)
+class Block(Layer):
+    """A layer that attends to the context."""
 
     def __call__(self, x: jax.Array, context: int, length: jax.Array, implementation: str, first: int = 0) -> jax.Array:
         """Positions from `first` on: the last layer needs the questions only."""
-        s = self.settings
-        qkv = self.qkv(norm(x)).reshape(*x.shape[:2], 3 * s.heads, s.head_dim)
-        query, key, value = jnp.split(qkv, 3, axis=2)
+        query, key, value = self.query_key_value(x)
         query, x = query[:, first:], x[:, first:]
         attended = attend(norm(query) * _SHARPNESS, norm(key[:, :context]), value[:, :context], length, implementation)
-        x = x + self.out(attended.reshape(*x.shape[:2], s.heads * s.head_dim))
-        gate, up = jnp.split(self.gate_up(norm(x)), 2, axis=-1)
-        return x + self.down(jax.nn.silu(gate) * up)
+        return self.add(x, attended)
 
 
 class SetTransformer(nnx.Module):
@@ -69,15 +59,14 @@ class SetTransformer(nnx.Module):
         self.head = linear(s, s.width, s.bins + 1, rngs)
         start_matching(self, rngs)
 
-    def __call__(self, batch: Batch, nodes: int) -> tuple[jax.Array, jax.Array]:
-        """`nodes` is more than the largest number of a node in the batch."""
+    def __call__(self, batch: Batch) -> tuple[jax.Array, jax.Array]:
         s = self.settings
         dtype = jnp.dtype(s.dtype)
         implementation = choose(s.attention, s.dtype)
         context = batch["context_source"].shape[1]
         source = jnp.concatenate([batch["context_source"], batch["question_source"]], axis=1)
         destination = jnp.concatenate([batch["context_destination"], batch["question_destination"]], axis=1)
-        identity = identities(batch["identity_key"], nodes, s.identity).astype(dtype)
+        identity = identities(batch["identity_key"], batch["node_kin"], s.identity).astype(dtype)
         x = self.source(_looked_up(identity, source)) + self.destination(_looked_up(identity, destination))
         told = jnp.pad(self._told(batch, dtype), ((0, 0), (0, batch["question_source"].shape[1]), (0, 0)))
         kind = jnp.pad(batch["context_kind"], ((0, 0), (0, batch["question_source"].shape[1])), constant_values=_KINDS)
@@ -120,10 +109,18 @@ def start_matching(model: SetTransformer, rngs: nnx.Rngs) -> None:
         block.qkv.kernel[...] = kernel.reshape(s.width, -1)
 
 
-def identities(keys: jax.Array, nodes: int, size: int) -> jax.Array:
-    """[contexts, nodes, size]: random directions, all of length 3."""
+def identities(keys: jax.Array, kin: jax.Array, size: int) -> jax.Array:
+    """[contexts, nodes, size]: random directions, all of length 3, of kin closer together.
+
+    One vector is drawn for each node; turned, it also stands for each prefix whose first node this is.
+    """
+    nodes = kin.shape[1]
     drawn = jax.vmap(lambda key: jax.random.normal(jax.random.wrap_key_data(key), (nodes, size)))(keys)
-    return 3.0 * drawn / jnp.linalg.norm(drawn, axis=-1, keepdims=True)
+    identity = OWN_SHARE**0.5 * drawn
+    for level, share in enumerate(LEVEL_SHARES):
+        turned = jnp.roll(drawn, (level + 1) * size // (1 + LEVELS), axis=-1)
+        identity += share**0.5 * _looked_up(turned, kin[..., level])
+    return 3.0 * identity / jnp.linalg.norm(identity, axis=-1, keepdims=True)
 
 
 def _looked_up(identity: jax.Array, nodes: jax.Array) -> jax.Array:

@@ -4,14 +4,15 @@
 
     source, asked   the source of the questions, and their destinations
     near            of a node, how far it is from the source (or the nearest asked one): the least RTT measured between
-                    the two; if there is none, the shortest way over a third node
+                    the two, or what a common prefix of their addresses suggests (`kinship`); if there is neither, the
+                    shortest way over a third node
     round           of a measurement, how many later ones its pair has
 
 1. Measurements of the asked pairs, latest first, up to a quarter of the context.
-2. Measurements that share one end with them, up to half of the context: first those whose other end was measured with
-   the source and with an asked one, nearest to either first.
+2. Measurements that share one end with them, up to half of the context: first those whose other end is near both the
+   source and an asked one, nearest to either first; no way over a third node counts here.
 3. All others, by how well they stand in for an asked pair: one end near the source and the other near an asked one.
-   The first of them are between nodes that were measured with both.
+   The first of them are between kin, or between nodes that were measured with both.
 4. If there is still room, what was left over from 2, then from 1.
 
 In 2 and 3 every later round counts as twice the distance, so many measurements of one pair do not displace the others.
@@ -23,6 +24,8 @@ from typing import Final
 
 import jax
 import jax.numpy as jnp
+
+from ping_llm.completer.kinship import kin_distance_ms
 
 FAR_MS: Final = 1e4
 """Distance of what was never measured. Longer RTTs count as this."""
@@ -39,6 +42,7 @@ def order_keys(
     rtt_ms: jax.Array,
     round_: jax.Array,
     known: jax.Array,
+    kin: jax.Array,
     *,
     asked_source: jax.Array,
     is_asked: jax.Array,
@@ -51,8 +55,8 @@ def order_keys(
     usable = known & ~jnp.isnan(rtt_ms)
     rtt = jnp.where(usable, jnp.minimum(rtt_ms, FAR_MS), FAR_MS)
     is_source = jnp.arange(nodes) == asked_source
-    direct_source, near_source = _near(source, destination, rtt, is_source)
-    direct_asked, near_asked = _near(source, destination, rtt, is_asked)
+    direct_source, near_source = _near(source, destination, rtt, kin, is_source)
+    direct_asked, near_asked = _near(source, destination, rtt, kin, is_asked)
 
     ends_source = is_source[source], is_source[destination]
     ends_asked = is_asked[source], is_asked[destination]
@@ -92,10 +96,12 @@ def chosen(class_: jax.Array, keys: jax.Array, room: int) -> tuple[jax.Array, ja
     return order[jnp.minimum(at, len(rows) - 1)], ends[-1].astype(jnp.int32)
 
 
-def _near(source: jax.Array, destination: jax.Array, rtt: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Of each node, the distance to the nearest target: measured directly, and over at most one third node."""
-    start = jnp.where(targets, 0.0, FAR_MS)
-    direct = _shorter(start, source, destination, rtt)
+def _near(
+    source: jax.Array, destination: jax.Array, rtt: jax.Array, kin: jax.Array, targets: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Of each node, the distance to the nearest target: directly, and over at most one third node."""
+    measured = _shorter(jnp.where(targets, 0.0, FAR_MS), source, destination, rtt)
+    direct = jnp.minimum(measured, kin_distance_ms(kin, targets, FAR_MS))
     return direct, _shorter(direct, source, destination, rtt)
 
 

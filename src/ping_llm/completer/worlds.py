@@ -22,6 +22,7 @@ import jax.numpy as jnp
 from ping_llm.completer.disturbances import make_disturbances, measured
 from ping_llm.completer.draws import Draws
 from ping_llm.completer.internet import make_nodes, undisturbed_ms
+from ping_llm.completer.kinship import make_kin
 from ping_llm.completer.selection import chosen, order_keys
 from ping_llm.completer.settings import WorldSettings
 
@@ -63,6 +64,8 @@ class World:
     age_s: jax.Array
     is_asked: jax.Array
     """Of nodes. The source is node 0."""
+    kin: jax.Array
+    """[nodes, levels], see `kinship`."""
 
 
 def worlds_of(s: WorldSettings, seed: jax.Array, step: jax.Array, row: jax.Array) -> Batch:
@@ -92,7 +95,7 @@ def shown(s: WorldSettings, key: jax.Array) -> Batch:
     source, destination = jnp.where(w.backwards, ends[1], ends[0]), jnp.where(w.backwards, ends[0], ends[1])
     rtt = jnp.where(w.failed, jnp.nan, w.rtt_ms)
     class_, keys, near = order_keys(
-        source, destination, rtt, w.round, w.known, asked_source=jnp.int32(0), is_asked=w.is_asked
+        source, destination, rtt, w.round, w.known, w.kin, asked_source=jnp.int32(0), is_asked=w.is_asked
     )
     rows, length = chosen(class_, keys, s.context - 1)
     asked, is_question = _questions(s, draw, w, near)
@@ -104,6 +107,7 @@ def shown(s: WorldSettings, key: jax.Array) -> Batch:
         "question_counts": is_question,
         "question_failed": w.now_failed[asked],
         "question_log_rtt": jnp.log(w.now_ms[asked]),
+        "node_kin": w.kin,
         "identity_key": jax.random.key_data(jax.random.fold_in(key, 3)),
     }
 
@@ -196,6 +200,7 @@ def make_world(s: WorldSettings, key: jax.Array) -> World:
         backwards=backwards,
         age_s=jnp.where(timed, age, UNKNOWN_AGE),
         is_asked=is_asked,
+        kin=make_kin(draw, nodes),
     )
 
 

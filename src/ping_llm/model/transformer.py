@@ -44,10 +44,29 @@ def rotate(x: jax.Array, cosine: jax.Array, sine: jax.Array) -> jax.Array:
     return (halves * cosine + jnp.flip(halves, axis=-2) * sine).astype(x.dtype).reshape(x.shape)
 
 
-class Block(nnx.Module):
-    """One layer: attention, then a gated MLP, each added to its input."""
+class LayerSettings(Protocol):
+    """What the settings of every model say about its layers."""
 
-    def __init__(self, settings: ModelSettings, rngs: nnx.Rngs) -> None:
+    @property
+    def layers(self) -> int: ...
+    @property
+    def width(self) -> int: ...
+    @property
+    def heads(self) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
+    @property
+    def mlp_width(self) -> int: ...
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def weight_dtype(self) -> str: ...
+
+
+class Layer(nnx.Module):
+    """Attention, then a gated MLP, each added to its input. A model's own layer says who attends to what."""
+
+    def __init__(self, settings: LayerSettings, rngs: nnx.Rngs) -> None:
         heads = settings.heads * settings.head_dim
         self.settings = settings
         self.qkv = linear(settings, settings.width, 3 * heads, rngs)
@@ -55,15 +74,23 @@ class Block(nnx.Module):
         self.gate_up = linear(settings, settings.width, 2 * settings.mlp_width, rngs)
         self.down = linear(settings, settings.mlp_width, settings.width, rngs, into_residual=True)
 
-    def __call__(self, x: jax.Array, turn: tuple[jax.Array, jax.Array], look: Attention) -> jax.Array:
-        batch, length, _ = x.shape
+    def query_key_value(self, x: jax.Array) -> list[jax.Array]:
         s = self.settings
-        qkv = self.qkv(norm(x)).reshape(batch, length, 3 * s.heads, s.head_dim)
-        query, key, value = jnp.split(qkv, 3, axis=2)
-        attended = look(rotate(query, *turn), rotate(key, *turn), value)
-        x = x + self.out(attended.reshape(batch, length, s.heads * s.head_dim))
+        return jnp.split(self.qkv(norm(x)).reshape(*x.shape[:2], 3 * s.heads, s.head_dim), 3, axis=2)
+
+    def add(self, x: jax.Array, attended: jax.Array) -> jax.Array:
+        """To `x` what was attended to, and what the MLP makes of both."""
+        x = x + self.out(attended.reshape(*x.shape[:2], self.settings.heads * self.settings.head_dim))
         gate, up = jnp.split(self.gate_up(norm(x)), 2, axis=-1)
         return x + self.down(jax.nn.silu(gate) * up)
+
+
+class Block(Layer):
+    """A layer whose queries and keys are turned by their places."""
+
+    def __call__(self, x: jax.Array, turn: tuple[jax.Array, jax.Array], look: Attention) -> jax.Array:
+        query, key, value = self.query_key_value(x)
+        return self.add(x, look(rotate(query, *turn), rotate(key, *turn), value))
 
 
 class Transformer(nnx.Module):
@@ -111,17 +138,8 @@ class Transformer(nnx.Module):
         return logits
 
 
-class _HasLinearLayers(Protocol):
-    @property
-    def layers(self) -> int: ...
-    @property
-    def dtype(self) -> str: ...
-    @property
-    def weight_dtype(self) -> str: ...
-
-
 def linear(
-    settings: _HasLinearLayers, inputs: int, outputs: int, rngs: nnx.Rngs, *, into_residual: bool = False
+    settings: LayerSettings, inputs: int, outputs: int, rngs: nnx.Rngs, *, into_residual: bool = False
 ) -> nnx.Linear:
     """A matrix that keeps the size of what it multiplies, or that of the sum of all that goes into the residual."""
     scale = inputs**-0.5

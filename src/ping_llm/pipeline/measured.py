@@ -14,6 +14,8 @@ from ping_llm.sources.observations import read_observations
 @dataclass(frozen=True)
 class MeasuredData:
     observations: Observations
+    nodes: tuple[str, ...]
+    """Addresses of the nodes' numbers."""
 
     @cached_property
     def digest(self) -> str:
@@ -21,11 +23,12 @@ class MeasuredData:
         hashed = hashlib.sha256()
         for column in vars(self.observations).values():
             hashed.update(column.tobytes())
+        hashed.update("\n".join(self.nodes).encode())
         return hashed.hexdigest()[:16]
 
     @cached_property
     def on_device(self) -> Measurements:
-        return on_device_measurements(self.observations)
+        return on_device_measurements(self.observations, self.nodes)
 
 
 def measurements_of(config: Config) -> MeasuredData:
@@ -37,4 +40,5 @@ def measurements_of(config: Config) -> MeasuredData:
 
 @lru_cache(maxsize=1)
 def _read(files: str) -> MeasuredData:
-    return MeasuredData(read_observations([files]).observations)
+    measured = read_observations([files])
+    return MeasuredData(measured.observations, measured.nodes)

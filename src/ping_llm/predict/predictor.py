@@ -80,10 +80,10 @@ class Predictor:
     ) -> RttDistribution:
         """The result of each question, from what was known strictly before its time (NaN: from everything).
 
-        `nodes` are the addresses of the nodes' numbers. The completer never looks at them.
+        `nodes` are the addresses of the nodes' numbers.
         """
         if isinstance(self.model, Completer):
-            return self.model.predict(known, questions, advance)
+            return self.model.predict(known, questions, nodes, advance)
         length = self.trained.config.max_target_length
         answers = self.model.forecast(prompts_for(known, questions, nodes, length))
         if advance is not None:

@@ -2,3 +2,7 @@
 
 WORLD_FILE = "world.json"
 """What the simulator leaves beside its measurements; it is JSON, but not of measurements."""
+ROWS_FILE = "manifest.json"
+"""The same of prepared rows."""
+SPLIT_FILE = "split.json"
+"""What tells that a folder is a split: beside what may be learnt it holds the questions."""

@@ -13,7 +13,7 @@ from typing import Final
 import pyarrow as pa
 
 from ping_llm.errors import PingLlmError
-from ping_llm.sources import WORLD_FILE, atlas_files, csv_files, parquet_files
+from ping_llm.sources import ROWS_FILE, SPLIT_FILE, WORLD_FILE, atlas_files, csv_files, parquet_files
 from ping_llm.sources.pieces import OPTIONAL_COLUMNS, InputFile, Piece, RawBatch
 
 
@@ -23,7 +23,10 @@ def expand(patterns: Iterable[str]) -> list[Path]:
     for pattern in patterns:
         path = Path(pattern)
         if path.is_dir():
-            matches = [p for p in sorted(path.iterdir()) if p.is_file() and _format_by_name(p) and p.name != WORLD_FILE]
+            if (path / SPLIT_FILE).exists():
+                raise PingLlmError(f"the folder {pattern} is a split: what may be learnt of it is in {path / 'train'}")
+            matches = [p for p in sorted(path.iterdir()) if p.is_file() and _format_by_name(p)]
+            matches = [p for p in matches if p.name not in {WORLD_FILE, ROWS_FILE}]
             if not matches:
                 raise PingLlmError(f"the folder {pattern} holds no measurement file ({_KNOWN_NAMES})")
         elif path.exists():

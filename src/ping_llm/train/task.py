@@ -47,32 +47,29 @@ def task_of(config: Config) -> Task:
 def model_settings(config: Config) -> ModelSettings:
     """Of the language model."""
     return ModelSettings(
-        layers=config.base_num_decoder_layers,
-        width=config.base_emb_dim,
-        heads=config.base_num_query_heads,
-        head_dim=config.head_dim,
-        mlp_width=config.base_mlp_dim,
+        **_of_either(config),
         rope_period=config.rope_max_timescale,
         logits_soft_cap=config.final_logits_soft_cap,
-        dtype=config.dtype,
-        weight_dtype=config.weight_dtype,
-        attention=config.attention,
         remat=config.remat_policy,
     )
 
 
 def completer_settings(config: Config) -> CompleterSettings:
-    return CompleterSettings(
-        layers=config.base_num_decoder_layers,
-        width=config.base_emb_dim,
-        heads=config.base_num_query_heads,
-        head_dim=config.head_dim,
-        mlp_width=config.base_mlp_dim,
-        identity=config.completer_identity,
-        dtype=config.dtype,
-        weight_dtype=config.weight_dtype,
-        attention=config.attention,
-    )
+    return CompleterSettings(**_of_either(config), identity=config.completer_identity)
+
+
+def _of_either(config: Config) -> dict[str, Any]:
+    """The settings that both models have."""
+    return {
+        "layers": config.base_num_decoder_layers,
+        "width": config.base_emb_dim,
+        "heads": config.base_num_query_heads,
+        "head_dim": config.head_dim,
+        "mlp_width": config.base_mlp_dim,
+        "dtype": config.dtype,
+        "weight_dtype": config.weight_dtype,
+        "attention": config.attention,
+    }
 
 
 def _language_model(config: Config) -> Task:
@@ -105,8 +102,7 @@ def _completer(config: Config) -> Task:
 
     def sums(model: SetTransformer, batch: DeviceBatch, data: Measurements | None, most_segments: int) -> Sums:
         shown = jax.lax.stop_gradient(_contexts(worlds, data, config.measured_share, batch))
-        nodes = max(worlds.most_nodes, 0 if data is None else data.is_node.shape[0])
-        values = completer_sums(*model(shown, nodes), shown)
+        values = completer_sums(*model(shown), shown)
         return {
             **{name: values[name] for name in ("objective", "cross_entropy", "targets")},
             "real_tokens": jnp.sum(shown["context_length"], dtype=jnp.int32) + values["targets"],
@@ -133,4 +129,7 @@ def _contexts(worlds: WorldSettings, data: Measurements | None, share: float, ba
     parts = [measured_of(worlds, data, *(column[:real] for column in numbers))] if real else []
     if real < len(numbers[0]):
         parts.append(worlds_of(worlds, *(column[real:] for column in numbers)))
+    most_nodes = max(part["node_kin"].shape[1] for part in parts)
+    for part in parts:
+        part["node_kin"] = jnp.pad(part["node_kin"], ((0, 0), (0, most_nodes - part["node_kin"].shape[1]), (0, 0)))
     return {name: jnp.concatenate([part[name] for part in parts]) for name in parts[0]}

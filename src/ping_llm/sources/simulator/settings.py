@@ -121,9 +121,8 @@ class SimulatorSettings:
         for name in values:
             if name not in known:
                 near = difflib.get_close_matches(name, known, n=1)
-                raise PingLlmError(
-                    f"unknown simulator setting {name!r}" + (f"; did you mean {near[0]!r}?" * bool(near))
-                )
+                advice = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
+                raise PingLlmError(f"unknown simulator setting {name!r}; {advice}")
         return cls(**values)
 
 

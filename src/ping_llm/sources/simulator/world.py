@@ -46,7 +46,7 @@ class World:
         try:
             content = json.loads(path.read_bytes())
             found, settings, fingerprint = content["format"], content["settings"], content["fingerprint"]
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             raise PingLlmError(f"{folder} holds no {WORLD_FILE}: it was not written by the simulator") from None
         except (ValueError, KeyError, TypeError) as error:
             raise PingLlmError(f"{path} is not the description of a simulated world ({error})") from None

@@ -1,0 +1,61 @@
+"""Helpers of the tests of the split: measurements as tuples, and random ones."""
+
+import dataclasses
+from collections.abc import Sequence
+from ipaddress import ip_address
+
+import numpy as np
+
+from ping_llm.baselines.interface import Observations
+from ping_llm.evaluate.split import SplitSettings
+from ping_llm.sources.observations import Measured
+
+Measurement = tuple[str, str, float | None, float | None]
+"""Source, destination, time and RTT. None: no time; failed."""
+
+NODES = tuple(f"10.0.{i}.1" for i in range(9)) + tuple(f"2001:db8::{i:x}" for i in range(1, 5))
+GENEROUS = SplitSettings(held_out_pairs=0.3, unseen_probes=0.25, later=0.4)
+
+
+def measured(measurements: Sequence[Measurement], nodes: Sequence[str] = NODES) -> Measured:
+    number = {node: i for i, node in enumerate(nodes)}
+    source, destination, time_s, rtt_ms = zip(*measurements, strict=True) if measurements else ((), (), (), ())
+    return Measured(
+        nodes=tuple(nodes),
+        observations=Observations(
+            source=np.array([number[s] for s in source], dtype=np.int64),
+            destination=np.array([number[d] for d in destination], dtype=np.int64),
+            time_s=np.array([np.nan if t is None else t for t in time_s], dtype=np.float64),
+            rtt_ms=np.array([np.nan if r is None else r for r in rtt_ms], dtype=np.float32),
+        ),
+    )
+
+
+def plain(nodes: Sequence[str], part: Observations) -> list[Measurement]:
+    columns = zip(*(column.tolist() for column in vars(part).values()), strict=True)
+    return [(nodes[s], nodes[d], None if t != t else t, None if r != r else r) for s, d, t, r in columns]
+
+
+def random_world(count: int, *, sources: int = 120, targets: int = 60, seed: int = 0) -> Measured:
+    """Sources measure targets and each other, in time order."""
+    random = np.random.default_rng(seed)
+    nodes = sources + targets
+    return Measured(
+        nodes=tuple(str(ip_address((10 << 24) + 7 * i)) for i in range(nodes)),
+        observations=Observations(
+            source=random.integers(0, sources, count),
+            destination=random.integers(0, nodes, count),
+            time_s=np.sort(random.integers(1_700_000_000_000_000, 1_700_001_000_000_000, count)) / 1e6,
+            rtt_ms=np.where(random.random(count) < 0.05, np.nan, random.lognormal(3, 1, count)).astype(np.float32),
+        ),
+    )
+
+
+def without_times(world: Measured) -> Measured:
+    timeless = dataclasses.replace(world.observations, time_s=np.full(len(world.observations), np.nan))
+    return dataclasses.replace(world, observations=timeless)
+
+
+def equal(one: Observations, other: Observations) -> bool:
+    columns = zip(vars(one).values(), vars(other).values(), strict=True)
+    return all(a.dtype == b.dtype and np.array_equal(a, b, equal_nan=True) for a, b in columns)

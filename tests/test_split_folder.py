@@ -1,0 +1,112 @@
+"""A split as files: whole, read back exactly, and its training part ready to be prepared."""
+
+import dataclasses
+import json
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from conftest import random_measurements
+from ping_llm.errors import PingLlmError
+from ping_llm.evaluate import write_split as write_split_module
+from ping_llm.evaluate.split import PROTOCOLS, leaks, trained_on
+from ping_llm.evaluate.write_split import read_split, write_split
+from ping_llm.measurements import SCHEMA
+from ping_llm.rows.prepare import PrepareSettings, prepare
+from ping_llm.sources.observations import Measured, read_observations, rows_observations
+from split_fixtures import GENEROUS, equal, plain, random_world, without_times
+
+WriteParquet = Callable[..., Path]
+
+
+class TestFolder:
+    @pytest.mark.parametrize(
+        "world",
+        [
+            random_world(5_000),
+            dataclasses.replace(random_world(5_000), nodes=tuple(f"2001:db8:{i:x}::1" for i in range(180))),
+            without_times(random_world(5_000)),
+        ],
+        ids=["ipv4", "ipv6", "timeless"],
+    )
+    def test_is_read_back_exactly(self, tmp_path: Path, world: Measured) -> None:
+        written = write_split(world, tmp_path / "a" / "split")
+        found = read_split(tmp_path / "a" / "split")
+        assert found.nodes == written.nodes == world.nodes
+        assert str(found.cut_time_s) == str(written.cut_time_s)
+        assert found.unused == written.unused
+        assert list(found.questions) == list(written.questions)
+        assert equal(found.train, written.train)
+        assert equal(found.history, written.history)
+        assert all(equal(found.questions[name], written.questions[name]) for name in written.questions)
+        assert leaks(found) == []
+
+    def test_numbers_that_the_schema_would_round_are_kept(self, tmp_path: Path) -> None:
+        world = random_world(5_000)
+        random = np.random.default_rng(0)
+        fine = dataclasses.replace(
+            world.observations, time_s=np.sort(random.random(5_000)), rtt_ms=random.lognormal(3, 1, 5_000)
+        )
+        written = write_split(dataclasses.replace(world, observations=fine), tmp_path / "split")
+        assert equal(read_split(tmp_path / "split").history, written.history)
+
+    def test_says_what_it_is(self, tmp_path: Path) -> None:
+        written = write_split(random_world(5_000), tmp_path / "split", GENEROUS)
+        description = json.loads((tmp_path / "split" / "split.json").read_text())
+        assert description["settings"] == dataclasses.asdict(GENEROUS)
+        assert description["cut_time_s"] == written.cut_time_s
+        assert description["questions"] == {name: len(questions) for name, questions in written.questions.items()}
+        asked = len(written.questions["unseen_pair"])
+        assert description["history"] + asked + description["unused"] == 5_000
+        assert sorted(p.name for p in tmp_path.iterdir()) == ["split"]
+
+    def test_the_training_part_can_be_prepared(self, tmp_path: Path, write_parquet: WriteParquet) -> None:
+        world = read_observations([write_parquet(random_measurements(20_000, whole_seconds=False))])
+        written = write_split(world, tmp_path / "split")
+        assert pq.read_schema(tmp_path / "split" / "train" / "measurements.parquet").equals(SCHEMA)
+        inputs = (str(tmp_path / "split" / "train" / "*.parquet"),)
+        prepare(PrepareSettings(inputs=inputs, output=tmp_path / "rows", train_ratio=1.0, workers=1))
+        rows = rows_observations(tmp_path / "rows", "train")
+        assert Counter(plain(rows.nodes, rows.observations)) == Counter(plain(written.nodes, written.train))
+        assert trained_on(rows, written) == dict.fromkeys(PROTOCOLS, 0)
+
+    def test_is_not_replaced_without_being_told(self, tmp_path: Path) -> None:
+        write_split(random_world(5_000), tmp_path / "split")
+        with pytest.raises(PingLlmError, match="already exists"):
+            write_split(random_world(6_000), tmp_path / "split")
+        assert len(read_split(tmp_path / "split").history) < 5_000
+        write_split(random_world(6_000), tmp_path / "split", overwrite=True)
+        assert len(read_split(tmp_path / "split").history) > 5_000
+        assert sorted(p.name for p in tmp_path.iterdir()) == ["split"]
+
+    def test_another_folder_is_never_replaced(self, tmp_path: Path) -> None:
+        (tmp_path / "thesis.txt").write_text("all of it")
+        with pytest.raises(PingLlmError, match="something else than a split"):
+            write_split(random_world(5_000), tmp_path, overwrite=True)
+        assert (tmp_path / "thesis.txt").exists()
+
+    def test_is_whole_or_not_there(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        before = write_split(random_world(5_000), tmp_path / "split")
+
+        def full(*_: Any) -> Any:
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(write_split_module, "_description", full)
+        for name in ("split", "new"):
+            with pytest.raises(PingLlmError, match="No space left"):
+                write_split(random_world(6_000), tmp_path / name, overwrite=True)
+        assert sorted(p.name for p in tmp_path.iterdir()) == ["split"]
+        assert equal(read_split(tmp_path / "split").history, before.history)
+
+    def test_what_is_no_split_is_refused(self, tmp_path: Path) -> None:
+        with pytest.raises(PingLlmError, match="not a split"):
+            read_split(tmp_path)
+        write_split(random_world(5_000), tmp_path / "split")
+        (tmp_path / "split" / "history.parquet").write_bytes(b"PAR1")
+        with pytest.raises(PingLlmError, match="damaged"):
+            read_split(tmp_path / "split")

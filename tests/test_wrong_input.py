@@ -1,0 +1,163 @@
+"""Commands with wrong input: paths that are not there, empty files, files for folders, unknown keys and values.
+
+Each ends with one line that says what is wrong, and leaves everything as it was.
+"""
+
+import shlex
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from typer.testing import CliRunner
+
+from ping_llm.cli import app
+from ping_llm.commands.outputs import check_folder, write_table, writing
+from ping_llm.errors import PingLlmError
+from ping_llm.evaluate import write_split
+from ping_llm.rows.manifest import MANIFEST
+from ping_llm.rows.prepare import PrepareSettings, prepare
+from ping_llm.sources import ROWS_FILE, SPLIT_FILE
+from ping_llm.sources.observations import read_observations
+from ping_llm.sources.simulator import SimulatorSettings, simulate
+
+HEADER = "event_time,src_addr,dst_addr,rtt\n"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What a newcomer may have lying about."""
+    folder = tmp_path_factory.mktemp("newcomer")
+    simulate(SimulatorSettings(measurements=5_000), folder / "raw")
+    write_split.write_split(read_observations([folder / "raw"]), folder / "split")
+    prepare(PrepareSettings(inputs=(str(folder / "split" / "train"),), output=folder / "rows", workers=1))
+    for name in ("empty.csv", "empty.parquet", "empty.json", "empty.yml"):
+        (folder / name).touch()
+    for name in ("nothing", "folder.csv"):
+        (folder / name).mkdir()
+    (folder / "other.csv").write_text("foo,bar\n1,2\n")
+    (folder / "one.csv").write_text(HEADER + "1700000000,10.0.0.1,10.0.0.2,5\n1700000001,10.0.0.1,10.0.0.3,7\n")
+    (folder / "rows.yml").write_text("network_train_files: rows\n")
+    (folder / "latin1.md").write_bytes("é".encode("latin-1"))
+    return folder
+
+
+def contents(folder: Path) -> dict[Path, bytes | None]:
+    return {path: path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
+
+
+CASES = [
+    ("simulate -o empty.csv", "empty.csv: File exists"),
+    ("simulate -o empty.csv/x", "empty.csv/x: Not a directory"),
+    ("simulate -o new --set nosuch=1", "unknown simulator setting 'nosuch'; there are seed, measurements, "),
+    ("simulate -o new --set days=x", "days must be a number"),
+    ("simulate -o raw", "raw already holds simulated measurements"),
+    ("import atlas nosuch.json -o new", "nosuch.json: no such file"),
+    ("import atlas empty.json -o new", "the file is empty"),
+    ("import atlas nothing -o new", "is not a file but a folder"),
+    ("import atlas empty.json --packets max -o new", "packets must be 'min' or 'each'"),
+    ("prepare -i nosuch -o new", "no input file matches 'nosuch'"),
+    ("prepare -i empty.parquet -o new", "empty.parquet is empty"),
+    ("prepare -i nothing -o new", "the folder nothing holds no measurement file"),
+    ("prepare -i rows -o new", "the folder rows holds no measurement file"),
+    ("prepare -i split -o new", "the folder split is a split: what may be learnt of it is in split/train"),
+    ("prepare -i raw -o empty.csv", "cannot write to empty.csv"),
+    ("prepare -i raw -o new --columns foo=bar", "write COLUMN=NAME"),
+    ("prepare -i raw -o new --columns rtt=nosuch", "no column 'nosuch'"),
+    ("prepare -i raw -o new --memory-limit-gb nan", "--memory-limit-gb nan: write a number"),
+    ("prepare -i raw -o new --max-row-size-mb inf", "--max-row-size-mb inf: write a number"),
+    ("inspect rows nosuch", "no such folder: nosuch"),
+    ("inspect rows nothing", "nothing has no manifest.json"),
+    ("inspect rows empty.csv", "empty.csv is a file"),
+    ("inspect rows rows --split foo", "rows has no split 'foo'"),
+    ("inspect batch", "name a folder that `ping-llm prepare` wrote, or a --config"),
+    ("inspect batch empty.csv", "empty.csv is a file"),
+    ("inspect batch --config nosuch.yml", "cannot read the configuration 'nosuch.yml'"),
+    ("inspect batch --config empty.yml", "network_train_files is not set"),
+    ("inspect batch --config rows.yml --split foo", "--split 'foo': write train or eval"),
+    ("inspect batch rows --set data_shuffle_seed=3", "give either the folder rows or a configuration"),
+    ("inspect batches nothing", "nothing has no manifest.json"),
+    ("inspect batches rows --steps foo", "write first:end"),
+    ("inspect batches rows --config rows.yml", "give either the folder rows or a configuration"),
+    ("inspect batches --config rows.yml --split foo", "--split 'foo': write train or eval"),
+    ("train --config nosuch.yml", "cannot read the configuration 'nosuch.yml'"),
+    ("train --config nothing", "cannot read the configuration 'nothing'"),
+    ("train nosuch=1", "unknown key 'nosuch'"),
+    ("train base_output_directory=empty.csv", "base_output_directory=empty.csv: empty.csv is a file, not a folder"),
+    ("split nosuch -o new", "no input file matches 'nosuch'"),
+    ("split empty.csv -o new", "empty.csv is empty"),
+    ("split split -o new", "the folder split is a split"),
+    ("split raw -o split", "split already exists"),
+    ("split raw -o rows --overwrite", "something else than a split"),
+    ("split raw -o new --later 0", "later must be above 0"),
+    ("evaluate --data nosuch", "no input file matches 'nosuch'"),
+    ("evaluate --data empty.csv", "empty.csv is empty"),
+    ("evaluate --rows empty.csv", "empty.csv is a file"),
+    ("evaluate --data split --protocol foo", "there is no question of foo"),
+    ("evaluate nosuch --data split", "nosuch holds no trained model"),
+    ("evaluate --data split --world empty.csv", "empty.csv holds no world.json"),
+    ("evaluate --data split --plots empty.csv", "--plots empty.csv: empty.csv is a file, not a folder"),
+    ("predict", "say what to predict"),
+    ("predict --matrix", "give --history"),
+    ("predict --src 10.0.0.1 --dst 10.0.0.2 --history nosuch", "no input file matches 'nosuch'"),
+    ("predict --src 10.0.0.1 --dst 10.0.0.2 --history other.csv", "no column 'src_addr'"),
+    ("predict --src 10.0.0.1 --dst 10.0.0.2 --columns foo=bar", "write COLUMN=NAME"),
+    ("predict --src 10.0.0.1 --dst 10.0.0.2 --time never", "never is not a time"),
+    ("predict --src 10.0.0.1 --dst 10.0.0.2 --quantiles foo", "write levels between 0 and 1"),
+    ("predict --src 10.0.0.1 --dst 10.0.0.2 --checkpoint nothing", "nothing holds no trained model"),
+    ("predict --src 10.0.0.1 --dst 10.0.0.2 --output folder.csv", "folder.csv: there is a folder of that name"),
+    ("predict --src 10.0.0.1 --dst 10.0.0.2 --output empty.csv/x.csv", "empty.csv is a file, not a folder"),
+    ("predict --src foo --dst bar", "'foo' is not an address"),
+    ("predict --questions nosuch.csv", "cannot read nosuch.csv"),
+    ("predict --questions empty.csv", "cannot read empty.csv"),
+    ("predict --questions other.csv", "no column 'src_addr'"),
+    ("surprise nosuch", "no input file matches 'nosuch'"),
+    ("surprise empty.csv", "empty.csv is empty"),
+    ("surprise one.csv --output folder.csv", "folder.csv: there is a folder of that name"),
+    ("surprise one.csv --output out.txt", "must end with .csv or .parquet"),
+    ("surprise one.csv --checkpoint nosuch", "nosuch holds no trained model"),
+    ("destinations --src 10.0.0.1 --checkpoint nosuch", "nosuch holds no trained model"),
+    ("complete --src 10.0.0.1 --prefix 10. --checkpoint empty.csv", "empty.csv holds no trained model"),
+    ("export nosuch -o new", "nosuch holds no trained model"),
+    ("export nosuch -o empty.csv --overwrite", "--output empty.csv: empty.csv is a file, not a folder"),
+    ("export nosuch -o rows --overwrite", "rows holds something else than a model"),
+    ("export nosuch -o new --card nosuch.md", "cannot read the model card nosuch.md: No such file"),
+    ("export nosuch -o new --card latin1.md", "cannot read the model card latin1.md: not UTF-8 text"),
+    ("bench prepare --scratch nosuch", "--scratch nosuch: no such folder"),
+    ("bench prepare --scratch empty.csv", "--scratch empty.csv: no such folder"),
+    ("bench pipeline --rows nosuch", "no such folder: nosuch"),
+]
+
+
+@pytest.mark.parametrize(("command", "message"), CASES, ids=[command for command, _ in CASES])
+def test_wrong_input_is_answered_with_one_line_and_changes_nothing(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, command: str, message: str
+) -> None:
+    monkeypatch.chdir(folder)
+    before = contents(folder)
+    done = CliRunner().invoke(app, shlex.split(command))
+    assert isinstance(done.exception, PingLlmError), done.output
+    assert message in str(done.exception)
+    assert "\n" not in str(done.exception)
+    assert done.stdout == ""
+    assert contents(folder) == before
+
+
+def test_what_the_system_refuses_to_write_is_one_line_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    (tmp_path / "folder.csv").mkdir()
+    with pytest.raises(PingLlmError, match=r"cannot write to .*folder\.csv: Is a directory"):
+        write_table(pa.table({"a": [1]}), tmp_path / "folder.csv")
+    assert [path.name for path in tmp_path.iterdir()] == ["folder.csv"]
+    with pytest.raises(PingLlmError, match="cannot write to there: No space left on device"), writing(Path("there")):
+        raise OSError(28, "No space left on device")
+
+
+def test_a_folder_that_may_not_be_written_to_is_named_before_anything_is_computed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.access", lambda *_: False)
+    with pytest.raises(PingLlmError, match=f"--plots a/b: {tmp_path} cannot be written to"):
+        check_folder(tmp_path / "a" / "b", "--plots a/b")
+
+
+def test_the_files_that_tell_other_folders_from_measurements_have_one_name_everywhere() -> None:
+    assert (ROWS_FILE, SPLIT_FILE) == (MANIFEST, write_split.SPLIT_FILE)
