@@ -2,20 +2,22 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+VENV_MAXTEXT := .venv-maxtext
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 DEMO := data/demo
 MEASUREMENTS ?= 500000
 STEPS ?= 1000
 
-.PHONY: help setup demo test test-slow lint bench lock clean
+.PHONY: help setup demo test test-slow test-maxtext lint bench lock clean
 
 help:
 	@echo "make setup      create .venv from requirements.lock"
 	@echo "make demo       simulate an Internet, prepare probe rows, train a small model, compare it"
 	@echo "make test       linters, type checker and tests"
 	@echo "make test-slow  the tests that take longer: runs that are killed, several processes, real data at length"
+	@echo "make test-maxtext  the tests of the MaxText engine, in an environment of their own (Python 3.12 or 3.13)"
 	@echo "make bench      the figures of docs/benchmarks.md"
-	@echo "make lock       resolve requirements.lock again, for all supported Pythons found"
+	@echo "make lock       resolve the lock files again, for all supported Pythons"
 
 setup: $(VENV)/.ready
 
@@ -42,6 +44,21 @@ test: lint
 test-slow: setup
 	@$(BIN)/python -m pytest -m slow
 
+test-maxtext:
+	@if python=$$($(PYTHON) scripts/find_python.py 3.12 3.13); then \
+		$(MAKE) --no-print-directory MAXTEXT_PYTHON="$$python" $(VENV_MAXTEXT)/.ready && \
+		$(VENV_MAXTEXT)/bin/python -m pytest tests/maxtext; \
+	else \
+		echo "test-maxtext is skipped: MaxText needs Python 3.12 or 3.13, and neither python3.12, python3.13 nor pyenv has one"; \
+	fi
+
+$(VENV_MAXTEXT)/.ready: requirements-maxtext.lock pyproject.toml
+	@echo "Setting up $(VENV_MAXTEXT) (about two minutes the first time)"
+	@$(MAXTEXT_PYTHON) -m venv $(VENV_MAXTEXT)
+	@$(VENV_MAXTEXT)/bin/python -m pip --quiet --disable-pip-version-check install -r requirements-maxtext.lock
+	@$(VENV_MAXTEXT)/bin/python -m pip --quiet --disable-pip-version-check install --no-deps --no-build-isolation --editable .
+	@touch $@
+
 bench: setup
 	@$(BIN)/ping-llm bench prepare --measurements 20000000
 	@$(BIN)/ping-llm bench pipeline --workers 2
@@ -51,4 +68,4 @@ lock:
 	@$(PYTHON) scripts/lock.py
 
 clean:
-	rm -rf $(VENV) data/demo
+	rm -rf $(VENV) $(VENV_MAXTEXT) data/demo

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from ping_llm import __version__
-from ping_llm.commands import ask, bench, data, evaluate, inspect, predict, split, train, trained
+from ping_llm.commands import ask, bench, convert, data, evaluate, inspect, predict, split, train, trained
 from ping_llm.console import err, out
 from ping_llm.errors import PingLlmError
 from ping_llm.stopping import stop_on_signals
@@ -35,6 +35,7 @@ app.command()(data.prepare)
 app.command()(train.train)
 app.command()(evaluate.evaluate)
 app.command()(trained.export)
+app.command()(convert.convert)
 app.command()(ask.destinations)
 app.command()(ask.complete)
 app.command()(ask.surprise)

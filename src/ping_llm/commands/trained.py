@@ -28,9 +28,10 @@ def export(
       ping-llm export runs/ping-llm/my-run --output models/my-model
     """
     from ping_llm.card import model_card
-    from ping_llm.train.trained import load_trained, save_trained
+    from ping_llm.train.trained import check_replaceable, load_trained, save_trained
 
-    _check_output(output, overwrite)
+    check_folder(output, f"--output {output}")
+    check_replaceable(output, overwrite=overwrite)
     own_card = _read_card(card) if card else None
     trained = load_trained(run)
     with writing(output):
@@ -43,13 +44,6 @@ def export(
         )
     else:
         out.print(f"{len(files)} files, {size / 1e6:,.1f} MB, in {output}: the model after {trained.steps:,} steps")
-
-
-def _check_output(folder: Path, overwrite: bool) -> None:
-    """A model may be replaced, nothing else."""
-    check_folder(folder, f"--output {folder}")
-    if overwrite and folder.exists() and any(folder.iterdir()) and not any(folder.glob("*.safetensors")):
-        raise PingLlmError(f"{folder} holds something else than a model: choose another folder")
 
 
 def _read_card(path: Path) -> str:

@@ -1,7 +1,7 @@
 """Trained models: the newest checkpoint of a run, or a folder of plain files that can be given to anybody.
 
 config.yml                           what the model is made of, and how it was trained
-model-00001-of-00003.safetensors …   the weights in 16 bits, in files of at most 12 MB
+model-00001-of-00003.safetensors …   the weights, most often in 16 bits, in files of at most 12 MB
 model.safetensors.index.json         which array is in which file, as in other people's models, and checksums
 README.md                            the model card
 """
@@ -61,14 +61,15 @@ def load_trained(where: Path | str | None = None) -> Trained:
     return Trained(config=config, weights=weights, steps=steps, where=str(where))
 
 
-def save_trained(trained: Trained, folder: Path, card: str, *, overwrite: bool = False) -> None:
+def save_trained(
+    trained: Trained, folder: Path, card: str, *, overwrite: bool = False, dtype: str = "bfloat16"
+) -> None:
     """Write the files named above: whole or not at all."""
-    if folder.exists() and not overwrite:
-        raise PingLlmError(f"{folder} exists already; --overwrite replaces it")
+    check_replaceable(folder, overwrite=overwrite)
     unfinished = folder.with_name(f".{folder.name}.unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir(parents=True)
-    parts = _parts({name: array.astype(jnp.bfloat16) for name, array in _by_name(trained.weights).items()})
+    parts = _parts({name: array.astype(dtype) for name, array in by_name(trained.weights).items()})
     index: dict[str, Any] = {"metadata": {"steps": trained.steps, "sha256": {}}, "weight_map": {}}
     for number, part in enumerate(parts, start=1):
         name = f"model-{number:05d}-of-{len(parts):05d}.safetensors"
@@ -83,9 +84,17 @@ def save_trained(trained: Trained, folder: Path, card: str, *, overwrite: bool =
     unfinished.rename(folder)
 
 
+def check_replaceable(folder: Path, *, overwrite: bool) -> None:
+    """A model may be replaced if that is wanted, nothing else."""
+    if folder.exists() and not overwrite:
+        raise PingLlmError(f"{folder} exists already; --overwrite replaces it")
+    if folder.exists() and any(folder.iterdir()) and not (folder / _INDEX).exists():
+        raise PingLlmError(f"{folder} holds something else than a model: choose another folder")
+
+
 def begin_with(trained: Trained, weights: Any) -> Any:
     """The trained weights, laid out as the given ones, which a run would otherwise have begun with."""
-    have, want = _by_name(trained.weights), _by_name(weights)
+    have, want = by_name(trained.weights), by_name(weights)
     different = sorted(n for n in have.keys() | want.keys() if _shape(have, n) != _shape(want, n))
     if different:
         name = different[0]
@@ -98,8 +107,6 @@ def begin_with(trained: Trained, weights: Any) -> Any:
 
 def _from_files(folder: Path) -> Trained:
     config = load_config(folder / "config.yml")
-    shapes = jax.eval_shape(lambda: first_state(config, optimizer(config)).weights)
-    wanted = _by_name(shapes)
     index = json.loads((folder / _INDEX).read_text())
     found: dict[str, jax.Array] = {}
     for file, checksum in index["metadata"]["sha256"].items():
@@ -108,14 +115,21 @@ def _from_files(folder: Path) -> Trained:
         if file_sha256(folder / file) != checksum:
             raise PingLlmError(f"{folder / file} is damaged: its checksum is not the one that was stored with it")
         found |= safetensors.flax.load_file(folder / file)
+    steps = index["metadata"]["steps"]
+    return Trained(config=config, weights=weights_of(config, found, folder), steps=steps, where=str(folder))
+
+
+def weights_of(config: Config, found: dict[str, Any], where: Path | str) -> Any:
+    """The state of the model that the configuration describes, from its arrays by name."""
+    shapes = jax.eval_shape(lambda: first_state(config, optimizer(config)).weights)
+    wanted = by_name(shapes)
     if different := sorted(n for n in found.keys() | wanted.keys() if _shape(found, n) != _shape(wanted, n)):
-        raise PingLlmError(f"{folder}: the weights do not fit the configuration beside them ({different[0]})")
-    leaves = [found[name].astype(leaf.dtype) for name, leaf in wanted.items()]
-    weights = jax.tree.unflatten(jax.tree.structure(shapes), leaves)
-    return Trained(config=config, weights=weights, steps=index["metadata"]["steps"], where=str(folder))
+        raise PingLlmError(f"{where}: the weights do not fit the configuration beside them ({different[0]})")
+    leaves = [jnp.asarray(found[name], leaf.dtype) for name, leaf in wanted.items()]
+    return jax.tree.unflatten(jax.tree.structure(shapes), leaves)
 
 
-def _by_name(weights: Any) -> dict[str, Any]:
+def by_name(weights: Any) -> dict[str, Any]:
     """Arrays by their place in the model, such as `blocks.0.qkv.kernel`, in the order of the tree."""
     found = jax.tree_util.tree_flatten_with_path(weights)[0]
     return {jax.tree_util.keystr(path, simple=True, separator=".").removesuffix(".value"): leaf for path, leaf in found}
