@@ -16,7 +16,7 @@ from ping_llm.errors import PingLlmError
 from ping_llm.evaluate import write_split
 from ping_llm.rows.manifest import MANIFEST
 from ping_llm.rows.prepare import PrepareSettings, prepare
-from ping_llm.sources import ROWS_FILE, SPLIT_FILE
+from ping_llm.sources import ROWS_FILE
 from ping_llm.sources.observations import read_observations
 from ping_llm.sources.simulator import SimulatorSettings, simulate
 
@@ -36,6 +36,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / name).mkdir()
     (folder / "other.csv").write_text("foo,bar\n1,2\n")
     (folder / "one.csv").write_text(HEADER + "1700000000,10.0.0.1,10.0.0.2,5\n1700000001,10.0.0.1,10.0.0.3,7\n")
+    (folder / "unusable.csv").write_text(HEADER + "1700000000,here,there,5\n")
     (folder / "rows.yml").write_text("network_train_files: rows\n")
     (folder / "latin1.md").write_bytes("é".encode("latin-1"))
     return folder
@@ -65,6 +66,8 @@ CASES = [
     ("prepare -i raw -o new --columns rtt=nosuch", "no column 'nosuch'"),
     ("prepare -i raw -o new --memory-limit-gb nan", "--memory-limit-gb nan: write a number"),
     ("prepare -i raw -o new --max-row-size-mb inf", "--max-row-size-mb inf: write a number"),
+    ("prepare -i unusable.csv -o new", "no usable measurement in the input"),
+    ("prepare -i unusable.csv --strict -o new", "unusable.csv"),
     ("inspect rows nosuch", "no such folder: nosuch"),
     ("inspect rows nothing", "nothing has no manifest.json"),
     ("inspect rows empty.csv", "empty.csv is a file"),
@@ -83,6 +86,10 @@ CASES = [
     ("train --config nothing", "cannot read the configuration 'nothing'"),
     ("train nosuch=1", "unknown key 'nosuch'"),
     ("train base_output_directory=empty.csv", "base_output_directory=empty.csv: empty.csv is a file, not a folder"),
+    ("train network_train_files=rows eval_interval=5", "network_eval_files is empty"),
+    ("train network_train_files=rows network_eval_files=nosuch eval_interval=5", "nosuch"),
+    ("train network_train_files=nosuch", "nosuch"),
+    ("train network_train_files=rows load_parameters_path=nothing", "nothing holds no trained model"),
     ("split nosuch -o new", "no input file matches 'nosuch'"),
     ("split empty.csv -o new", "empty.csv is empty"),
     ("split split -o new", "the folder split is a split"),
@@ -160,4 +167,4 @@ def test_a_folder_that_may_not_be_written_to_is_named_before_anything_is_compute
 
 
 def test_the_files_that_tell_other_folders_from_measurements_have_one_name_everywhere() -> None:
-    assert (ROWS_FILE, SPLIT_FILE) == (MANIFEST, write_split.SPLIT_FILE)
+    assert ROWS_FILE == MANIFEST

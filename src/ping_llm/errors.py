@@ -6,4 +6,4 @@ class PingLlmError(Exception):
 
 
 class MeasurementError(PingLlmError):
-    """A measurement that cannot be used, met under `--strict`. The message names the file and the row."""
+    """Input that cannot be used: one measurement, met under `--strict` (the message names the file and row), or all."""

@@ -98,7 +98,8 @@ def evaluate(
 
 def _split_of(data: Sequence[str], rows: Path | None, columns: dict[str, str]) -> "Split":
     from ping_llm.evaluate.split import split
-    from ping_llm.evaluate.write_split import SPLIT_FILE, read_split
+    from ping_llm.evaluate.write_split import read_split
+    from ping_llm.sources import SPLIT_FILE
     from ping_llm.sources.observations import read_observations
 
     if bool(data) == bool(rows):

@@ -26,10 +26,10 @@ from ping_llm.baselines.interface import Ints, Observations
 from ping_llm.errors import PingLlmError
 from ping_llm.evaluate.split import PROTOCOLS, RULE, Split, SplitSettings, split
 from ping_llm.measurements import SCHEMA
+from ping_llm.sources import SPLIT_FILE
 from ping_llm.sources.observations import Measured
 
 FORMAT_VERSION: Final = 1
-SPLIT_FILE: Final = "split.json"
 TRAIN_FILE: Final = "train/measurements.parquet"
 
 _ROWS_PER_GROUP: Final = 1 << 17

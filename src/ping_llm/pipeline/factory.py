@@ -3,6 +3,7 @@
 from typing import Final
 
 from ping_llm.config import Config, parse_blend
+from ping_llm.config.blend import Blend
 from ping_llm.errors import PingLlmError
 from ping_llm.pipeline.contexts import ContextSettings
 from ping_llm.pipeline.loader import Loader, LoaderSettings
@@ -61,6 +62,14 @@ def make_eval_loader(config: Config, *, devices: int = 1, host: int = 0, hosts: 
     return Loader(spec, _settings(config, host, hosts), last_step=batches - 1, keep_alive=kept)
 
 
+def check_files(config: Config) -> None:
+    """Are there rows to train and to evaluate on? Said before a model is made, not at the first evaluation."""
+    if config.dataset_type == "network" and config.network_data_format == "probe_chunks":
+        for split in ("train", "eval")[: 2 if config.eval_interval > 0 else 1]:
+            for pattern, _ in _blend(config, split):
+                RowsSpec.find(pattern, split)
+
+
 def spec_from_config(config: Config, split: str = "train", devices: int = 1) -> DataSpec:
     """What decides every batch of a run with this configuration (of prepared rows)."""
     if config.network_data_format != "probe_chunks":
@@ -89,11 +98,7 @@ def _settings(config: Config, host: int, hosts: int) -> LoaderSettings:
 def _spec(config: Config, split: str, devices: int) -> tuple[DataSpec, PreparedInMemory | None]:
     if config.dataset_type != "network":
         raise PingLlmError(f"dataset_type={config.dataset_type} is not available here; use dataset_type=network")
-    name = f"network_{split}_files"
-    text = getattr(config, name)
-    if not text:
-        raise PingLlmError(f"{name} is not set: give a folder that `ping-llm prepare` wrote")
-    blend = parse_blend(text)
+    blend = _blend(config, split)
     kept = None
     rows: tuple[RowsSpec, ...]
     if config.network_data_format == "network_parquet":
@@ -117,6 +122,14 @@ def _spec(config: Config, split: str, devices: int) -> tuple[DataSpec, PreparedI
         finite=split == "eval",
     )
     return spec, kept
+
+
+def _blend(config: Config, split: str) -> Blend:
+    name = f"network_{split}_files"
+    text = getattr(config, name)
+    if not text:
+        raise PingLlmError(f"{name} is not set: give a folder that `ping-llm prepare` wrote")
+    return parse_blend(text)
 
 
 def _batch_size(config: Config, devices: int) -> int:

@@ -11,7 +11,7 @@ import json
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -20,7 +20,7 @@ import numpy as np
 import psutil
 
 from ping_llm.console import Advance, progress
-from ping_llm.errors import PingLlmError
+from ping_llm.errors import MeasurementError, PingLlmError
 from ping_llm.rows import spill
 from ping_llm.rows.format import FORMAT_VERSION
 from ping_llm.rows.manifest import MANIFEST, Manifest
@@ -102,6 +102,11 @@ def prepare(settings: PrepareSettings) -> tuple[Manifest, bool]:
             publish(work, output)
     except OSError as error:
         raise PingLlmError(_explain(error, output)) from error
+    except MeasurementError:  # which no rerun would finish, and which must not stand in the way of better input
+        shutil.rmtree(work, ignore_errors=True)
+        with suppress(OSError):
+            output.rmdir()
+        raise
     return Manifest.load(output), True
 
 
@@ -176,7 +181,9 @@ def _run(plan: Plan, settings: PrepareSettings, work: Path) -> None:
         kept = sum(part["kept"] for part in parts)
         if not kept:
             dropped = sum((Counter(part["dropped"]) for part in parts), Counter[str]())
-            raise PingLlmError(f"no usable measurement in the input; dropped: {dict(dropped) or 'none, it is empty'}")
+            raise MeasurementError(
+                f"no usable measurement in the input; dropped: {dict(dropped) or 'none, it is empty'}"
+            )
         shard_tasks = [
             ShardTask(
                 number=number,

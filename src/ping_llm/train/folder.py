@@ -1,5 +1,6 @@
 """A run's folder: what is where."""
 
+import contextlib
 import json
 import os
 from dataclasses import dataclass
@@ -49,6 +50,12 @@ class RunFolder:
     @property
     def profile(self) -> Path:
         return self.path / "profile"
+
+    def forget_if_empty(self) -> None:
+        """A run that could not begin leaves no trace."""
+        with contextlib.suppress(OSError):  # they hold something, or were never made
+            for folder in (self.checkpoints, self.path, *self.path.parents[:2]):
+                folder.rmdir()
 
     def write(self, file: Path, text: str) -> None:
         """Whole or not at all."""

@@ -44,7 +44,12 @@ def train(config: Config) -> dict[str, Any]:
     hardware.start_processes(config)
     if not config.run_name:
         config = config.replace(run_name=time.strftime("%Y%m%d-%H%M%S"))
-    with _Run(config) as run:
+    try:
+        run = _Run(config)
+    except BaseException:
+        RunFolder.of(config).forget_if_empty()
+        raise
+    with run:
         run.announce()
         run.loop()
         return run.finish()
@@ -58,6 +63,7 @@ class _Run:
         self.mesh = hardware.make_mesh(config)
         self.task = task_of(config)
         self._check_batch()
+        factory.check_files(config)
         if self.folder.has_checkpoints:
             check_unchanged(self.folder.config, config)
         self.checkpoints = self._open_checkpoints()
