@@ -1,11 +1,9 @@
 """Baselines on real measurements are at least as good as the figures the project set out to beat (of three seeds)."""
 
-import bz2
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import orjson
 import pytest
 
 from ping_llm.baselines import (
@@ -16,14 +14,20 @@ from ping_llm.baselines import (
     LogFactors,
     MedianOfLast,
     MovingAverage,
-    NodeIds,
     Observations,
     Vivaldi,
 )
 from ping_llm.baselines.history import History
 from ping_llm.baselines.interface import Floats
-from ping_llm.baselines.pairs import PairTable
-from ping_llm.sources.atlas.result import read_ping
+from ping_llm.completer.evaluate_real import (
+    MENOG_FILE,
+    PLANETLAB_FILE,
+    Pings,
+    menog_pairs,
+    menog_pings,
+    parted,
+    planetlab_pairs,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -46,11 +50,8 @@ def errors(predicted: Floats, rtt_ms: Floats) -> Floats:
 def unseen_pairs(pairs: Observations, make: Make, known: float) -> Floats:
     results = []
     for seed in range(3):
-        order = np.random.default_rng(seed).permutation(len(pairs))
-        learnt, asked = np.split(order, [round(known * len(pairs))])
-        test = pairs.take(asked)
-        predicted = make(seed).fit(pairs.take(learnt)).predict(test.questions)
-        results.append(errors(predicted, test.rtt_ms.astype(np.float64)))
+        learnt, test = parted(pairs, known, seed)
+        results.append(errors(make(seed).fit(learnt).predict(test.questions), test.rtt_ms.astype(np.float64)))
     return np.mean(results, axis=0)
 
 
@@ -61,38 +62,18 @@ def vivaldi(seed: int) -> Vivaldi:
 @pytest.fixture(scope="module")
 def planetlab(shared_data: Path) -> Observations:
     """Unordered pairs: the matrix is symmetric, and the other direction would be the answer."""
-    rtt = np.load(existing(shared_data, "planetlab-rtt-frame1.npz"))["rtt"][0]
-    source, destination = np.triu_indices(len(rtt), 1)
-    return Observations(
-        source=source, destination=destination, time_s=np.zeros(len(source)), rtt_ms=rtt[source, destination]
-    )
+    existing(shared_data, PLANETLAB_FILE)
+    return at_once(planetlab_pairs(shared_data))
 
 
 @pytest.fixture(scope="module")
-def menog(shared_data: Path) -> tuple[Observations, Observations]:
-    """Results of (probe, destination): the first ping of each, and the fastest."""
-    nodes, source, destination, time_s, first, fastest = NodeIds(), [], [], [], [], []
-    with bz2.open(existing(shared_data, "ripe-atlas-ping-menog.jsonl.bz2"), "rb") as lines:
-        for line in lines:
-            result = orjson.loads(line)
-            ping = read_ping(result, each_packet=True)
-            answers = [rtt for rtt in ping.rtts if rtt is not None]
-            source.append(("probe", result["prb_id"]))
-            destination.append(ping.destination)
-            time_s.append(ping.time_us / 1e6)
-            first.append(np.nan if ping.rtts[0] is None else ping.rtts[0])
-            fastest.append(min(answers, default=np.nan))
-    columns = {"source": nodes.ids(source), "destination": nodes.ids(destination), "time_s": np.array(time_s)}
-    return Observations(**columns, rtt_ms=np.array(first)), Observations(**columns, rtt_ms=np.array(fastest))
+def menog(shared_data: Path) -> Pings:
+    existing(shared_data, MENOG_FILE)
+    return menog_pings(shared_data)
 
 
-@pytest.fixture(scope="module")
-def menog_pairs(menog: tuple[Observations, Observations]) -> Observations:
-    """One value for each pair with at least ten answered results: the median of their minima."""
-    answered = menog[1].answered
-    _, number, count = np.unique(answered.pair, return_inverse=True, return_counts=True)
-    table = PairTable.of(answered.take(count[number] >= 10))
-    return Observations(**vars(table.questions), rtt_ms=table.rtt_ms)
+def at_once(pairs: Observations) -> Observations:
+    return Observations(**{**vars(pairs), "time_s": np.zeros(len(pairs))})
 
 
 PLANETLAB: list[tuple[str, Make, float, float, float]] = [
@@ -132,11 +113,10 @@ def test_unseen_pairs_of_planetlab(
 @pytest.mark.parametrize(
     ("make", "known", "median", "absolute"), [pytest.param(*rest, id=f"{name}-{rest[1]}") for name, *rest in MENOG]
 )
-def test_unseen_pairs_of_menog(
-    menog_pairs: Observations, make: Make, known: float, median: float, absolute: float
-) -> None:
-    assert len(menog_pairs) == 2161
-    got = unseen_pairs(menog_pairs, make, known)
+def test_unseen_pairs_of_menog(menog: Pings, make: Make, known: float, median: float, absolute: float) -> None:
+    pairs = at_once(menog_pairs(menog.fastest))
+    assert len(pairs) == 2161
+    got = unseen_pairs(pairs, make, known)
     assert got[0] < median
     assert got[2] < absolute
 
@@ -146,10 +126,8 @@ def test_unseen_pairs_of_menog(
     [(LastValue(), 0.0105, 10.5), (MedianOfLast(), 0.0125, 8.6), (MovingAverage(), 0.016, 9.5)],
     ids=["last value", "median of last 8", "moving average"],
 )
-def test_seen_pairs_of_menog_one_step_ahead(
-    menog: tuple[Observations, Observations], baseline: Baseline, median: float, absolute: float
-) -> None:
-    first = menog[0].answered
+def test_seen_pairs_of_menog_one_step_ahead(menog: Pings, baseline: Baseline, median: float, absolute: float) -> None:
+    first = menog.first.answered
     start, stop = History.of(first.pair, first.time_s, first.rtt_ms).span(first.pair, first.time_s)
     test = first.take(stop > start)
     got = errors(baseline.fit(first).predict(test.questions), test.rtt_ms.astype(np.float64))

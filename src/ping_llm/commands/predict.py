@@ -49,7 +49,7 @@ def predict(
     """Predict RTTs that were not measured, from measurements that were.
 
     Works without any training: the completer that comes with ping-llm was trained on simulated Internets only and reads
-    your measurements as context. It never looks at the addresses themselves, so private ones and stand-ins will do.
+    your measurements as context. Of addresses it only sees which share a prefix, so private ones and stand-ins will do.
     Every answer is a distribution: its quantiles, and the chance that the measurement fails.
 
     Of a long history, the completer looks at what says most about the pair: earlier measurements of it, then
@@ -81,8 +81,7 @@ def predict(
         checkpoint, context=context, votes=votes, questions_per_context=1 if thorough else 8
     )
     with progress("predicting", total=len(asked)) as advance:
-        answers = predictor.predict(known.observations, asked, nodes, advance)
-    answered = answers_table(table, answers, levels)
+        answered = answers_table(table, predictor.in_parts(known.observations, asked, nodes, advance), levels)
     if output:
         write_table(answered, output)
     if json_output:

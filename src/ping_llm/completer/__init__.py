@@ -4,6 +4,7 @@ settings        sizes and shares
 draws           random numbers of one world
 internet        the prior: where nodes are, and how far apart
 disturbances    the prior: load, changes of route, jitter, loss, resolution
+kinship         who shares prefixes of addresses with whom
 selection       which measurements a context holds: the rule
 worlds          batches of simulated worlds, a pure function of the step
 features, bins  numbers on their way into the model, distributions on their way out

@@ -1,7 +1,7 @@
 """Answers: from known measurements and questions to distributions."""
 
 # mypy: disallow-untyped-calls=False
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Final
@@ -66,23 +66,35 @@ class Completer:
 
         `nodes` are the addresses of the nodes' numbers, of which the model learns who shares a prefix with whom.
         """
+        p_failed, probability = np.zeros(len(questions)), np.zeros((len(questions), self.settings.bins), np.float32)
+        for rows, answers in self.in_parts(known, questions, nodes, advance):
+            p_failed[rows], probability[rows] = answers.p_failed, answers.probability
+        return BinDistribution(p_failed=p_failed, probability=probability)
+
+    def in_parts(
+        self,
+        known: Observations,
+        questions: Questions,
+        nodes: Sequence[str] | None = None,
+        advance: Advance | None = None,
+    ) -> Iterator[tuple[Ints, BinDistribution]]:
+        """The same as they come, some dozens at a time: rows of the questions, and their answers."""
         p = self.prediction
         index = Known(known, p.context - 1, _kin(known, questions) if nodes is None else kin_of(nodes))
         shared = list(groups(questions, p.questions_per_context))
-        p_failed = np.zeros(len(questions))
-        probability = np.zeros((len(questions), self.settings.bins))
         for start in range(0, len(shared), p.contexts_per_call):
             part = shared[start : start + p.contexts_per_call]
             batch = _stacked([filled(index, questions, group, p.context, p.places) for group in part], p)
-            for vote in range(p.votes):
-                bins, failed = self._answers(batch, vote)
-                for group, of_group, failed_of_group in zip(part, bins, failed, strict=False):
-                    count = len(group.rows)
-                    probability[group.rows] += of_group[:count] / p.votes
-                    p_failed[group.rows] += failed_of_group[:count] / p.votes
+            asked = np.arange(p.places) < np.array([len(group.rows) for group in part])[:, None]
+            votes = [self._answers(batch, vote) for vote in range(p.votes)]
+            bins, failed = (
+                np.mean([answers[: len(part)][asked] for answers in of_all], axis=0)
+                for of_all in zip(*votes, strict=True)
+            )
+            rows = np.concatenate([group.rows for group in part])
+            yield rows, BinDistribution(p_failed=failed, probability=bins)
             if advance is not None:
-                advance(sum(len(group.rows) for group in part))
-        return BinDistribution(p_failed=p_failed, probability=probability / probability.sum(axis=1, keepdims=True))
+                advance(len(rows))
 
     def with_prediction(self, **changes: Any) -> "Completer":
         """The same completer, for example with `votes=4` or `context=2048`."""
@@ -93,7 +105,7 @@ class Completer:
         of_vote = jax.random.key_data(jax.random.fold_in(jax.random.key(p.seed), vote))
         keys = jnp.broadcast_to(of_vote, (len(batch["context_length"]), *of_vote.shape))  # whoever else is asked
         bins, failed = _compiled(self.settings)(self.weights, {**batch, "identity_key": keys})
-        return np.asarray(bins, np.float64), np.asarray(failed, np.float64)
+        return np.asarray(bins), np.asarray(failed, np.float64)
 
 
 @cache

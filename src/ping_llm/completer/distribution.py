@@ -10,9 +10,10 @@ impossible: one that was not expected at all has a surprise of 27 bits.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from ping_llm.completer.bins import Bins
 from ping_llm.distribution import CODE_MS, Floats, RttDistribution, search_rows
@@ -26,7 +27,7 @@ _FALL: Final = 1.5
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class BinDistribution(RttDistribution):
-    probability: Floats
+    probability: npt.NDArray[np.floating[Any]]
     """[n, bins], each row sums to 1."""
 
     def __post_init__(self) -> None:
@@ -77,7 +78,7 @@ class BinDistribution(RttDistribution):
     @cached_property
     def _corners(self) -> Floats:
         """Probabilities of the bins, each also the density of ln RTT at the centre, in bins."""
-        return (1 - _ANYWHERE) * self.probability + _ANYWHERE / self.bins.count
+        return (1 - _ANYWHERE) * self.probability.astype(np.float64) + _ANYWHERE / self.bins.count
 
     @cached_property
     def _until(self) -> Floats:

@@ -59,10 +59,10 @@ def make_disturbances(draw: Draws, nodes: int, pairs: int, *, noisy: jax.Array, 
     node_changed = draw.chance(draw.half_normal(0.06), (nodes,))
     steps_ms = jnp.where(node_changed, draw.log_normal(8.0, 1.2, (2, nodes)), 0.0)
     pair_change = interval_s * draw.log_uniform(0.5, 300.0, (2, pairs))
-    pair_changed = draw.chance(draw.half_normal(0.2), (2, pairs))
+    pair_changed = draw.chance(draw.half_normal(0.12), (2, pairs))
     size = 0.15 * draw.normal((2, pairs)) * jnp.exp(0.8 * draw.normal((2, pairs)))
-    jitter = draw.log_uniform(0.02, 1.5)
-    load = sometimes(0.5, draw.log_uniform(0.3, 8.0))
+    jitter = draw.log_uniform(0.006, 1.0)
+    load = sometimes(0.35, draw.log_uniform(0.1, 6.0))
     losses = draw.chance(jnp.where(noisy, 0.75, 0.15))
     rare = draw.log_uniform(5e-4, 4e-2)
     return Disturbances(
@@ -70,8 +70,8 @@ def make_disturbances(draw: Draws, nodes: int, pairs: int, *, noisy: jax.Array, 
         resolution_ms=jnp.asarray(_RESOLUTIONS_MS)[draw.below(len(_RESOLUTIONS_MS))],
         asymmetry=sometimes(0.4, draw.log_uniform(0.002, 0.1)) * draw.normal((pairs,)),
         node_jitter_ms=jitter * jnp.exp(draw.uniform(0.3, 1.3) * draw.normal((nodes,))),
-        pair_jitter=draw.log_uniform(5e-4, 0.02) * jnp.exp(draw.uniform(0.2, 1.0) * draw.normal((pairs,))),
-        spike_chance=draw.half_normal(0.02) * jnp.exp(draw.normal((nodes,))),
+        pair_jitter=draw.log_uniform(2e-4, 0.02) * jnp.exp(draw.uniform(0.2, 1.0) * draw.normal((pairs,))),
+        spike_chance=draw.half_normal(0.012) * jnp.exp(draw.normal((nodes,))),
         node_load_ms=load * jnp.exp(1.2 * draw.normal((nodes,))),
         node_phase=draw.uniform(0.0, 2 * jnp.pi) + draw.uniform(0.0, 2.0) * draw.normal((nodes,)),
         node_change_s=jnp.where(node_changed, change, ever),
@@ -80,7 +80,7 @@ def make_disturbances(draw: Draws, nodes: int, pairs: int, *, noisy: jax.Array, 
         pair_change_s=jnp.where(pair_changed, pair_change, ever),
         pair_before=jnp.clip(size, -1.0, 1.5),
         second_route=jnp.clip(0.12 * draw.normal((pairs,)) * jnp.exp(0.5 * draw.normal((pairs,))), -0.5, 1.0),
-        second_route_chance=draw.uniform(0.02, 0.5, (pairs,)) * draw.chance(draw.half_normal(0.15), (pairs,)),
+        second_route_chance=draw.uniform(0.02, 0.5, (pairs,)) * draw.chance(draw.half_normal(0.1), (pairs,)),
         node_loss=losses * jnp.minimum(rare * jnp.exp(draw.uniform(0.5, 2.5) * draw.normal((nodes,))), 1.0),
         pair_loss=losses * jnp.minimum(rare * jnp.exp(draw.uniform(0.5, 3.0) * draw.normal((pairs,))), 1.0),
     )

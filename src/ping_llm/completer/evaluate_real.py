@@ -1,4 +1,4 @@
-"""How good zero-shot answers are on real data, by the protocols of the classical baselines.
+"""How good answers are on real data, by the protocols of the classical baselines: what `bench/real_data.py` asks.
 
 - PlanetLab, frame 1: a symmetric matrix of 490 nodes; 5, 20 or 50 % of the unordered pairs are known, three seeds.
 - MENOG: 2,161 pairs of RIPE Atlas probes and destinations with at least ten answers, each the median of its results'
@@ -83,6 +83,13 @@ def menog_pairs(fastest: Observations) -> Observations:
     return _timeless(table.source, table.destination, table.rtt_ms)
 
 
+def parted(pairs: Observations, known: float, seed: int) -> tuple[Observations, Observations]:
+    """What is known and what is asked, the latter in random order."""
+    order = np.random.default_rng(seed).permutation(len(pairs))
+    learnt, asked = np.split(order, [round(known * len(pairs))])
+    return pairs.take(learnt), pairs.take(asked)
+
+
 def unseen_pairs(
     predictor: Predictor,
     pairs: Observations,
@@ -95,41 +102,18 @@ def unseen_pairs(
     """Means over the seeds. `most_questions` asks a random part of what was held out."""
     results = []
     for seed in seeds:
-        order = np.random.default_rng(seed).permutation(len(pairs))
-        learnt, asked = np.split(order, [round(known * len(pairs))])
-        test = pairs.take(asked[:most_questions])  # of a permutation, any part is random
-        results.append(scores(predictor.predict(pairs.take(learnt), test.questions, nodes), test))
+        learnt, asked = parted(pairs, known, seed)
+        test = asked.take(slice(0, most_questions))
+        results.append(scores(predictor.predict(learnt, test.questions, nodes), test))
     return {name: float(np.mean([result[name] for result in results])) for name in results[0]}
 
 
-def seen_pairs_later(predictor: Predictor, pings: Pings, *, most_questions: int = 2000, seed: int = 0) -> Scores:
-    """Answered pings whose pair was measured before, each asked from everything that was measured before it."""
+def answered_later(pings: Pings, most_questions: int = 2000, seed: int = 0) -> Observations:
+    """Answered pings whose pair was measured before, to be asked from everything that was measured before them."""
     answered = pings.first.answered
     start, stop = History.of(answered.pair, answered.time_s, answered.rtt_ms).span(answered.pair, answered.time_s)
     seen = np.flatnonzero(stop > start)
-    test = answered.take(np.random.default_rng(seed).permutation(seen)[:most_questions])
-    return scores(predictor.predict(pings.first, test.questions, pings.nodes), test)
-
-
-def zero_shot(
-    predictor: Predictor, folder: Path, *, most_questions: int | None = 1000, seeds: Iterable[int] = (0,)
-) -> dict[str, Scores]:
-    """All unseen-pair figures, small enough by default to watch them during training; missing data is left out."""
-    seeds = tuple(seeds)
-    found: dict[str, Scores] = {}
-
-    def ask(name: str, pairs: Observations, shares: Sequence[float], nodes: Sequence[str] | None) -> None:
-        for share in shares:
-            found[f"{name}_{share:.0%}"] = unseen_pairs(
-                predictor, pairs, share, nodes=nodes, seeds=seeds, most_questions=most_questions
-            )
-
-    if (folder / PLANETLAB_FILE).exists():
-        ask("planetlab", planetlab_pairs(folder), PLANETLAB_KNOWN, None)
-    if (folder / MENOG_FILE).exists():
-        pings = menog_pings(folder)
-        ask("menog", menog_pairs(pings.fastest), MENOG_KNOWN, pings.nodes)
-    return found
+    return answered.take(np.random.default_rng(seed).permutation(seen)[:most_questions])
 
 
 def _timeless(source: npt.NDArray[Any], destination: npt.NDArray[Any], rtt_ms: Floats) -> Observations:

@@ -5,7 +5,7 @@
 >>> predictor.predict(known, questions, nodes).interval(0.9)      # distributions
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -84,11 +84,20 @@ class Predictor:
         """
         if isinstance(self.model, Completer):
             return self.model.predict(known, questions, nodes, advance)
+        ((_, answers),) = self.in_parts(known, questions, nodes, advance)
+        return answers
+
+    def in_parts(
+        self, known: Observations, questions: Questions, nodes: Sequence[str], advance: Advance | None = None
+    ) -> Iterator[tuple[Ints, RttDistribution]]:
+        """The same as they come: rows of the questions, and their answers. A million at once would fill the memory."""
+        if isinstance(self.model, Completer):
+            yield from self.model.in_parts(known, questions, nodes, advance)
+            return
         length = self.trained.config.max_target_length
-        answers = self.model.forecast(prompts_for(known, questions, nodes, length))
+        yield np.arange(len(questions)), self.model.forecast(prompts_for(known, questions, nodes, length))
         if advance is not None:
             advance(len(questions))
-        return answers
 
     def surprise(self, measured: Measured, which: Ints | None = None, advance: Advance | None = None) -> Floats:
         """Bits of the results of some measurements (None: of all), each given everything that was measured before it.
@@ -125,5 +134,5 @@ class Predictor:
         measured = measured_of(history)
         table = table_of(df)
         questions, nodes = asked_of(table, measured.nodes)
-        answers = self.predict(measured.observations, questions, nodes)
+        answers = self.in_parts(measured.observations, questions, nodes)
         return like(df, answers_table(table, answers, quantile_levels))

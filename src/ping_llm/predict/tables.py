@@ -1,6 +1,6 @@
 """Data frames in and out: questions, known measurements and answers as tables of pandas, Polars or Arrow."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from ping_llm.addresses import UNPARSABLE, format_address, parse_column
-from ping_llm.baselines.interface import Questions
+from ping_llm.baselines.interface import Ints, Questions
 from ping_llm.coerce import time_microseconds
 from ping_llm.distribution import RttDistribution
 from ping_llm.errors import PingLlmError
@@ -61,11 +61,15 @@ def _numbers(column: Any, name: str, number: dict[str, int]) -> Any:
     return of_text[parsed.codes]
 
 
-def answers_table(table: pa.Table, answers: RttDistribution, levels: Sequence[float]) -> pa.Table:
-    """The table with the columns `p_failed`, `predictions` and one for each level."""
-    columns = {"p_failed": answers.p_failed, "predictions": answers.median}
-    columns |= {f"{level:g}": column for level, column in zip(levels, answers.quantile(list(levels)).T, strict=True)}
-    for name, column in columns.items():
+def answers_table(
+    table: pa.Table, answers: Iterable[tuple[Ints, RttDistribution]], levels: Sequence[float]
+) -> pa.Table:
+    """The table with the columns `p_failed`, `predictions` and one for each level. Answers are those of some rows."""
+    names = ["p_failed", "predictions", *(f"{level:g}" for level in levels)]
+    values = np.full((len(names), table.num_rows), np.nan)
+    for rows, of_rows in answers:
+        values[:, rows] = np.stack([of_rows.p_failed, of_rows.median, *of_rows.quantile(list(levels)).T])
+    for name, column in zip(names, values, strict=True):
         if name in table.column_names:
             table = table.drop_columns([name])
         table = table.append_column(name, pa.array(column))

@@ -1,6 +1,6 @@
 """Where the engine takes hold of MaxText, checked before anything is touched.
 
-MaxText has no plug-in mechanism. Three of its names are replaced for the time of a run: the one that reads the
+MaxText has no plug-in mechanism. Four of its names are replaced for the time of a run: the one that reads the
 configuration, so that it knows our keys; the two that make Grain iterators, so that `network` gets ours; and the one
 that looks for orphaned worker processes, because it ends those of everybody on the machine.
 """
