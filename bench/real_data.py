@@ -5,8 +5,8 @@ are asked about (`ping_llm.completer.evaluate_real`). Classical methods are fitt
 everything else; models get the known part as context and are asked a random part of the same questions. And single
 pings of pairs that were measured before, each asked from what lies before it.
 
-`--write-known FOLDER` writes the known parts as CSV files, to fine-tune on: a tuned model is then to be asked about the
-set and seed of its file only (`--sets`, `--first-seed`).
+`--write-known FOLDER` writes the known parts as CSV files, to fine-tune on (two probes behind one address are one node
+there): a tuned model is then to be asked about the set and seed of its file only (`--sets`, `--first-seed`).
 """
 
 import argparse
@@ -53,10 +53,10 @@ def sets(folder: Path, pings: Pings) -> Iterator[Set]:
     planetlab = planetlab_pairs(folder)
     nodes = tuple(f"{0x2000 + node:x}::1" for node in range(int(planetlab.destination.max()) + 1))  # no two alike
     for known in PLANETLAB_KNOWN:
-        yield Set(name=f"planetlab-{known:.0%}", pairs=planetlab, known=known, nodes=nodes, symmetric=True)
+        yield Set(name=f"planetlab-{100 * known:g}", pairs=planetlab, known=known, nodes=nodes, symmetric=True)
     pairs = menog_pairs(pings.fastest)
     for known in MENOG_KNOWN:
-        yield Set(name=f"menog-{known:.0%}", pairs=pairs, known=known, nodes=pings.nodes, symmetric=False)
+        yield Set(name=f"menog-{100 * known:g}", pairs=pairs, known=known, nodes=pings.nodes, symmetric=False)
 
 
 def main() -> None:

@@ -7,7 +7,8 @@ disturbances    the prior: load, changes of route, jitter, loss, resolution
 kinship         who shares prefixes of addresses with whom
 selection       which measurements a context holds: the rule
 worlds          batches of simulated worlds, a pure function of the step
-features, bins  numbers on their way into the model, distributions on their way out
+features        numbers on their way into the model
+bins, answers   distributions on their way out
 attention       attention to the context
 model           the set transformer
 loss            what training minimises

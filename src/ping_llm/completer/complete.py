@@ -66,7 +66,8 @@ class Completer:
 
         `nodes` are the addresses of the nodes' numbers, of which the model learns who shares a prefix with whom.
         """
-        p_failed, probability = np.zeros(len(questions)), np.zeros((len(questions), self.settings.bins), np.float32)
+        p_failed = np.zeros(len(questions))
+        probability = np.zeros((len(questions), self.settings.answer_bins), np.float32)
         for rows, answers in self.in_parts(known, questions, nodes, advance):
             p_failed[rows], probability[rows] = answers.p_failed, answers.probability
         return BinDistribution(p_failed=p_failed, probability=probability)
@@ -116,8 +117,8 @@ def _compiled(settings: CompleterSettings) -> Any:
 
     @jax.jit
     def run(weights: Any, batch: Any) -> tuple[jax.Array, jax.Array]:
-        logits, failure = nnx.merge(graph, weights)(batch)
-        return jax.nn.softmax(logits, axis=-1), jax.nn.sigmoid(failure)
+        answers = nnx.merge(graph, weights)(batch)
+        return answers.probabilities(), jax.nn.sigmoid(answers.failure_logit)
 
     return run
 

@@ -1,36 +1,26 @@
-"""What training minimises: cross entropy of the RTT's bins, and of failure."""
+"""What training minimises: the surprise of RTTs and of failures."""
 
 import jax
 import jax.numpy as jnp
 
-from ping_llm.completer.bins import Bins
+from ping_llm.completer.answers import Answers
 from ping_llm.completer.worlds import Batch
 from ping_llm.model.loss import Sums
 
 
-def loss_sums(bin_logits: jax.Array, failure_logit: jax.Array, batch: Batch) -> Sums:
-    """Sums, not means, so that parts of a batch add up exactly.
-
-    The target is shared between the two bins around the value. That costs up to ln 2 of loss that no model can avoid
-    (0.5 nats on average where the answer is certain), and tells the model where inside a bin the value was.
-    """
+def loss_sums(answers: Answers, batch: Batch) -> Sums:
+    """Sums, not means, so that parts of a batch add up exactly. RTTs count by their density, in bins."""
     counts = batch["question_counts"]
     answered = counts & ~batch["question_failed"]
-    lower, share = Bins(bin_logits.shape[-1]).between(batch["question_log_rtt"])
-    normaliser = jax.nn.logsumexp(bin_logits, axis=-1)
-    right = (1 - share) * _at(bin_logits, lower) + share * _at(bin_logits, lower + 1)
-    cross_entropy = jnp.sum(jnp.where(answered, normaliser - right, 0.0))
-    surprise = jax.nn.softplus(jnp.where(batch["question_failed"], -failure_logit, failure_logit))
-    failure = jnp.sum(jnp.where(counts, surprise, 0.0))
+    density = answers.log_density(batch["question_log_rtt"])
+    of_rtt = -jnp.sum(jnp.where(answered, density, 0.0))
+    logit = answers.failure_logit
+    of_failure = jnp.sum(jnp.where(counts, jax.nn.softplus(jnp.where(batch["question_failed"], -logit, logit)), 0.0))
     return {
-        "objective": cross_entropy + failure,
-        "cross_entropy": cross_entropy + failure,
-        "rtt_entropy": cross_entropy,
-        "failure_entropy": failure,
+        "objective": of_rtt + of_failure,
+        "cross_entropy": of_rtt + of_failure,
+        "rtt_entropy": of_rtt,
+        "failure_entropy": of_failure,
         "answered": jnp.sum(answered, dtype=jnp.int32),
         "targets": jnp.sum(counts, dtype=jnp.int32),
     }
-
-
-def _at(logits: jax.Array, places: jax.Array) -> jax.Array:
-    return jnp.take_along_axis(logits, places[..., None], axis=-1)[..., 0]

@@ -55,7 +55,7 @@ def model_settings(config: Config) -> ModelSettings:
 
 
 def completer_settings(config: Config) -> CompleterSettings:
-    return CompleterSettings(**_of_either(config), identity=config.completer_identity)
+    return CompleterSettings(**_of_either(config), identity=config.completer_identity, points=config.completer_points)
 
 
 def _of_either(config: Config) -> dict[str, Any]:
@@ -102,7 +102,7 @@ def _completer(config: Config) -> Task:
 
     def sums(model: SetTransformer, batch: DeviceBatch, data: Measurements | None, most_segments: int) -> Sums:
         shown = jax.lax.stop_gradient(_contexts(worlds, data, config.measured_share, batch))
-        values = completer_sums(*model(shown), shown)
+        values = completer_sums(model(shown), shown)
         return {
             **{name: values[name] for name in ("objective", "cross_entropy", "targets")},
             "real_tokens": jnp.sum(shown["context_length"], dtype=jnp.int32) + values["targets"],
