@@ -8,7 +8,7 @@ DEMO := data/demo
 MEASUREMENTS ?= 500000
 STEPS ?= 1000
 
-.PHONY: help setup demo test test-slow test-maxtext lint bench lock clean
+.PHONY: help setup demo test test-slow test-maxtext test-tensorflow lint bench lock clean
 
 help:
 	@echo "make setup      create .venv from requirements.lock"
@@ -16,6 +16,7 @@ help:
 	@echo "make test       linters, type checker and tests"
 	@echo "make test-slow  the tests that take longer: runs that are killed, several processes, real data at length"
 	@echo "make test-maxtext  the tests of the MaxText engine, in an environment of their own (Python 3.12 or 3.13)"
+	@echo "make test-tensorflow  the tests of the backends that need TensorFlow, in the same environment"
 	@echo "make bench      the figures of docs/benchmarks.md"
 	@echo "make lock       resolve the lock files again, for all supported Pythons"
 
@@ -50,6 +51,15 @@ test-maxtext:
 		$(VENV_MAXTEXT)/bin/python -m pytest tests/maxtext; \
 	else \
 		echo "test-maxtext is skipped: MaxText needs Python 3.12 or 3.13, and neither python3.12, python3.13 nor pyenv has one"; \
+	fi
+
+# TensorFlow is in the environment of MaxText: its lock file pins both.
+test-tensorflow:
+	@if python=$$($(PYTHON) scripts/find_python.py 3.12 3.13); then \
+		$(MAKE) --no-print-directory MAXTEXT_PYTHON="$$python" $(VENV_MAXTEXT)/.ready && \
+		$(VENV_MAXTEXT)/bin/python -m pytest tests/tfds; \
+	else \
+		echo "test-tensorflow is skipped: its environment needs Python 3.12 or 3.13, and neither python3.12, python3.13 nor pyenv has one"; \
 	fi
 
 $(VENV_MAXTEXT)/.ready: requirements-maxtext.lock pyproject.toml

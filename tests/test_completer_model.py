@@ -111,8 +111,15 @@ def _sums(graph: Any, weights: Any, batch: Any) -> Any:
     return loss_sums(nnx.merge(graph, weights)(batch), batch)
 
 
-def _told(answers: Answers) -> tuple[jax.Array, jax.Array]:
-    return answers.probabilities(), answers.failure_logit
+def answering(graph: Any, weights: Any) -> Any:
+    """What the model says to a batch: probabilities of the bins, and of failure."""
+
+    @jax.jit
+    def answer(batch: Any) -> tuple[jax.Array, jax.Array]:
+        answers: Answers = nnx.merge(graph, weights)(batch)
+        return answers.probabilities(), answers.failure_logit
+
+    return answer
 
 
 @pytest.mark.slow
@@ -128,9 +135,9 @@ def test_sums_of_parts_add_up(graph_and_weights: tuple[Any, Any]) -> None:
 
 @pytest.mark.slow
 def test_the_order_of_a_context_and_what_lies_behind_it_make_no_difference(graph_and_weights: tuple[Any, Any]) -> None:
-    model = nnx.merge(*graph_and_weights)
+    answer = answering(*graph_and_weights)
     batch = batch_of_worlds()
-    expected = _told(model(batch))
+    expected = answer(batch)
     shuffled, rng = dict(batch), np.random.default_rng(0)
     names = [n for n in batch if n.startswith("context") and n != "context_length"]
     for name in names:
@@ -140,18 +147,18 @@ def test_the_order_of_a_context_and_what_lies_behind_it_make_no_difference(graph
         for name in names:
             shuffled[name][row, :length] = batch[name][row, order]
             shuffled[name][row, length:] = rng.permutation(batch[name][row])[length:]  # must not be looked at
-    for got, want in zip(_told(model(shuffled)), expected, strict=True):
+    for got, want in zip(answer(shuffled), expected, strict=True):
         assert np.allclose(got, want, atol=2e-4)
 
 
 def test_questions_see_neither_answers_nor_each_other(graph_and_weights: tuple[Any, Any]) -> None:
-    model = nnx.merge(*graph_and_weights)
+    answer = answering(*graph_and_weights)
     batch = batch_of_worlds()
-    expected = _told(model(batch))
+    expected = answer(batch)
     changed = batch | {"question_log_rtt": batch["question_log_rtt"] + 1, "question_failed": ~batch["question_failed"]}
     changed |= {n: batch[n].copy() for n in ("question_source", "question_destination")}
     changed["question_source"][:, 8:] = batch["question_source"][:, ::-1][:, 8:]
-    for got, want in zip(_told(model(changed)), expected, strict=True):
+    for got, want in zip(answer(changed), expected, strict=True):
         assert np.allclose(got[:, :8], want[:, :8], atol=1e-5)
 
 

@@ -20,7 +20,7 @@ from ping_llm.errors import PingLlmError
         ("eval-interval", "eval_interval"),
         ("--run_name", "run_name"),
         ("Steps", "steps"),
-        ("grain_train_files", "network_train_files"),
+        ("network_training_files", "network_train_files"),
         ("batch_size", "per_device_batch_size"),
         ("batch-size", "per_device_batch_size"),
     ],

@@ -46,6 +46,7 @@ inspect_app.command("batch")(inspect.inspect_batch)
 app.add_typer(bench_app, name="bench")
 bench_app.command("prepare")(bench.bench_prepare)
 bench_app.command("pipeline")(bench.bench_pipeline)
+bench_app.command("backends")(bench.bench_backends)
 
 
 @app.callback(invoke_without_command=True)

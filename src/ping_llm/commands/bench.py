@@ -59,6 +59,38 @@ def bench_pipeline(
     _show(benchmark.run(), json_output)
 
 
+def bench_backends(
+    data: Annotated[Path, typer.Option(help="A small sample of C4, laid out as docs/backends.md says.")] = Path(
+        "../shared/data/c4-minimal"
+    ),
+    only: Annotated[list[str] | None, typer.Option(help="Measure this one only; may be repeated.")] = None,
+    workers: Annotated[int, typer.Option(min=0, help="Worker processes, of those that use any.")] = 0,
+    batch_size: BatchSize = 64,
+    length: Length = 1024,
+    seconds: Annotated[float, typer.Option(min=0.2, help="How long to measure each.")] = 5.0,
+    json_output: Json = False,
+) -> None:
+    """Speed of all input backends on the same documents, beside a tokenizer that takes one document at a time.
+
+    Backends whose packages are not installed are left out, and named.
+
+    Example:
+
+      ping-llm bench backends --json
+    """
+    from ping_llm.benchmarks.backends import BackendsBenchmark
+
+    benchmark = BackendsBenchmark(
+        data=data, workers=workers, batch_size=batch_size, length=length, seconds=seconds, only=tuple(only or ())
+    )
+    result = benchmark.run()
+    measured = {} if json_output else result.pop("backends")
+    _show(result, json_output)
+    for name, numbers in measured.items():
+        rate = numbers.get("tokens_per_core_s", numbers.get("real_tokens_per_s"))
+        _show({name: numbers.get("skipped", rate)}, json_output)
+
+
 def _show(result: dict[str, Any], json_output: bool) -> None:
     if json_output:
         print_json(result)

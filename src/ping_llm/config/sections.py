@@ -15,6 +15,8 @@ import yaml
 
 from ping_llm.config.blend import parse_blend
 from ping_llm.config.keys import KeyInfo, Rule, Section, above, at_least, key, one_of, unknown_key
+from ping_llm.config.kinds import DATASET_TYPES, is_dataset_type
+from ping_llm.config.text import TextKeys, TokenizerKeys
 from ping_llm.errors import PingLlmError
 
 _NOT_EMPTY = Rule("a folder", bool)
@@ -44,9 +46,9 @@ class DataKeys(Section):
 
     dataset_type: str = key(
         "network",
-        "Where batches come from: `network` (probe rows), `synthetic` (random tokens); for the completer `worlds` "
-        "(simulated Internets) or `measured` (measurement files); the others are not there yet.",
-        one_of("network", "grain", "hf", "tfds", "c4_mlperf", "synthetic", "worlds", "measured"),
+        "Where batches come from: `network` (probe rows), `synthetic` (random tokens); text by `grain`, `hf`, `tfds` "
+        "or `c4_mlperf`; for the completer `worlds` (simulated Internets) or `measured` (measurement files).",
+        Rule(f"one of {', '.join(DATASET_TYPES)}", is_dataset_type),  # or of an installed package
     )
     network_data_format: str = key(
         "probe_chunks",
@@ -231,6 +233,8 @@ class MetricsKeys(Section):
 class Config(
     RunKeys,
     DataKeys,
+    TextKeys,
+    TokenizerKeys,
     WorldKeys,
     LoaderKeys,
     EvaluationKeys,

@@ -24,6 +24,7 @@ from ping_llm.pipeline.worlds import COMPLETER_DATA
 from ping_llm.train import hardware
 from ping_llm.train.changes import check_unchanged
 from ping_llm.train.checkpoints import Checkpoints
+from ping_llm.train.data_state import check_vocabulary, data_state
 from ping_llm.train.folder import RunFolder
 from ping_llm.train.metrics import Metrics
 from ping_llm.train.optimizer import optimizer, rates
@@ -66,6 +67,7 @@ class _Run:
         factory.check_files(config)
         if self.folder.has_checkpoints:
             check_unchanged(self.folder.config, config)
+            check_vocabulary(self.folder.config, config)
         self.checkpoints = self._open_checkpoints()
         change = optimizer(config)
         restored = self.checkpoints and self.checkpoints.restore(laid_out(config, change, self.mesh))
@@ -196,7 +198,7 @@ class _Run:
         self.step += 1
         self._drain(_STEPS_IN_FLIGHT)
 
-    def _most_segments(self, loader: factory.AnyLoader, step: int) -> int:
+    def _most_segments(self, loader: factory.AnyEvalLoader, step: int) -> int:
         """Rounded up and never less than before: each number is compiled for itself. Plain attention needs none."""
         if self.task.asks_for_segments:
             self.most_segments = max(self.most_segments, rounded_up(loader.most_segments(step)))
@@ -276,7 +278,7 @@ class _Run:
             return
         self._drain(0)  # nothing is saved that has gone wrong
         self.pace.pause()
-        data = replace(self.data_state, next_step=self.step)
+        data = data_state(self.loader, self.data_state, self.step)
         fresh = self.eval_loss if self.evaluated_at == self.step else None
         self.checkpoints.save(self.step, self.state, data, self.config.to_yaml(), fresh)
 

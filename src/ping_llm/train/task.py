@@ -17,11 +17,14 @@ from ping_llm.completer import loss_sums as completer_sums
 from ping_llm.completer.measured import Measurements, measured_of
 from ping_llm.completer.worlds import Batch
 from ping_llm.config import Config
+from ping_llm.config.kinds import TEXT
+from ping_llm.errors import PingLlmError
 from ping_llm.model import ModelSettings, Transformer, attention
 from ping_llm.model.loss import Sums, loss_sums
 from ping_llm.pipeline.device import DeviceBatch
 from ping_llm.pipeline.measured import measurements_of
 from ping_llm.pipeline.worlds import COMPLETER_DATA, world_settings
+from ping_llm.tokens.vocabulary import VOCABULARY_SIZE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,10 +51,22 @@ def model_settings(config: Config) -> ModelSettings:
     """Of the language model."""
     return ModelSettings(
         **_of_either(config),
+        vocabulary=vocabulary(config),
         rope_period=config.rope_max_timescale,
         logits_soft_cap=config.final_logits_soft_cap,
         remat=config.remat_policy,
     )
+
+
+def vocabulary(config: Config) -> int:
+    """Tokens that the language model knows: as configured, or those of the data."""
+    if config.dataset_type in TEXT:
+        from ping_llm.backends.text.tokenizer import tokenizer_of
+
+        return config.vocab_size or tokenizer_of(config).vocabulary
+    if 0 < config.vocab_size < VOCABULARY_SIZE:
+        raise PingLlmError(f"vocab_size must be 0 or at least {VOCABULARY_SIZE}, the tokens of probe rows")
+    return config.vocab_size or VOCABULARY_SIZE
 
 
 def completer_settings(config: Config) -> CompleterSettings:

@@ -1,0 +1,242 @@
+"""ArrayRecord text: the same batches however they are delivered, exact after any restart, in any blend."""
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from backend_fixtures import digests, documents_of, state_after, take, text_config, text_of, texts, write_files
+from ping_llm.backends.grain import text_spec
+from ping_llm.backends.text import arrayrecord
+from ping_llm.backends.text.arrayrecord import LANES, Documents, TextPlan
+from ping_llm.backends.text.spec import TextSource, begin
+from ping_llm.config import Config
+from ping_llm.errors import PingLlmError
+from ping_llm.pipeline.batch import expand
+from ping_llm.pipeline.factory import make_eval_loader, make_train_loader
+
+pytest.importorskip("tiktoken", reason="the package tiktoken is not installed")
+
+DOCUMENTS = 1500
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("text")
+    all_of_them = texts(DOCUMENTS)
+    write_files(folder / "a", "arrayrecord", [all_of_them[:400], all_of_them[400:]])
+    write_files(folder / "b", "arrayrecord", [texts(300, seed=1)])
+    write_files(folder / "c", "arrayrecord", [texts(300, seed=2)])
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arrayrecord, "BLOCK_DOCUMENTS", 60)
+
+
+def config_of(folder: Path, **changes: Any) -> Config:
+    return text_config(folder, **{"grain_train_files": f"{folder}/a/*.arrayrecord"} | changes)
+
+
+def plan_of(config: Config) -> TextPlan:
+    spec = text_spec(config)
+    return TextSource(spec, begin(spec).mixture).plans[0]
+
+
+class TestSameBatches:
+    @pytest.mark.parametrize("hosts", [2, 4, 8])
+    def test_for_any_number_of_hosts(self, folder: Path, hosts: int) -> None:
+        config = config_of(folder)
+        parts = [take(config, 6, host=host, hosts=hosts) for host in range(hosts)]
+        together = [
+            {name: np.concatenate([part[step][name] for part in parts]) for name in parts[0][0]} for step in range(6)
+        ]
+        assert digests(together) == digests(take(config, 6))
+
+    def test_made_alone_and_backward(self, folder: Path) -> None:
+        config = config_of(folder)
+        spec = text_spec(config)
+        source = TextSource(spec, begin(spec).mixture)
+        backward = [expand(source.packed(step, 0, 8), 8, 128) for step in (301, 40, 5, 4, 0)]
+        forward = take(config, 302)
+        assert digests(backward) == digests([forward[step] for step in (301, 40, 5, 4, 0)])
+
+    def test_other_seeds_and_steps_give_other_batches(self, folder: Path) -> None:
+        batches = take(config_of(folder), 8) + take(config_of(folder, data_shuffle_seed=1), 8)
+        assert len(set(digests(batches))) == 16
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 3])
+def test_worker_processes_give_the_same_batches(tmp_path: Path, workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()  # workers do not know of it
+    write_files(tmp_path / "a", "arrayrecord", [texts(200)])
+    config = config_of(tmp_path)
+    assert digests(take(config.replace(grain_worker_count=workers), 12)) == digests(take(config, 12))
+
+
+class TestPlan:
+    def test_an_epoch_has_each_place_of_each_block_once(self, folder: Path) -> None:
+        plan = plan_of(config_of(folder))
+        assert plan.blocks == DOCUMENTS // 60 > LANES
+        places = Counter(plan.locate(sequence)[1:] for sequence in range(plan.sequences_per_epoch))
+        assert len(places) == plan.sequences_per_epoch == plan.blocks * plan.sequences_per_block
+        assert {epoch for epoch, _, _ in map(plan.locate, range(plan.sequences_per_epoch))} == {0}
+        assert plan.locate(plan.sequences_per_epoch)[0] == 1
+
+    def test_an_epoch_has_nearly_every_document_once_and_the_next_one_another_order(self, folder: Path) -> None:
+        config = config_of(folder)
+        batches = plan_of(config).sequences_per_epoch // 8
+        both = take(config, 2 * batches)
+        first, second = documents_of(both[:batches]), documents_of(both[batches:])
+        assert max(Counter(first).values()) == 1
+        assert len(first) > 0.85 * DOCUMENTS
+        assert first[:50] != second[:50]
+        assert len(set(first) | set(second)) > 0.97 * DOCUMENTS
+
+    def test_padding_is_low_and_reported(self, folder: Path) -> None:
+        with make_train_loader(config_of(folder)) as loader:
+            batches = [next(loader) for _ in range(200)]
+            reported = loader.report.to_json()["padding_fraction"]  # type: ignore[attr-defined]
+        padding = np.mean([batch["inputs_segmentation"] == 0 for batch in batches])
+        assert 0 < padding < 0.06  # blocks of 60 documents differ much more than blocks of 1024
+        assert reported == pytest.approx(padding, abs=0.003)
+
+    def test_after_the_last_epoch_come_batches_of_padding(self, folder: Path) -> None:
+        config = config_of(folder, num_epoch=1)
+        batches = -(-plan_of(config).sequences_per_epoch // 8)
+        found = take(config, batches + 3)
+        assert (found[0]["inputs_segmentation"] > 0).any()
+        assert not any((batch["inputs_segmentation"] > 0).any() for batch in found[batches:])
+
+    def test_a_single_document_is_enough(self, tmp_path: Path) -> None:
+        write_files(tmp_path / "a", "arrayrecord", [["<only> this"]])
+        assert set(documents_of(take(config_of(tmp_path), 2))) == {"<only"}
+
+
+class TestResume:
+    @pytest.mark.parametrize("steps", [1, 7, 50])
+    def test_is_exact(self, folder: Path, steps: int) -> None:
+        config = config_of(folder)
+        state = state_after(config, steps)
+        assert state.next_step == steps
+        assert digests(take(config, 5, state)) == digests(take(config, steps + 5)[steps:])
+
+    @pytest.mark.parametrize(
+        ("change", "named"),
+        [
+            ({"data_shuffle_seed": 1}, "seed"),
+            ({"max_target_length": 256}, "length"),
+            ({"per_device_batch_size": 4.0}, "global_batch_size"),
+            ({"add_eos": False}, "add_eos"),
+        ],
+    )
+    def test_with_other_settings_is_refused_unless_allowed(
+        self, folder: Path, change: dict[str, Any], named: str
+    ) -> None:
+        state = state_after(config_of(folder), 3)
+        with pytest.raises(PingLlmError, match=f"the data is not what this run was trained on: {named}"):
+            make_train_loader(config_of(folder, **change), state=state)
+        with make_train_loader(config_of(folder, allow_data_change=True, **change), state=state) as loader:
+            assert loader.state().next_step == 3
+
+    def test_with_other_files_is_refused(self, folder: Path) -> None:
+        state = state_after(config_of(folder), 3)
+        with pytest.raises(PingLlmError, match="1 of the 1 sources that this run was trained on are not in the blend"):
+            make_train_loader(config_of(folder, grain_train_files=f"{folder}/b/*.arrayrecord"), state=state)
+
+    def test_from_other_kinds_of_data_is_refused_unless_allowed(self, folder: Path) -> None:
+        state = state_after(Config(dataset_type="synthetic", per_device_batch_size=8, max_target_length=128), 3)
+        with pytest.raises(PingLlmError, match=r"the data is not what this run was trained on: .*dataset_type"):
+            make_train_loader(config_of(folder), state=state)
+        with make_train_loader(config_of(folder, allow_data_change=True), state=state) as loader:
+            assert loader.state().next_step == 3
+            next(loader)
+
+
+class TestBlend:
+    def blend(self, folder: Path, **weights: float) -> str:
+        return ";".join(f"{folder}/{name}/*.arrayrecord,{weight}" for name, weight in weights.items())
+
+    def mixture(self, folder: Path, path: Path, **weights: float) -> str:
+        path.write_text(
+            json.dumps({name: {"path": f"{folder}/{name}/*.arrayrecord", "weight": w} for name, w in weights.items()})
+        )
+        return str(path)
+
+    def test_shares_of_sequences_are_the_weights(self, folder: Path) -> None:
+        config = config_of(folder, grain_train_files=self.blend(folder, a=0.25, b=0.75))
+        batches = take(config, 128)
+        mixture = begin(text_spec(config)).mixture
+        sources = [mixture.locate(number)[0] for number in range(1024)]
+        assert sources.count(0) == 256
+        rows = np.concatenate([batch["inputs"] for batch in batches])
+        marks = {0: b"<0:", 1: b"<1:"}
+        for source, row in zip(sources, rows, strict=True):
+            assert marks[1 - source] not in bytes(row[row < 256].astype(np.uint8))
+
+    def test_a_file_says_the_same_as_the_key(self, folder: Path, tmp_path: Path) -> None:
+        file = self.mixture(folder, tmp_path / "mixture.json", a=3, b=7)
+        by_file = config_of(folder, grain_train_files="", grain_train_mixture_config_path=file)
+        by_key = config_of(folder, grain_train_files=self.blend(folder, a=0.3, b=0.7))
+        assert digests(take(by_file, 4)) == digests(take(by_key, 4))
+
+    def test_weights_may_change_on_resume_and_each_source_goes_on_where_it_was(
+        self, folder: Path, tmp_path: Path
+    ) -> None:
+        file = self.mixture(folder, tmp_path / "mixture.json", a=0.5, b=0.5)
+        config = config_of(folder, grain_train_files="", grain_train_mixture_config_path=file)
+        before = take(config, 10)
+        state = state_after(config, 10)
+        self.mixture(folder, Path(file), b=0.9, a=0.1)  # in another order, too
+        after = take(config, 10, state)
+        seen = Counter(documents_of(before) + documents_of(after))
+        assert max(seen.values()) == 1
+        assert sum(name.startswith("<1:") for name in documents_of(after)) > 5 * sum(
+            name.startswith("<0:") for name in documents_of(after)
+        )
+        alone = documents_of(take(config_of(folder, grain_train_files=f"{folder}/b/*.arrayrecord"), 14))
+        of_b = [name for name in documents_of(before) + documents_of(after) if name.startswith("<1:")]
+        assert sorted(of_b) == sorted(alone[: len(of_b)])
+
+    def test_a_source_may_be_added_on_resume_but_none_may_go(self, folder: Path) -> None:
+        config = config_of(folder, grain_train_files=self.blend(folder, a=0.5, b=0.5))
+        state = state_after(config, 4)
+        more = config.replace(grain_train_files=self.blend(folder, c=0.5, b=0.25, a=0.25))
+        found = documents_of(take(more, 20, state))
+        assert {name[:3] for name in found} == {"<0:", "<1:", "<2:"}
+        assert max(Counter(documents_of(take(config, 4)) + found).values()) == 1
+        with pytest.raises(PingLlmError, match=r"1 of the 2 sources .* keep them, with weight 0"):
+            make_train_loader(config.replace(grain_train_files=self.blend(folder, a=1)), state=state)
+
+
+class TestEvaluation:
+    def test_has_every_document_once_the_same_every_time_and_for_any_hosts(self, folder: Path) -> None:
+        config = config_of(folder, grain_eval_files=f"{folder}/b/*.arrayrecord")
+        with make_eval_loader(config) as loader:
+            whole = list(loader)
+        assert text_of(whole) == "".join(texts(300, seed=1))
+        parts = []
+        for host in range(2):
+            with make_eval_loader(config, host=host, hosts=2) as loader:
+                parts.append(list(loader))
+        assert len(parts[0]) == len(parts[1]) == len(whole)
+        joined = [
+            {name: np.concatenate([a[name], b[name]]) for name in a} for a, b in zip(parts[0], parts[1], strict=True)
+        ]
+        assert digests(joined) == digests(whole)
+
+    def test_ends_after_eval_steps(self, folder: Path) -> None:
+        config = config_of(folder, grain_eval_files=f"{folder}/b/*.arrayrecord", eval_steps=2)
+        with make_eval_loader(config) as loader:
+            assert len(list(loader)) == 2
+
+
+def test_a_record_without_the_text_is_named(folder: Path) -> None:
+    spec = text_spec(config_of(folder))
+    with pytest.raises(PingLlmError, match=r"record 7 of .* it has no feature 'body', only text, url; train_data_col"):
+        Documents(spec.sources[0], "body").texts(np.array([7]))

@@ -1,0 +1,138 @@
+"""What is wrong with the text that a run is to be trained on is said at once, in one line, and leaves no trace."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from backend_fixtures import text_config, texts, write_files
+from config_fixtures import refusal
+from ping_llm.config import Config
+from ping_llm.errors import PingLlmError
+from ping_llm.pipeline.factory import check_files
+
+pytest.importorskip("tiktoken", reason="the package tiktoken is not installed")
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> dict[str, str]:
+    return {kind: write_files(tmp_path / kind, kind, [texts(5)]) for kind in ("arrayrecord", "parquet", "tfrecord")}
+
+
+def said(config: Config) -> str:
+    with pytest.raises(PingLlmError) as caught:
+        check_files(config)
+    assert len(str(caught.value).splitlines()) == 1
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("wanted", ["arrayrecord", "parquet", "tfrecord"])
+@pytest.mark.parametrize("given", ["arrayrecord", "parquet", "tfrecord"])
+def test_files_of_another_type_are_refused_with_the_key_to_change(
+    tmp_path: Path, files: dict[str, str], wanted: str, given: str
+) -> None:
+    config = text_config(tmp_path, grain_file_type=wanted, grain_train_files=files[given])
+    if wanted == given:
+        check_files(config)
+    else:
+        assert said(config).endswith(f"file; set grain_file_type={given}")
+
+
+def test_files_of_no_known_type_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("just text, nothing else")
+    for kind in ("arrayrecord", "parquet", "tfrecord"):
+        config = text_config(tmp_path, grain_file_type=kind, grain_train_files=f"{tmp_path}/a.txt")
+        assert "files are wanted, but" in said(config)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({}, "grain_train_files is not set: give a pattern of the training files"),
+        ({"grain_train_files": "{0}/none*"}, "grain_train_files: no file matches {0}/none*"),
+        (
+            {"grain_train_files": "{arrayrecord}", "eval_interval": 5},
+            "grain_eval_files is not set: name the evaluation files, or set eval_interval to -1",
+        ),
+        (
+            {"grain_train_files": "{arrayrecord}", "grain_train_mixture_config_path": "x"},
+            "set grain_train_files or grain_train_mixture_config_path, not both",
+        ),
+        (
+            {"grain_file_type": "parquet", "grain_train_files": "{parquet},1;{parquet}x,2"},
+            "grain_file_type=parquet cannot blend: only ArrayRecord files can",
+        ),
+    ],
+)
+def test_grain_says_what_is_missing(
+    tmp_path: Path, files: dict[str, str], changes: dict[str, Any], message: str
+) -> None:
+    filled = {k: v.format(tmp_path, **files) if isinstance(v, str) else v for k, v in changes.items()}
+    assert said(text_config(tmp_path, **filled)) == message.format(tmp_path)
+
+
+@pytest.mark.parametrize("weights", ["a,x", "a,0.5;b", "a,-1", "a,0;b,0", "a,1;;b,2"])
+def test_weights_that_do_not_parse_are_refused(weights: str) -> None:
+    assert "grain_train_files" in refusal(None, f"grain_train_files={weights}")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "cannot be read: No such file or directory"),
+        ("{", "is not JSON"),
+        ("[]", 'write {"name": {"path": pattern, "weight": number}, …}'),
+        ('{"a": {"path": "x"}}', '\'a\' needs a "path" and a "weight"'),
+        ('{"a": {"path": "x", "weight": "0.5"}}', "the weight of 'a' must be a number from 0 up, not '0.5'"),
+        ('{"a": {"path": "x", "weight": NaN}}', "the weight of 'a' must be a number from 0 up, not nan"),
+        ('{"a": {"path": "x", "weight": 0}}', "the weights are all 0"),
+        (json.dumps({n: {"path": "x", "weight": 1} for n in "ab"}), "x is there twice"),
+    ],
+)
+def test_a_mixture_that_cannot_be_used_is_refused(tmp_path: Path, content: str | None, message: str) -> None:
+    file = tmp_path / "mixture.json"
+    if content is not None:
+        file.write_text(content)
+    config = text_config(tmp_path, grain_train_mixture_config_path=str(file))
+    assert said(config).startswith(f"grain_train_mixture_config_path={file}")
+    assert message in said(config)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({}, "hf_path is not set: parquet, json, arrow, csv or text for files, or a name on the Hub"),
+        ({"hf_path": "parquet"}, "hf_train_files is not set: name the parquet files"),
+        ({"hf_path": "json", "hf_train_files": "none*"}, "hf_train_files: no file matches none*"),
+        ({"hf_path": "a/b", "eval_interval": 5}, "hf_eval_split is not set: name a split of a/b"),
+    ],
+)
+def test_hf_says_what_is_missing(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    pytest.importorskip("datasets", reason="the package datasets is not installed")
+    assert said(text_config(tmp_path, dataset_type="hf", **changes)) == message
+
+
+@pytest.mark.parametrize(
+    ("dataset_type", "package", "extra"),
+    [("hf", "datasets", "hf"), ("tfds", "tensorflow", "tfds"), ("c4_mlperf", "tensorflow", "tfds")],
+)
+def test_a_missing_package_is_answered_with_how_to_install_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dataset_type: str, package: str, extra: str
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    config = text_config(tmp_path, dataset_type=dataset_type, dataset_path=str(tmp_path))
+    assert f'needs the package {package}: pip install "ping-llm[{extra}]"' in said(config)
+
+
+def test_training_ends_in_that_line_and_leaves_nothing_behind(tmp_path: Path, files: dict[str, str]) -> None:
+    config = text_config(tmp_path, grain_train_files=files["parquet"], base_output_directory=str(tmp_path / "runs"))
+    (tmp_path / "run.yml").write_text(config.to_yaml())
+    command = [sys.executable, "-m", "ping_llm", "train", "--config", str(tmp_path / "run.yml"), "--name", "x"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: grain_train_files: ArrayRecord files are wanted, but")
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "runs").exists()

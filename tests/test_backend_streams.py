@@ -1,0 +1,221 @@
+"""Text that is read in order: Parquet, TFRecord and Hugging Face. Every document once, exact resume, and an end."""
+
+import json
+import logging
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from backend_fixtures import (
+    digests,
+    reading,
+    state_after,
+    take,
+    text_config,
+    text_of,
+    texts,
+    write,
+    write_files,
+)
+from ping_llm.backends.text.readers import InterleavedFiles, ParquetReader, Share, opener
+from ping_llm.config import Config
+from ping_llm.errors import PingLlmError
+from ping_llm.pipeline.factory import make_eval_loader, make_train_loader
+
+pytest.importorskip("tiktoken", reason="the package tiktoken is not installed")
+
+SUFFIX = {"parquet": "parquet", "tfrecord": "tfrecord", "hf": "json"}
+
+
+@pytest.fixture(params=list(SUFFIX))
+def kind(request: pytest.FixtureRequest) -> str:
+    if request.param == "hf":
+        pytest.importorskip("datasets", reason="the package datasets is not installed")
+    return str(request.param)
+
+
+def config_of(folder: Path, kind: str, files: Sequence[Sequence[str]], **changes: Any) -> Config:
+    pattern = write_files(folder / "files", SUFFIX[kind], files)
+    return text_config(folder, **reading(kind, pattern) | changes)
+
+
+def cut(documents: Sequence[str], files: int) -> list[Sequence[str]]:
+    return [documents[number::files] for number in range(files)]
+
+
+def batches_until_padding(config: Config) -> list[Any]:
+    with make_train_loader(config) as loader:
+        found = []
+        while (batch := next(loader))["inputs_segmentation"].any():
+            found.append(batch)
+        return found
+
+
+class TestOneHost:
+    def test_two_epochs_have_all_of_the_text_twice_in_other_orders(self, tmp_path: Path, kind: str) -> None:
+        documents = texts(150)
+        config = config_of(tmp_path, kind, cut(documents, 5), num_epoch=2)
+        found = text_of(batches_until_padding(config))
+        parts = ["<" + part for part in found.split("<")[1:]]
+        assert sorted(parts) == sorted(documents * 2)
+        assert len(set(parts[: 150 - config.shuffle_window])) == 150 - config.shuffle_window  # windows span epochs
+        assert parts[:150] != parts[150:]
+        assert parts[:150] != documents
+
+    @pytest.mark.parametrize("steps", [1, 4, 9, 20])
+    def test_resume_is_exact_at_any_batch(self, tmp_path: Path, kind: str, steps: int) -> None:
+        config = config_of(tmp_path, kind, cut(texts(100), 3))
+        state = state_after(config, steps)
+        assert digests(take(config, 8, state)) == digests(take(config, steps + 8)[steps:])
+
+    def test_a_run_that_had_ended_is_still_at_its_end(self, tmp_path: Path, kind: str) -> None:
+        config = config_of(tmp_path, kind, cut(texts(40), 2), num_epoch=1)
+        end = len(batches_until_padding(config))
+        [batch] = take(config, 1, state_after(config, end + 1))
+        assert not batch["inputs_segmentation"].any()
+
+    def test_other_settings_are_refused(self, tmp_path: Path, kind: str) -> None:
+        config = config_of(tmp_path, kind, cut(texts(40), 2))
+        state = state_after(config, 2)
+        with pytest.raises(PingLlmError, match="the data is not what this run was trained on: shuffle_window"):
+            make_train_loader(config.replace(shuffle_window=9), state=state)
+        write(tmp_path / "files" / f"part-000.{SUFFIX[kind]}", texts(20, seed=9))
+        with pytest.raises(PingLlmError, match="the data is not what this run was trained on: files"):
+            make_train_loader(config, state=state)
+
+    def test_another_number_of_hosts_is_said_to_be_inexact(
+        self, tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        config = config_of(tmp_path, kind, cut(texts(40), 2))
+        state = state_after(config, 2)
+        with caplog.at_level(logging.WARNING), make_train_loader(config, host=0, hosts=2, state=state) as loader:
+            assert loader.state().next_step == 2
+            next(loader)
+        assert "the data was read by 1 host(s) before and is now by 2: this backend cannot go on exactly" in caplog.text
+
+    def test_the_end_of_the_data_is_said_and_padding_follows(
+        self, tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        config = config_of(tmp_path, kind, cut(texts(20), 2), num_epoch=1)
+        with caplog.at_level(logging.WARNING), make_train_loader(config) as loader:
+            for _ in range(30):
+                batch = next(loader)
+            assert loader.report.to_json()["padding_fraction"] > 0.5  # type: ignore[attr-defined]
+        assert not batch["inputs_segmentation"].any()
+        assert caplog.text.count("host 0 has no more training data after step") == 1
+
+    def test_empty_files_do_not_hang(self, tmp_path: Path, kind: str) -> None:
+        if kind == "hf":
+            pytest.skip("datasets refuses files without any document itself")
+        [batch] = take(config_of(tmp_path, kind, [[], []]), 1)
+        assert not batch["inputs_segmentation"].any()
+
+    def test_evaluation_is_all_of_the_text_for_any_number_of_hosts(self, tmp_path: Path, kind: str) -> None:
+        documents = texts(60)
+        config = config_of(tmp_path, kind, cut(documents, 3))
+        if kind == "hf":
+            config = config.replace(hf_eval_files=config.hf_train_files)
+        else:
+            config = config.replace(grain_eval_files=config.grain_train_files)
+        found = []
+        for host, hosts in ((0, 1), (0, 2), (1, 2), (0, 1)):
+            with make_eval_loader(config, host=host, hosts=hosts) as loader:
+                found.append(list(loader))
+        assert {len(batches) for batches in found} == {len(found[0])}
+        assert digests(found[0]) == digests(found[3])
+        assert Counter(text_of(found[0])) == Counter("".join(documents))
+        for whole, first, second in zip(found[0], found[1], found[2], strict=True):
+            assert np.array_equal(whole["inputs"], np.concatenate([first["inputs"], second["inputs"]]))
+
+
+_HOST = """
+import json, sys
+sys.path.insert(0, sys.argv[4])
+from backend_fixtures import text_of, take
+from ping_llm.config import load_config
+if __name__ == "__main__":
+    config, host, steps = load_config(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    batches = take(config, steps, host=host, hosts=2)
+    real = [int((batch["inputs_segmentation"] > 0).sum()) for batch in batches]
+    print(json.dumps({"real": real, "documents": ["<" + part for part in text_of(batches).split("<")[1:]]}))
+"""
+
+
+def two_hosts(folder: Path, config: Config, steps: int) -> list[dict[str, Any]]:
+    """What two processes load at the same time, each as one of two hosts."""
+    (folder / "config.yml").write_text(config.to_yaml())
+    command = [sys.executable, "-c", _HOST, str(folder / "config.yml")]
+    tests = str(Path(__file__).parent)
+    started = [
+        subprocess.Popen([*command, str(host), str(steps), tests], stdout=subprocess.PIPE, text=True)
+        for host in range(2)
+    ]
+    try:
+        return [json.loads(process.communicate(timeout=120)[0].splitlines()[-1]) for process in started]
+    finally:
+        for process in started:
+            process.kill()
+
+
+@pytest.mark.slow
+class TestTwoProcesses:
+    def test_with_more_files_than_hosts_each_reads_its_own(self, tmp_path: Path, kind: str) -> None:
+        files = cut(texts(90), 3)
+        first, second = two_hosts(tmp_path, config_of(tmp_path, kind, files, num_epoch=1), 40)
+        assert sorted(first["documents"]) == sorted([*files[0], *files[2]])
+        assert sorted(second["documents"]) == sorted(files[1])
+
+    def test_with_fewer_files_than_hosts_they_share_the_documents(self, tmp_path: Path, kind: str) -> None:
+        documents = texts(80)
+        first, second = two_hosts(tmp_path, config_of(tmp_path, kind, [documents], num_epoch=1), 40)
+        assert len(first["documents"]) == len(second["documents"]) == 40
+        assert sorted(first["documents"] + second["documents"]) == sorted(documents)
+
+    def test_a_host_that_runs_out_gives_padding_while_the_other_goes_on(self, tmp_path: Path, kind: str) -> None:
+        config = config_of(tmp_path, kind, [texts(90), texts(10, seed=1)], num_epoch=1)
+        long, short = two_hosts(tmp_path, config, 60)
+        assert len(long["real"]) == len(short["real"]) == 60
+        ends = [next(step for step, real in enumerate(host["real"]) if real == 0) for host in (long, short)]
+        assert ends[1] < ends[0]
+        assert not any(short["real"][ends[1] :])
+
+
+class TestFiles:
+    @pytest.mark.parametrize(("files", "hosts"), [(1, 1), (7, 2), (8, 3), (2, 2), (5, 5)])
+    def test_whole_files_are_shared_as_evenly_as_possible(self, files: int, hosts: int) -> None:
+        paths = tuple(Path(str(number)) for number in range(files))
+        shares = [Share.of(paths, host, hosts).files for host in range(hosts)]
+        assert sorted(path for share in shares for path in share) == sorted(paths)
+        assert max(map(len, shares)) - min(map(len, shares)) <= 1
+
+    @pytest.mark.parametrize("suffix", ["parquet", "tfrecord"])
+    def test_skipping_documents_leads_to_where_reading_them_does(self, tmp_path: Path, suffix: str) -> None:
+        write_files(tmp_path, suffix, cut(texts(50), 4))
+        share = Share(files=tuple(sorted(tmp_path.glob("*"))))
+        stream = InterleavedFiles(share, opener(suffix, "text"), seed=3)
+        for _ in range(120):
+            place = stream.position()
+            wanted = stream.read()
+            other = InterleavedFiles(share, opener(suffix, "text"), seed=3)
+            other.go_to(json.loads(json.dumps(place)))
+            assert other.read() == wanted
+            other.close()
+        stream.close()
+
+    def test_a_column_that_is_not_there_is_named(self, tmp_path: Path) -> None:
+        write(tmp_path / "a.parquet", ["x"])
+        with pytest.raises(PingLlmError, match=r"a\.parquet has no column 'body', only text"):
+            ParquetReader(tmp_path / "a.parquet", "body")
+
+    def test_a_file_that_is_cut_off_is_named(self, tmp_path: Path) -> None:
+        config = config_of(tmp_path, "tfrecord", [texts(5)])
+        file = tmp_path / "files" / "part-000.tfrecord"
+        file.write_bytes(file.read_bytes()[:-3])
+        with pytest.raises(PingLlmError, match=r"part-000\.tfrecord is cut off in the middle of a record"):
+            take(config, 1)

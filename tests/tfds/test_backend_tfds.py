@@ -1,0 +1,182 @@
+"""The backends that need TensorFlow: tensorflow-datasets, and C4 as MLPerf lays it out."""
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from backend_fixtures import digests, example, state_after, take, text_config, text_of, texts, write_tfrecord
+from ping_llm.config import Config, load_config
+from ping_llm.errors import PingLlmError
+from ping_llm.pipeline.factory import check_files, make_eval_loader, make_train_loader
+from ping_llm.train import train
+
+pytest.importorskip("tensorflow_datasets", reason="TensorFlow is not here; `make test-tensorflow` makes a place for it")
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def shared_data() -> Path:
+    folder = Path(os.environ.get("PING_LLM_SHARED_DATA", ROOT.parent / "shared" / "data"))
+    if not folder.is_dir():
+        pytest.skip("the real data is not here; set PING_LLM_SHARED_DATA to its folder")
+    return folder
+
+
+def dataset(folder: Path, files: list[list[str]]) -> None:
+    """A prepared dataset `words/en:1.0.0` with one split, as tensorflow-datasets lays it out."""
+    place = folder / "words" / "en" / "1.0.0"
+    place.mkdir(parents=True)
+    for number, documents in enumerate(files):
+        name = f"words-train.tfrecord-{number:05d}-of-{len(files):05d}"
+        write_tfrecord_with_checksums(place / name, [example(text=text.encode()) for text in documents])
+    feature = {"pythonClassName": "tensorflow_datasets.core.features.text_feature.Text", "text": {}}
+    features = {
+        "pythonClassName": "tensorflow_datasets.core.features.features_dict.FeaturesDict",
+        "featuresDict": {"features": {"text": feature}},
+    }
+    split = {
+        "name": "train",
+        "filepathTemplate": "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}",
+        "shardLengths": [str(len(documents)) for documents in files],
+    }
+    info = {"name": "words", "configName": "en", "version": "1.0.0", "fileFormat": "tfrecord", "splits": [split]}
+    (place / "features.json").write_text(json.dumps(features))
+    (place / "dataset_info.json").write_text(json.dumps(info))
+
+
+def write_tfrecord_with_checksums(path: Path, records: list[bytes]) -> None:
+    import tensorflow as tf
+
+    with tf.io.TFRecordWriter(str(path)) as writer:
+        for record in records:
+            writer.write(record)
+
+
+def config_of(folder: Path, files: list[list[str]], **changes: Any) -> Config:
+    dataset(folder, files)
+    values = {"dataset_type": "tfds", "dataset_path": str(folder), "dataset_name": "words/en:1.0.0"}
+    return text_config(folder, **values | changes)
+
+
+def documents(config: Config, steps: int) -> list[str]:
+    return ["<" + part for part in text_of(take(config, steps)).split("<")[1:]]
+
+
+def test_an_epoch_has_all_of_the_text_once(tmp_path: Path) -> None:
+    all_of_them = texts(90)
+    config = config_of(tmp_path, [all_of_them[:40], all_of_them[40:]], num_epoch=1)
+    found = documents(config, 30)
+    assert sorted(found) == sorted(all_of_them)
+    assert found != all_of_them
+
+
+@pytest.mark.parametrize("steps", [1, 6, 15])
+def test_resume_is_exact(tmp_path: Path, steps: int) -> None:
+    config = config_of(tmp_path, [texts(50), texts(50, seed=1)])
+    state = state_after(config, steps)
+    assert digests(take(config, 5, state)) == digests(take(config, steps + 5)[steps:])
+
+
+_HOST = """
+import json, sys
+sys.path.insert(0, sys.argv[3])
+from backend_fixtures import text_of, take
+from ping_llm.config import load_config
+batches = take(load_config(sys.argv[1]), 40, host=int(sys.argv[2]), hosts=2)
+real = [int((batch["inputs_segmentation"] > 0).sum()) for batch in batches]
+print(json.dumps({"real": real, "documents": ["<" + part for part in text_of(batches).split("<")[1:]]}))
+"""
+
+
+def two_hosts(folder: Path, config: Config) -> list[dict[str, Any]]:
+    (folder / "config.yml").write_text(config.to_yaml())
+    command = [sys.executable, "-c", _HOST, str(folder / "config.yml")]
+    tests = str(Path(__file__).parents[1])
+    started = [subprocess.Popen([*command, str(h), tests], stdout=subprocess.PIPE, text=True) for h in range(2)]
+    try:
+        return [json.loads(process.communicate(timeout=200)[0].splitlines()[-1]) for process in started]
+    finally:
+        for process in started:
+            process.kill()
+
+
+class TestTwoProcesses:
+    def test_each_has_as_many_whole_files_and_what_is_left_over_is_skipped(self, tmp_path: Path) -> None:
+        files = [texts(20, seed=number) for number in range(3)]
+        first, second = two_hosts(tmp_path, config_of(tmp_path, files, num_epoch=1))
+        seen = Counter(first["documents"] + second["documents"])
+        assert max(seen.values()) == 1
+        assert sorted(seen) == sorted(files[0] + files[1])
+
+    def test_with_fewer_files_than_hosts_they_share_the_documents(self, tmp_path: Path) -> None:
+        all_of_them = texts(60)
+        first, second = two_hosts(tmp_path, config_of(tmp_path, [all_of_them], num_epoch=1))
+        assert len(first["documents"]) == len(second["documents"]) == 30
+        assert sorted(first["documents"] + second["documents"]) == sorted(all_of_them)
+
+    def test_a_host_that_runs_out_gives_padding_while_the_other_goes_on(self, tmp_path: Path) -> None:
+        config = config_of(tmp_path, [texts(90), texts(10, seed=1)], num_epoch=1)
+        ends = sorted(host["real"].index(0) for host in two_hosts(tmp_path, config))
+        assert ends[0] < ends[1]
+
+
+def test_tensorflow_sees_no_accelerator(tmp_path: Path) -> None:
+    import tensorflow as tf
+
+    make_train_loader(config_of(tmp_path, [texts(5)])).close()
+    assert tf.config.get_visible_devices("GPU") == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"dataset_path": ""}, "dataset_path is not set"),
+        ({"dataset_name": "words/en:2.0.0"}, "there is no prepared dataset words/en:2.0.0"),
+        ({"train_split": "test"}, "train_split=test: words/en/1.0.0 has only train"),
+    ],
+)
+def test_what_is_missing_is_said(tmp_path: Path, changes: dict[str, str], message: str) -> None:
+    config = config_of(tmp_path, [texts(5)], **changes)
+    with pytest.raises(PingLlmError) as caught:
+        check_files(config)
+    assert message in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+class TestMlperf:
+    def test_the_tokenised_validation_set_is_used_as_it_is(self, tmp_path: Path) -> None:
+        config = config_of(tmp_path, [texts(5)], dataset_type="c4_mlperf", eval_dataset_name="words/en:2.0.0")
+        place = tmp_path / "words" / "en" / "2.0.0"
+        place.mkdir()
+        sequences = [list(range(1, 65)), list(range(100, 164)), list(range(200, 250))]
+        records = [example(ids=sequence) for sequence in sequences]
+        write_tfrecord(place / "words-validation_tokenized_3seqs.tfrecord-00000-of-00001", records)
+        config = config.replace(eval_split="validation_tokenized_3seqs", max_target_length=64)
+        with make_eval_loader(config) as loader:
+            [batch] = list(loader)
+        assert [row[row > 0].tolist() for row in batch["inputs"][:3]] == sequences
+        assert not batch["inputs_segmentation"][3:].any()
+        with pytest.raises(PingLlmError, match="has token 249, but the vocabulary has 220"):
+            list(make_eval_loader(config.replace(vocab_size=220)))
+
+
+@pytest.mark.parametrize("name", ["text_tfds", "text_c4_mlperf"])
+def test_the_configurations_train_on_the_sample_of_c4(
+    tmp_path: Path, shared_data: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    config = load_config(ROOT / "configs" / f"{name}.yml", ["steps=4", "eval_interval=4", "eval_steps=2"])
+    (tmp_path / "here").mkdir()
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared" / "data").symlink_to(shared_data)
+    monkeypatch.chdir(tmp_path / "here")  # the configurations say ../shared/data
+    summary = train(config.replace(run_name=name, base_output_directory=str(tmp_path / "runs"), max_target_length=64))
+    assert summary["complete"]
+    assert np.isfinite(summary["eval_loss"])
