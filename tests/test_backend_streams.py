@@ -10,7 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from pyarrow import csv
 
 from backend_fixtures import (
     digests,
@@ -55,6 +58,30 @@ def batches_until_padding(config: Config) -> list[Any]:
         while (batch := next(loader))["inputs_segmentation"].any():
             found.append(batch)
         return found
+
+
+def write_for_hugging_face(path: Path, form: str, documents: Sequence[str]) -> None:
+    table = pa.table({"text": pa.array(list(documents), pa.string())})
+    if form == "parquet":
+        pq.write_table(table, path)
+    elif form == "csv":
+        csv.write_csv(table, path)
+    elif form == "text":
+        path.write_text("\n".join(documents))
+    else:
+        with pa.ipc.new_stream(path, table.schema) as writer:
+            writer.write_table(table)
+
+
+@pytest.mark.parametrize("form", ["parquet", "csv", "text", "arrow"])
+def test_hugging_face_reads_files_of_every_form(tmp_path: Path, form: str) -> None:
+    pytest.importorskip("datasets", reason="the package datasets is not installed")
+    documents = texts(40)
+    for number, part in enumerate(cut(documents, 2)):
+        write_for_hugging_face(tmp_path / f"part-{number}.{form}", form, part)
+    keys = {"dataset_type": "hf", "hf_path": form, "hf_train_files": str(tmp_path / f"*.{form}"), "num_epoch": 1}
+    found = text_of(batches_until_padding(text_config(tmp_path, **keys)))
+    assert sorted("<" + part for part in found.split("<")[1:]) == sorted(documents)
 
 
 class TestOneHost:
