@@ -33,6 +33,7 @@ def median_error(fitted: object, asked: Observations) -> float:
 
 
 class TestPrefixTrees:
+    @pytest.mark.slow
     @pytest.mark.parametrize("family", [4, 6])
     def test_new_nodes_are_like_their_neighbours(self, family: int) -> None:
         train, asked = between_sites(4000, seed=0, hosts=range(15)), between_sites(500, seed=1, hosts=range(15, 20))
@@ -45,11 +46,13 @@ class TestPrefixTrees:
         train, asked = between_sites(4000, seed=0, hosts=range(15)), between_sites(500, seed=1, hosts=range(15, 20))
         assert median_error(PrefixTrees(nodes=scattered, trees=60, rate=0.2).fit(train), asked) > 0.2
 
+    @pytest.mark.slow
     def test_the_same_again(self) -> None:
         train = between_sites(500, seed=0)
         once, again = (PrefixTrees(nodes=addresses(), trees=60).fit(train).predict(train) for _ in range(2))
         np.testing.assert_array_equal(once, again)
 
+    @pytest.mark.slow
     def test_unknown_nodes_and_hardly_any_data_get_an_answer(self) -> None:
         train = between_sites(500, seed=0)
         ask = Questions(source=np.array([-1, 10**6, 3]), destination=np.array([4, -1, 10**6]), time_s=np.zeros(3))

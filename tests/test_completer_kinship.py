@@ -87,6 +87,7 @@ def test_identities_are_as_alike_as_the_addresses() -> None:
     assert OWN_SHARE + sum(LEVEL_SHARES) == pytest.approx(1.0)
 
 
+@pytest.mark.slow
 def test_worlds_have_kin_or_none_and_those_who_share_a_longer_prefix_share_the_shorter_ones() -> None:
     settings = WorldSettings(context=16, questions=8, most_nodes=40)
     kin = np.asarray(world_batch(settings, 0, 0, 0, 64)["node_kin"])
@@ -100,6 +101,7 @@ def test_worlds_have_kin_or_none_and_those_who_share_a_longer_prefix_share_the_s
     np.testing.assert_array_equal(np.take_along_axis(kin, kin, axis=1), kin)  # the first is its own first
 
 
+@pytest.mark.slow
 def test_kin_in_worlds_are_nearer_than_others() -> None:
     settings = WorldSettings(context=48, questions=8, most_nodes=60)
     worlds = jax.jit(jax.vmap(lambda seed: make_world(settings, jax.random.key(seed))))(jnp.arange(200))

@@ -117,6 +117,7 @@ def test_without_times_asked_pairs_are_never_known_in_either_direction() -> None
         assert first not in context
 
 
+@pytest.mark.slow
 def test_with_times_some_questions_are_about_pairs_that_are_known_and_some_are_not() -> None:
     shown = contexts(measurements(timed=True), rows=64)
     known_before = []
@@ -132,6 +133,7 @@ def test_with_times_some_questions_are_about_pairs_that_are_known_and_some_are_n
     assert 0.1 < np.mean(known_before) < 0.7
 
 
+@pytest.mark.slow
 def test_a_context_depends_on_its_own_numbers_alone() -> None:
     known = measurements(timed=True)
     data = on_device_measurements(known)
@@ -143,6 +145,7 @@ def test_a_context_depends_on_its_own_numbers_alone() -> None:
     assert (other["question_log_rtt"] != whole["question_log_rtt"]).any()
 
 
+@pytest.mark.slow
 def test_kin_are_those_of_the_addresses() -> None:
     known = measurements(timed=True)
     data = on_device_measurements(known, [f"192.0.{node % 3}.{node}" for node in range(NODES)])

@@ -24,6 +24,8 @@ from ping_llm.completer.answers import Answers
 from ping_llm.completer.bins import Bins
 from ping_llm.completer.evaluate_real import unseen_pairs
 
+pytestmark = pytest.mark.slow  # compiling worlds and training a model take a minute
+
 SMALL = WorldSettings(context=48, questions=16, most_nodes=40, most_asked=3)
 TINY = CompleterSettings(
     layers=2, width=64, heads=4, head_dim=16, mlp_width=128, identity=16, bins=128, dtype="float32", attention="plain"
@@ -78,7 +80,6 @@ def line_of_nodes(count: int = 24, seed: int = 0) -> Observations:
     return Observations(source=source, destination=destination, time_s=np.full(len(source), np.nan), rtt_ms=rtt)
 
 
-@pytest.mark.slow
 def test_training_beats_the_marginal_distribution(trained: tuple[Any, list[float]]) -> None:
     batches = [batch_of_worlds(step) for step in range(12)]
     counted = [b["question_log_rtt"][b["question_counts"] & ~b["question_failed"]] for b in batches]
@@ -90,7 +91,6 @@ def test_training_beats_the_marginal_distribution(trained: tuple[Any, list[float
     assert np.mean(trained[1][-50:]) < np.mean(trained[1][:20]) - 0.5
 
 
-@pytest.mark.slow
 def test_predictions_improve_with_context(trained: tuple[Any, list[float]], graph_and_weights: tuple[Any, Any]) -> None:
     graph, weights = graph_and_weights[0], trained[0]
     entropies = {}
@@ -122,7 +122,6 @@ def answering(graph: Any, weights: Any) -> Any:
     return answer
 
 
-@pytest.mark.slow
 def test_sums_of_parts_add_up(graph_and_weights: tuple[Any, Any]) -> None:
     graph, weights = graph_and_weights
     batch = batch_of_worlds()
@@ -133,7 +132,6 @@ def test_sums_of_parts_add_up(graph_and_weights: tuple[Any, Any]) -> None:
         assert sum(float(part[name]) for part in parts) == pytest.approx(float(value), rel=1e-5)
 
 
-@pytest.mark.slow
 def test_the_order_of_a_context_and_what_lies_behind_it_make_no_difference(graph_and_weights: tuple[Any, Any]) -> None:
     answer = answering(*graph_and_weights)
     batch = batch_of_worlds()
