@@ -44,7 +44,8 @@ class Segments:
 class PackedTokens:
     """All that is needed to lay out a batch: a twelfth of its bytes, which is what travels between processes."""
 
-    tokens: npt.NDArray[np.uint16]
+    tokens: npt.NDArray[np.uint16] | npt.NDArray[np.uint32]
+    """Of probe rows 16 bits, of text 32."""
     sizes: npt.NDArray[np.int32]
     """Tokens of each segment."""
     sequence: npt.NDArray[np.int32]

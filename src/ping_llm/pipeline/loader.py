@@ -5,33 +5,29 @@ are, and where to go on after a restart is one number. What travels between proc
 six arrays of the batch contract are laid out here, in half a millisecond.
 """
 
-import itertools
 import logging
-import multiprocessing
 import os
 import secrets
 import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from multiprocessing import shared_memory
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
 import numpy as np
-import numpy.typing as npt
 import psutil
 
 from ping_llm.errors import PingLlmError
-from ping_llm.pipeline.batch import Batch, PackedTokens, expand
+from ping_llm.pipeline.batch import Batch, expand
 from ping_llm.pipeline.report import PipelineReport
 from ping_llm.pipeline.source import BatchSource
 from ping_llm.pipeline.spec import DataSpec, DataState
-from ping_llm.workers import available_cores, exit_with_parent
+from ping_llm.pipeline.transport import Elements, Source, deliver, unpack
+from ping_llm.workers import available_cores
 
 STAGES: Final = ("plan", "sample", "read", "fill", "arrange", "encode")
-_ENDLESS: Final = 1 << 40
 _SHOW_EVERY_S: Final = 60.0
 _SHARED_MEMORY: Final = Path("/dev/shm")
 
@@ -76,6 +72,8 @@ class Loader:
     With `last_step` it ends after that step: finite data for evaluation.
     """
 
+    stages: tuple[str, ...] = STAGES
+
     def __init__(
         self,
         spec: DataSpec,
@@ -100,7 +98,7 @@ class Loader:
         self._workers: list[psutil.Process] = []
         self._source: BatchSource | None = None  # of this process, made when it is asked for
         self._memory_name = f"ping-llm-{os.getpid()}-{secrets.token_hex(4)}-"
-        self.report = PipelineReport(stages=STAGES, workers=self.settings.worker_count)
+        self.report = self._make_report()
 
     def state(self) -> DataState:
         """Where to go on: the step of the batch that `next` would give."""
@@ -129,15 +127,16 @@ class Loader:
         asked = time.perf_counter()
         element = self._next_element()
         waited = time.perf_counter() - asked
-        packed, costs = _unpack(np.array(element))  # a copy: what came through shared memory is given back at once
+        copied = np.array(element)  # so that the shared memory it came through is given back at once
+        packed, stage_s, corrupt_rows = unpack(copied, len(self.stages))
         batch = expand(packed, self.batch_size, self.spec.contexts.length)
         real = len(packed.tokens)
         self.report.add(
             wait_s=waited,
-            stage_s=costs[:-1],
+            stage_s=stage_s,
             tokens=real,
             padding=self.batch_size * self.spec.contexts.length - real,
-            corrupt_rows=int(costs[-1]),
+            corrupt_rows=corrupt_rows,
         )
         self._state = replace(self._state, next_step=step + 1)
         if time.monotonic() - self._shown > _SHOW_EVERY_S:
@@ -172,17 +171,15 @@ class Loader:
             self.report.write(Path(self.settings.visualization_dir))
 
     def _start(self) -> Any:
-        host, size = self.settings.host, self.batch_size
-        elements = _Elements(
-            BatchSource(self.spec, self._state.mixture),
-            self._state.next_step,
-            host * size,
-            (host + 1) * size,
-            self._memory_name,
-        )
-        if self.settings.worker_count == 0:
-            return iter(elements)
-        return _grain_iterator(elements, self.settings.worker_count, self.settings.buffer_size)
+        part = self.settings.host * self.batch_size, (self.settings.host + 1) * self.batch_size
+        elements = Elements(self._make_source(), self.stages, self._state.next_step, part, self._memory_name)
+        return deliver(elements, self.settings.worker_count, self.settings.buffer_size)
+
+    def _make_report(self) -> PipelineReport:
+        return PipelineReport(stages=self.stages, workers=self.settings.worker_count)
+
+    def _make_source(self) -> Source:
+        return BatchSource(self.spec, self._state.mixture)
 
     def close(self) -> None:
         """End the worker processes and give back their shared memory."""
@@ -215,69 +212,3 @@ def _is_worker(process: psutil.Process) -> bool:
     with suppress(psutil.Error):
         return "spawn_main" in " ".join(process.cmdline())
     return False
-
-
-class _Elements:
-    """What Grain sees: an endless list of batches, of which it may ask for any, in any process."""
-
-    def __init__(self, source: BatchSource, first_step: int, begin: int, end: int, memory_name: str) -> None:
-        self._source = source
-        self._memory_name = memory_name
-        self._first_step = first_step
-        self._range = begin, end
-        self._watched = False
-
-    def __len__(self) -> int:
-        return _ENDLESS
-
-    def __getitem__(self, index: int) -> npt.NDArray[np.uint8]:
-        """A batch, and what it cost."""
-        if not self._watched:
-            _prepare_worker(self._memory_name)
-            self._watched = True
-        stages = self._source.stages
-        stages.seconds.clear()
-        packed = self._source.packed(self._first_step + int(index), *self._range)
-        corrupt_rows = sum(len(builder.corrupt_rows) for builder in self._source.builders)
-        return _pack(packed, np.array([*(stages.seconds.get(name, 0.0) for name in STAGES), float(corrupt_rows)]))
-
-    def __iter__(self) -> Iterator[npt.NDArray[np.uint8]]:
-        return map(self.__getitem__, range(_ENDLESS))
-
-
-def _prepare_worker(memory_name: str) -> None:
-    """In a worker process: end with the parent, and name shared memory so that the parent finds what is left of it."""
-    if multiprocessing.parent_process() is None:
-        return
-    exit_with_parent()
-    shared_memory._SHM_NAME_PREFIX = f"/{memory_name}"  # type: ignore[attr-defined]
-    shared_memory._SHM_SAFE_NAME_LENGTH = len(memory_name) + 17  # type: ignore[attr-defined]
-
-
-def _pack(packed: PackedTokens, costs: npt.NDArray[np.float64]) -> npt.NDArray[np.uint8]:
-    """All in one array: Grain makes a shared memory segment for each, which costs more than the copy."""
-    head = np.array([len(packed.sizes), len(packed.tokens)], dtype=np.int64)
-    parts = (head, costs, packed.sizes, packed.sequence, packed.tokens)
-    return np.concatenate([part.view(np.uint8) for part in parts])
-
-
-def _unpack(data: npt.NDArray[np.uint8]) -> tuple[PackedTokens, npt.NDArray[np.float64]]:
-    segments, tokens = data[:16].view(np.int64).tolist()
-    ends = np.cumsum([16, 8 * (len(STAGES) + 1), 4 * segments, 4 * segments, 2 * tokens]).tolist()
-    costs, sizes, sequence, spelled = (data[begin:end] for begin, end in itertools.pairwise(ends))
-    packed = PackedTokens(tokens=spelled.view(np.uint16), sizes=sizes.view(np.int32), sequence=sequence.view(np.int32))
-    return packed, costs.view(np.float64)
-
-
-def _grain_iterator(elements: _Elements, workers: int, buffer: int) -> Any:
-    import grain
-    from absl import flags
-
-    if not flags.FLAGS.is_parsed():  # Grain's worker processes ask for absl flags
-        flags.FLAGS.mark_as_parsed()
-    # No read threads in the workers: an element is a whole batch, and Grain's default (16 threads) only adds overhead.
-    dataset = grain.MapDataset.source(elements).to_iter_dataset(
-        grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
-    )
-    options = grain.MultiprocessingOptions(num_workers=workers, per_worker_buffer_size=buffer)
-    return iter(dataset.mp_prefetch(options))

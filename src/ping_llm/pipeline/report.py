@@ -2,9 +2,9 @@
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -19,18 +19,18 @@ _ADVICE: Final = {
 }
 _ADVICE_FOR_COMPUTATION: Final = "raise grain_worker_count: this runs on as many cores as there are"
 
-_MEANING: Final = {
-    "plan": "which contexts share a sequence",
-    "read": "pick measurements from mapped rows",
-    "sample": "draw measurements from windows",
-    "fill": "as many measurements as fit",
-    "arrange": "order and times",
-    "encode": "measurements to tokens",
-}
-
 
 class PipelineReport:
     """Adds up what every batch cost. Stages run in the workers side by side; waiting is the training process's."""
+
+    meaning: ClassVar[Mapping[str, str]] = {
+        "plan": "which contexts share a sequence",
+        "read": "pick measurements from mapped rows",
+        "sample": "draw measurements from windows",
+        "fill": "as many measurements as fit",
+        "arrange": "order and times",
+        "encode": "measurements to tokens",
+    }
 
     def __init__(self, stages: Sequence[str], workers: int) -> None:
         self.workers = workers
@@ -115,7 +115,7 @@ class PipelineReport:
         ]
         lines += [f"  {'stage':8} {'ms/batch':>9} {'share':>6}"]
         for name, stage in value["stages"].items():
-            lines.append(f"  {name:8} {stage['ms_per_batch']:9.2f} {stage['share']:6.0%}  {_MEANING[name]}")
+            lines.append(f"  {name:8} {stage['ms_per_batch']:9.2f} {stage['share']:6.0%}  {self.meaning[name]}")
         lines.append(
             f"  waiting for data: {value['wait_share']:.1%} of the time; padding {value['padding_fraction']:.2%}"
         )

@@ -41,6 +41,11 @@ class BatchSource:
         """Of all row sets together."""
         return sum(builder.plan.sequences_per_epoch for builder in self.builders)
 
+    @property
+    def corrupt_rows(self) -> int:
+        """That were left out so far."""
+        return sum(len(builder.corrupt_rows) for builder in self.builders)
+
     def packed(self, step: int, begin: int, end: int) -> PackedTokens:
         """Sequences `begin` to `end` of the global batch of a step."""
         offset = step * self.spec.global_batch_size

@@ -5,7 +5,7 @@ So no place stays empty but at the end of the data, no text is lost, and where a
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -67,9 +67,8 @@ class Laid:
 
 def pack(parts: Sequence[tuple[Tokens, Ints]]) -> PackedTokens:
     """Sequences as they travel between processes; an empty one has no segment."""
-    tokens: Any = np.concatenate([tokens for tokens, _ in parts]) if parts else np.zeros(0, np.uint32)
     return PackedTokens(
-        tokens=tokens,  # 32 bits: text has more than 65,536 tokens
+        tokens=np.concatenate([tokens for tokens, _ in parts]),
         sizes=np.concatenate([sizes for _, sizes in parts]).astype(np.int32),
         sequence=np.repeat(np.arange(len(parts)), [len(sizes) for _, sizes in parts]).astype(np.int32),
     )

@@ -87,6 +87,9 @@ def go_on(state: DataState, spec: TextSpec, *, allow_change: bool) -> tuple[Text
 class TextSource:
     """A spec brought to life. Files are opened at first use, so it can be sent to a worker process before."""
 
+    corrupt_rows = 0
+    """A damaged file ends the run: nothing is left out."""
+
     def __init__(self, spec: TextSpec, mixture: Mixture) -> None:
         self.spec = spec
         self.mixture = mixture
