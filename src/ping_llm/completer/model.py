@@ -32,7 +32,7 @@ _MATCHING_LAYERS = 2
 3.61, and gets in 500 steps to where it would be after 1,000."""
 _KINDS = 3
 _BINS_AHEAD = 3.0
-"""Of the bins' share before the model has learnt to point: 83 %."""
+"""Of the bins before the model has learnt to point: a share of 80 %."""
 _NEVER = -1e9
 
 
@@ -140,7 +140,7 @@ def start_matching(model: SetTransformer, rngs: nnx.Rngs) -> None:
 
 
 def start_pointing(model: SetTransformer, rngs: nnx.Rngs) -> None:
-    """Begin with pointers at measurements of the same two nodes, all alike, and little trust in them."""
+    """Begin by pointing at measurements of the same two nodes, with little trust in them."""
     s = model.settings
     shape = (s.identity, s.head_dim)
     same = sum(
