@@ -16,7 +16,7 @@ import yaml
 from ping_llm.config.blend import parse_blend
 from ping_llm.config.keys import KeyInfo, Rule, Section, above, at_least, key, one_of, unknown_key
 from ping_llm.config.kinds import DATASET_TYPES, is_dataset_type
-from ping_llm.config.text import TextKeys, TokenizerKeys
+from ping_llm.config.text import SECRETS, TextKeys, TokenizerKeys
 from ping_llm.errors import PingLlmError
 
 _NOT_EMPTY = Rule("a folder", bool)
@@ -260,10 +260,13 @@ class Config(
             find_key(name)
         return dataclasses.replace(self, **changes)
 
+    def to_store(self) -> dict[str, Any]:
+        """Every key with its value, as it may be shown to anybody: without secrets."""
+        return {info.name: getattr(self, info.name) for info in describe_keys()} | dict.fromkeys(SECRETS, "")
+
     def to_yaml(self) -> str:
-        """Every key with its value, as a file that loads to an equal configuration."""
-        values = {info.name: getattr(self, info.name) for info in describe_keys()}
-        return yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=math.inf)
+        """The same as a file, which loads to an equal configuration."""
+        return yaml.safe_dump(self.to_store(), sort_keys=False, allow_unicode=True, width=math.inf)
 
 
 @functools.cache

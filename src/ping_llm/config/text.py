@@ -6,6 +6,9 @@ from typing import ClassVar
 from ping_llm.config.blend import parse_blend
 from ping_llm.config.keys import Rule, Section, at_least, key, one_of
 
+SECRETS = ("hf_access_token",)
+"""Keys whose values are not stored with a run."""
+
 _BLEND = Rule("a pattern or a blend", lambda text: not text or bool(parse_blend(text)))
 
 
@@ -49,7 +52,7 @@ class TextKeys(Section):
     hf_train_split: str = key("train", "`hf`: split of a dataset of the Hub.")
     hf_eval_files: str = key("", "`hf`: pattern of the evaluation files.")
     hf_eval_split: str = key("", "`hf`: evaluation split of a dataset of the Hub.")
-    hf_access_token: str = key("", "`hf`: for gated datasets and tokenizers; not stored with runs if left to HF_TOKEN.")
+    hf_access_token: str = key("", "`hf`: for gated datasets and tokenizers; never stored. HF_TOKEN works, too.")
     dataset_path: str = key("", "`tfds`, `c4_mlperf`: folder that holds the datasets.")
     dataset_name: str = key("c4/en:3.0.1", "`tfds`, `c4_mlperf`: training dataset and its version.")
     train_split: str = key("train", "`tfds`, `c4_mlperf`: split to train on.")

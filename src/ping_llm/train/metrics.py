@@ -1,6 +1,5 @@
 """Where numbers go: `metrics.jsonl` has every step, TensorBoard and W&B one in `log_period`."""
 
-import dataclasses
 import json
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -75,7 +74,7 @@ class Metrics:
             dir=str(folder.path),
             mode="online" if config.wandb_mode == "online" else "offline",
             resume="allow",
-            config=dataclasses.asdict(config),
+            config=config.to_store(),
         )
 
         def write(record: Record) -> None:
