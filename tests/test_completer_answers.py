@@ -49,15 +49,6 @@ def test_the_density_of_training_is_that_of_prediction(part: int | None) -> None
     np.testing.assert_allclose(until[:, 1_999::2_000], expected - begin, atol=0.01)
 
 
-def test_without_pointers_the_answer_is_the_bins() -> None:
-    answers = Answers(**{**vars(some_answers()), "choice": None, "pointed": None})
-    grid = np.asarray(answers.probabilities())
-    np.testing.assert_allclose(grid, np.asarray(jax.nn.softmax(answers.bin_logits, axis=-1)))
-    with_bins_only = only(some_answers(), 0)
-    at = jnp.full((2, 3), 3.3)
-    np.testing.assert_allclose(answers.log_density(at), with_bins_only.log_density(at), atol=1e-5)
-
-
 def test_the_grid_holds_all_probability() -> None:
     np.testing.assert_allclose(np.asarray(some_answers().probabilities()).sum(axis=-1), 1, atol=1e-5)
 

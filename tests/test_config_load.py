@@ -26,7 +26,7 @@ def test_the_defaults_are_the_documented_ones() -> None:
     assert config.network_train_files == config.network_eval_files == config.grain_visualization_dir == ""
     on = {info.name for info in describe_keys() if info.kind is bool and getattr(config, info.name)}
     always = {"enable_checkpointing", "async_checkpointing", "enable_tensorboard"}
-    assert on == always | {"add_bos", "add_eos", "completer_points"}
+    assert on == always | {"add_bos", "add_eos"}
 
 
 def test_a_file_changes_what_it_names_and_nothing_else(write_yaml: WriteYaml) -> None:

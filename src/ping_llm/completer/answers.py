@@ -9,7 +9,7 @@ the pair was measured before and at 5.03 elsewhere, one that may not at 3.02 and
     pointed   log shares of the context's measurements
     kernel    Laplace, of a fixed width in ln RTT for each precision
 
-For prediction, all of it is put on a grid of finer bins. A model without pointers answers with its bins.
+For prediction, all of it is put on a grid of finer bins.
 """
 
 # mypy: disallow-untyped-calls=False
@@ -35,9 +35,9 @@ class Answers:
     """[contexts, questions, bins]"""
     failure_logit: jax.Array
     """[contexts, questions]"""
-    choice: jax.Array | None
+    choice: jax.Array
     """[contexts, questions, 1 + precisions], log shares"""
-    pointed: jax.Array | None
+    pointed: jax.Array
     """[contexts, questions, context], log shares"""
     context_log_rtt: jax.Array
     """[contexts, context]"""
@@ -52,8 +52,6 @@ class Answers:
         log_bins = self.bin_logits - jax.nn.logsumexp(self.bin_logits, axis=-1, keepdims=True)
         ends = jnp.stack([_at(log_bins, lower), _at(log_bins, lower + 1)], axis=-1)
         of_bins = jax.nn.logsumexp(ends, axis=-1, b=jnp.stack([1 - share, share], axis=-1))
-        if self.choice is None or self.pointed is None:
-            return of_bins
         distance = jnp.abs(log_rtt[:, :, None] - self.context_log_rtt[:, None])
         parts = [of_bins]
         for width in KERNEL_WIDTHS:
@@ -62,9 +60,7 @@ class Answers:
         return jax.nn.logsumexp(self.choice + jnp.stack(parts, axis=-1), axis=-1)
 
     def probabilities(self) -> jax.Array:
-        """[contexts, questions, bins]: of the fine bins, or of the model's own if it does not point."""
-        if self.choice is None or self.pointed is None:
-            return jax.nn.softmax(self.bin_logits, axis=-1)
+        """[contexts, questions, fine bins]"""
         fine = Bins(FINE)
         share = jnp.exp(self.choice)
         found = share[..., :1] * (jax.nn.softmax(self.bin_logits, axis=-1) @ _refined(self.bins, fine))

@@ -12,6 +12,7 @@ import numpy as np
 from flax import nnx
 
 from ping_llm.baselines.interface import Floats, Ints, Observations, Questions
+from ping_llm.completer.answers import FINE
 from ping_llm.completer.context import Columns, Known, filled, groups
 from ping_llm.completer.distribution import BinDistribution
 from ping_llm.completer.kinship import kin_of, without_kin
@@ -67,7 +68,7 @@ class Completer:
         `nodes` are the addresses of the nodes' numbers, of which the model learns who shares a prefix with whom.
         """
         p_failed = np.zeros(len(questions))
-        probability = np.zeros((len(questions), self.settings.answer_bins), np.float32)
+        probability = np.zeros((len(questions), FINE), np.float32)
         for rows, answers in self.in_parts(known, questions, nodes, advance):
             p_failed[rows], probability[rows] = answers.p_failed, answers.probability
         return BinDistribution(p_failed=p_failed, probability=probability)

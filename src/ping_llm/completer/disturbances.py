@@ -1,4 +1,4 @@
-"""What time does to a pair: load by day, changes of route, jitter, lost packets, and the clock's resolution.
+"""What time does to a pair: load by day, changes of route, wandering levels, jitter, losses, the clock's resolution.
 
 Ages are seconds before the moment of the questions, so a question has age 0. A world either reports one value for each
 pair without any of this (as PlanetLab's matrix does), or single pings with all of it. Of the pairs of the MENOG study
@@ -15,6 +15,7 @@ import jax.numpy as jnp
 
 from ping_llm.completer.draws import Draws
 from ping_llm.completer.internet import LEAST_MS
+from ping_llm.completer.wander import wandered
 
 _DAY_S: Final = 86_400.0
 _RESOLUTIONS_MS: Final = (0.0, 0.001, 0.01, 0.1, 1.0)
@@ -46,6 +47,11 @@ class Disturbances:
     second_route: jax.Array
     second_route_chance: jax.Array
     """Of pairs: ln of the factor of a parallel route, and how often a ping takes it."""
+    wander_salt: jax.Array
+    wander_step_s: jax.Array
+    pair_wander: jax.Array
+    """Of pairs: mean height of the shortest steps, in ln RTT."""
+    node_wander_ms: jax.Array
     node_loss: jax.Array
     pair_loss: jax.Array
 
@@ -56,13 +62,14 @@ def make_disturbances(draw: Draws, nodes: int, pairs: int, *, noisy: jax.Array, 
 
     ever = jnp.inf
     change = interval_s * draw.log_uniform(0.5, 300.0, (nodes,))
-    node_changed = draw.chance(draw.half_normal(0.06), (nodes,))
+    node_changed = draw.chance(draw.half_normal(0.04), (nodes,))
     steps_ms = jnp.where(node_changed, draw.log_normal(8.0, 1.2, (2, nodes)), 0.0)
     pair_change = interval_s * draw.log_uniform(0.5, 300.0, (2, pairs))
-    pair_changed = draw.chance(draw.half_normal(0.12), (2, pairs))
+    pair_changed = draw.chance(draw.half_normal(0.06), (2, pairs))
     size = 0.15 * draw.normal((2, pairs)) * jnp.exp(0.8 * draw.normal((2, pairs)))
-    jitter = draw.log_uniform(0.006, 1.0)
+    jitter = draw.log_uniform(0.003, 0.5)
     load = sometimes(0.35, draw.log_uniform(0.1, 6.0))
+    wanders = draw.log_uniform(6e-5, 0.004)
     losses = draw.chance(jnp.where(noisy, 0.75, 0.15))
     rare = draw.log_uniform(5e-4, 4e-2)
     return Disturbances(
@@ -70,7 +77,7 @@ def make_disturbances(draw: Draws, nodes: int, pairs: int, *, noisy: jax.Array, 
         resolution_ms=jnp.asarray(_RESOLUTIONS_MS)[draw.below(len(_RESOLUTIONS_MS))],
         asymmetry=sometimes(0.4, draw.log_uniform(0.002, 0.1)) * draw.normal((pairs,)),
         node_jitter_ms=jitter * jnp.exp(draw.uniform(0.3, 1.3) * draw.normal((nodes,))),
-        pair_jitter=draw.log_uniform(2e-4, 0.02) * jnp.exp(draw.uniform(0.2, 1.0) * draw.normal((pairs,))),
+        pair_jitter=draw.log_uniform(5e-5, 0.008) * jnp.exp(draw.uniform(0.2, 1.0) * draw.normal((pairs,))),
         spike_chance=draw.half_normal(0.012) * jnp.exp(draw.normal((nodes,))),
         node_load_ms=load * jnp.exp(1.2 * draw.normal((nodes,))),
         node_phase=draw.uniform(0.0, 2 * jnp.pi) + draw.uniform(0.0, 2.0) * draw.normal((nodes,)),
@@ -81,6 +88,10 @@ def make_disturbances(draw: Draws, nodes: int, pairs: int, *, noisy: jax.Array, 
         pair_before=jnp.clip(size, -1.0, 1.5),
         second_route=jnp.clip(0.12 * draw.normal((pairs,)) * jnp.exp(0.5 * draw.normal((pairs,))), -0.5, 1.0),
         second_route_chance=draw.uniform(0.02, 0.5, (pairs,)) * draw.chance(draw.half_normal(0.1), (pairs,)),
+        wander_salt=draw.below(1 << 23).astype(jnp.uint32),
+        wander_step_s=interval_s * draw.log_uniform(0.2, 5.0),
+        pair_wander=wanders * jnp.exp(draw.uniform(0.3, 1.2) * draw.normal((pairs,))),
+        node_wander_ms=sometimes(0.5, draw.log_uniform(0.002, 0.1)) * jnp.exp(draw.normal((nodes,))),
         node_loss=losses * jnp.minimum(rare * jnp.exp(draw.uniform(0.5, 2.5) * draw.normal((nodes,))), 1.0),
         pair_loss=losses * jnp.minimum(rare * jnp.exp(draw.uniform(0.5, 3.0) * draw.normal((pairs,))), 1.0),
     )
@@ -102,7 +113,8 @@ def measured(
     before = age_s > d.pair_change_s[:, pair]
     route = jnp.sum(jnp.where(before, d.pair_before[:, pair], 0.0), axis=0)
     route += jnp.where(draw.chance(d.second_route_chance[pair], shape), d.second_route[pair], 0.0)
-    level = undisturbed_ms[pair] * jnp.exp(d.strength * route)
+    route += d.pair_wander[pair] * wandered(pair, age_s, d.wander_step_s, d.wander_salt)
+    level = undisturbed_ms[pair] * jnp.exp(d.strength * jnp.clip(route, -1.5, 2.0))
     level += d.strength * (_level_ms(d, one, age_s) + _level_ms(d, other, age_s))
     level *= jnp.exp(jnp.where(backwards, d.asymmetry[pair], 0.0))
 
@@ -120,7 +132,9 @@ def measured(
 
 
 def _level_ms(d: Disturbances, node: jax.Array, age_s: jax.Array) -> jax.Array:
-    return jnp.where(age_s > d.node_change_s[node], d.node_before_ms[node], d.node_after_ms[node])
+    changed = jnp.where(age_s > d.node_change_s[node], d.node_before_ms[node], d.node_after_ms[node])
+    queue = d.node_wander_ms[node] * jnp.abs(wandered(node, age_s, d.wander_step_s, ~d.wander_salt))
+    return changed + queue
 
 
 def _load_ms(d: Disturbances, node: jax.Array, age_s: jax.Array) -> jax.Array:

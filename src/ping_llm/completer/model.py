@@ -62,11 +62,10 @@ class SetTransformer(nnx.Module):
         self.blocks = nnx.List([Block(s, rngs) for _ in range(s.layers)])
         self.head = linear(s, s.width, s.bins + 1, rngs)
         start_matching(self, rngs)
-        if s.points:
-            self.point_from = linear(s, s.width, s.head_dim, rngs)
-            self.point_at = linear(s, s.width, s.head_dim, rngs)
-            self.choice = linear(s, s.width, 1 + PRECISIONS, rngs)
-            start_pointing(self, rngs)
+        self.point_from = linear(s, s.width, s.head_dim, rngs)
+        self.point_at = linear(s, s.width, s.head_dim, rngs)
+        self.choice = linear(s, s.width, 1 + PRECISIONS, rngs)
+        start_pointing(self, rngs)
 
     def __call__(self, batch: Batch) -> Answers:
         s = self.settings
@@ -87,10 +86,8 @@ class SetTransformer(nnx.Module):
         measured = x[:, :context]
         x = norm(last(x, context, batch["context_length"], implementation, first=context))
         logits = self.head(x).astype(jnp.float32)
-        choice, pointed = None, None
-        if s.points:
-            counts = jnp.arange(context) < batch["context_length"][:, None]
-            choice, pointed = self._pointed(x, norm(measured), counts & (batch["context_kind"] == ANSWERED))
+        counts = jnp.arange(context) < batch["context_length"][:, None]
+        choice, pointed = self._pointed(x, norm(measured), counts & (batch["context_kind"] == ANSWERED))
         return Answers(
             bin_logits=logits[..., :-1],
             failure_logit=logits[..., -1],

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from ping_llm.completer.answers import FINE, PRECISIONS
+from ping_llm.completer.answers import PRECISIONS
 from ping_llm.completer.features import TIME_FEATURES, VALUE_FEATURES
 from ping_llm.errors import PingLlmError
 
@@ -63,8 +63,6 @@ class CompleterSettings:
     """Length of the random vectors that stand for nodes. Cosines between 400 of them stay below 0.45."""
     bins: int = 512
     """Of ln RTT from 0.05 to 2000 ms: 2 % each, and finer where neighbours share the probability."""
-    points: bool = True
-    """Whether answers may point at measurements of the context."""
     dtype: str = "bfloat16"
     """Of activations and of the matrices they are multiplied with. Norms, logits and the loss are float32."""
     weight_dtype: str = "float32"
@@ -79,12 +77,8 @@ class CompleterSettings:
     def parameters(self) -> int:
         attention = 4 * self.width * self.heads * self.head_dim
         embedding = 2 * self.identity + VALUE_FEATURES + TIME_FEATURES + 4
-        head = self.bins + 1 + self.points * (2 * self.head_dim + 1 + PRECISIONS)
+        head = self.bins + 1 + 2 * self.head_dim + 1 + PRECISIONS
         return self.layers * (attention + 3 * self.width * self.mlp_width) + (embedding + head) * self.width
-
-    @property
-    def answer_bins(self) -> int:
-        return FINE if self.points else self.bins
 
     def flops_per_context(self, context: int, questions: int) -> int:
         """Of a training step, for one context: 6 a parameter and position, and attention to the whole context."""

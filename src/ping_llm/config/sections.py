@@ -86,7 +86,6 @@ class WorldKeys(Section):
         0.5, "`measured`: share of the contexts that come from real measurements.", at_least(0, up_to=1)
     )
     completer_identity: int = key(128, "Length of the random vectors that stand for nodes.", at_least(4))
-    completer_points: bool = key(True, "Whether the completer's answers may point at measurements of their context.")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,6 @@ _SHAPE: Final = (
     "init_weights_seed",
     "opt_type",
     "completer_identity",
-    "completer_points",
 )
 """The weights and the optimizer's memory mean nothing with other values. (Data is checked by its own state.)"""
 

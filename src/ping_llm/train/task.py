@@ -70,7 +70,7 @@ def vocabulary(config: Config) -> int:
 
 
 def completer_settings(config: Config) -> CompleterSettings:
-    return CompleterSettings(**_of_either(config), identity=config.completer_identity, points=config.completer_points)
+    return CompleterSettings(**_of_either(config), identity=config.completer_identity)
 
 
 def _of_either(config: Config) -> dict[str, Any]:
