@@ -1,8 +1,8 @@
 """What all peers share: rows, contexts and the layout of a batch, written as one would for one row at a time.
 
-The product draws and encodes the contexts of a whole batch in one pass. Its functions work for a single context too,
-but then take several times as long as `draw_context` below, which follows the same rules (window, mode, sample, order)
-in a form made for one row. Peers get this one, so that they are not slowed down by code made for something else.
+The product draws and encodes the contexts of a whole batch in compiled loops that read mapped shards, which is not
+something that can be called for a row. `draw_context` below follows the same rules (window, mode, sample, order) in a
+form made for one row, with the NumPy encoder that the product has for this.
 """
 
 import hashlib

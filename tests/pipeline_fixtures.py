@@ -19,7 +19,6 @@ from ping_llm.pipeline.batch import BatchBuilder
 from ping_llm.pipeline.contexts import ContextSettings, RowFacts
 from ping_llm.pipeline.plan import SequencePlan
 from ping_llm.rows.dataset import RowSet
-from ping_llm.rows.mapped import MappedRows
 from ping_llm.rows.prepare import PrepareSettings, prepare
 from ping_llm.sources.simulator import SimulatorSettings, simulate
 
@@ -54,7 +53,7 @@ class Dataset:
         return SequencePlan(RowFacts(**columns), seed, ContextSettings(**settings))
 
     def builder(self, seed: int = 1, **settings: int) -> BatchBuilder:
-        return BatchBuilder(MappedRows(self.rows), self.plan(seed, **settings))
+        return BatchBuilder(self.rows, self.plan(seed, **settings))
 
 
 def prepare_table(table: pa.Table, **options: Any) -> Dataset:

@@ -20,7 +20,7 @@ from ping_llm.pipeline.contexts import Mode
 from ping_llm.pipeline.timing import Stages
 from ping_llm.rows import arrayrecord_layout as layout
 from ping_llm.rows.dataset import RowSet
-from ping_llm.rows.mapped import CorruptRowError, MappedRows
+from ping_llm.rows.mapped import CorruptRowError
 from ping_llm.tokens.decode import DecodedMeasurement, decode
 from ping_llm.tokens.encode import TimeKind
 from ping_llm.tokens.vocabulary import VOCABULARY_SIZE
@@ -224,7 +224,7 @@ class TestTruth:
             positions = segments.position[segments.unit == number].tolist()
             assert len(set(positions)) == len(positions) == len(measurements), "no measurement is twice in a context"
             for measurement, position in zip(measurements, positions, strict=True):
-                assert says_the_truth(measurement, builder.rows.rows, int(segments.units.row[number]), position)
+                assert says_the_truth(measurement, builder.rows, int(segments.units.row[number]), position)
                 families.add(measurement.family)
                 failed.add(measurement.failed)
                 kinds.add(measurement.time_kind)
@@ -332,7 +332,7 @@ class TestCorruptRows:
 
     def test_can_be_left_out_and_are_reported(self) -> None:
         dataset, row = self.damaged()
-        builder = BatchBuilder(MappedRows(dataset.rows), dataset.plan(), skip_corrupt_rows=True)
+        builder = BatchBuilder(dataset.rows, dataset.plan(), skip_corrupt_rows=True)
         sequences = range(builder.plan.sequences_per_epoch)
         segments = builder.segments(sequences)
         assert row not in segments.units.row
@@ -344,10 +344,10 @@ class TestCorruptRows:
         table = random_measurements(3_000, sources=50)
         sound = prepare_table(table).builder()
         dataset, row = self.damaged()
-        builder = BatchBuilder(MappedRows(dataset.rows), dataset.plan(), skip_corrupt_rows=True)
+        builder = BatchBuilder(dataset.rows, dataset.plan(), skip_corrupt_rows=True)
         sequences = range(sound.plan.sequences_per_epoch)
         segments = sound.segments(sequences)
-        touched = np.unique(segments.sequence[segments.units.row == row])
+        touched = np.unique(segments.packed.sequence[segments.units.row == row])
         others = np.setdiff1d(np.arange(len(sequences)), touched)
         assert len(others) > 0
         found, expected = builder.build(sequences), sound.build(sequences)

@@ -10,13 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ping_llm.pipeline.contexts import (
+from ping_llm.pipeline.contexts import ContextSettings, Flags, Mode, RowFacts, Units
+from ping_llm.pipeline.randomness import Ints, key
+from ping_llm.tokens.encode import FIELD_ORDERS, EncodableMeasurements, TimeKind, encode
+from pipeline_fixtures import START_S, facts_of, looks_like, looks_uniform
+from reference_contexts import (
     Arrangement,
-    ContextSettings,
-    Flags,
-    Mode,
-    RowFacts,
-    Units,
     arrange,
     candidate_limit,
     count_tokens,
@@ -28,9 +27,6 @@ from ping_llm.pipeline.contexts import (
     late_absolute_time,
     measurement_words,
 )
-from ping_llm.pipeline.randomness import Ints, key
-from ping_llm.tokens.encode import FIELD_ORDERS, EncodableMeasurements, TimeKind, encode
-from pipeline_fixtures import START_S, facts_of, looks_like, looks_uniform
 
 MODES = pytest.mark.parametrize("mode", list(Mode))
 

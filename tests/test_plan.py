@@ -10,10 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ping_llm.errors import PingLlmError
-from ping_llm.pipeline.contexts import ContextSettings, RowFacts, first_measurement
+from ping_llm.pipeline.contexts import ContextSettings, RowFacts
 from ping_llm.pipeline.plan import BLOCK_UNITS, PackedBlock, SequencePlan
 from ping_llm.pipeline.randomness import Ints
 from pipeline_fixtures import Dataset, facts_of, histories, in_batches, prepare_table, simulated
+from reference_contexts import first_measurement
 
 
 def plan_of(facts: RowFacts, seed: int = 1, **options: int) -> SequencePlan:

@@ -69,6 +69,9 @@ class PipelineBenchmark:
                 delivered = self._measure(rows, self.workers)
                 result["workers"] = self.workers
                 result["delivered_tokens_per_s"] = delivered["real_tokens_per_s"]
+                result["delivered_relative_to_one"] = round(
+                    delivered["real_tokens_per_s"] / alone["real_tokens_per_s"], 2
+                )
                 result["delivered_first_batch_s"] = delivered["first_batch_s"]
                 advance()
         return result

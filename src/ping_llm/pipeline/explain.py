@@ -84,9 +84,9 @@ def explain_sequence(source: BatchSource, step: int, sequence: int) -> dict[str,
 
 
 def _segments(builder: BatchBuilder, sequence: int) -> Iterator[dict[str, Any]]:
-    segments, packed = builder.segments([sequence]), builder.tokens([sequence])
+    segments = builder.segments([sequence])
+    packed, index, row_set = segments.packed, segments.units, builder.rows
     ends = np.cumsum(packed.sizes)
-    index, row_set = segments.units, builder.rows.rows
     for i in range(len(index)):
         row = int(index.row[i])
         mine = segments.unit == i
@@ -104,9 +104,7 @@ def _segments(builder: BatchBuilder, sequence: int) -> Iterator[dict[str, Any]]:
             "whole_row": bool(index.whole[i]),
             "tokens": int(packed.sizes[i]),
             "measurement_indices": segments.position[mine].tolist(),
-            "field_orders": [
-                "".join(f[0] for f in FIELD_ORDERS[o]) for o in segments.measurements.order[mine].tolist()
-            ],
+            "field_orders": ["".join(f[0] for f in FIELD_ORDERS[o]) for o in segments.field_order[mine].tolist()],
             "measurements": as_json(decode(tokens)),
             "token_ids": tokens.tolist(),
         }

@@ -12,26 +12,29 @@ per cent. So the place of a sequence is plain arithmetic, and only the block it 
 large enough that their sizes hardly differ, and what differs is taken up by the elastic units.
 """
 
-import heapq
 import math
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from ping_llm.errors import PingLlmError
 from ping_llm.pipeline.contexts import (
+    ABSOLUTE,
+    BARE_4,
+    BARE_6,
     LONGEST_MEASUREMENT,
     ContextSettings,
+    Flags,
+    Mode,
     RowFacts,
     Units,
-    draw_units,
-    first_measurement,
 )
-from ping_llm.pipeline.randomness import Ints, Purpose, Words, key, permute
+from ping_llm.pipeline.randomness import Ints, Purpose, Words, key
 
 BLOCK_UNITS: Final = 16_384
 _SAMPLED_UNITS: Final = 1 << 18
@@ -48,7 +51,7 @@ class PackedBlock:
     """The units of a block, by sequence: those of sequence s are `first[s]` to `first[s + 1]`."""
 
     units: Units
-    elastic: npt.NDArray[np.bool_]
+    elastic: Flags
     wanted: Ints
     """Tokens planned for each unit."""
     first: Ints
@@ -57,6 +60,35 @@ class PackedBlock:
     def most_units(self) -> int:
         """No sequence has more."""
         return int(np.diff(self.first).max())
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedUnits:
+    """The units of some sequences, as the plan has them."""
+
+    units: Units
+    elastic: Flags
+    wanted: Ints
+    sequence: npt.NDArray[np.int32]
+    """Sequence of each unit, counted from 0 within the request."""
+
+    def take(self, chosen: Flags) -> "PlannedUnits":
+        return PlannedUnits(
+            units=self.units.take(chosen),
+            elastic=self.elastic[chosen],
+            wanted=self.wanted[chosen],
+            sequence=self.sequence[chosen],
+        )
+
+    @classmethod
+    def joined(cls, parts: Sequence["PlannedUnits"]) -> "PlannedUnits":
+        columns = map(np.concatenate, zip(*(part.units.columns for part in parts), strict=True))
+        return cls(
+            units=Units(**dict(zip(Units.__dataclass_fields__, columns, strict=True))),
+            elastic=np.concatenate([part.elastic for part in parts]),
+            wanted=np.concatenate([part.wanted for part in parts]),
+            sequence=np.concatenate([part.sequence for part in parts]),
+        )
 
 
 class SequencePlan:
@@ -69,7 +101,15 @@ class SequencePlan:
             raise PingLlmError(f"a sequence must have at least {LONGEST_MEASUREMENT} tokens, not {settings.length}")
         self.settings = settings
         self._seed = seed
-        self._facts = facts
+        self._facts = tuple(
+            _unwritable(column, kind)
+            for column, kind in (
+                (facts.count, np.uint32),
+                (facts.failed, np.uint32),
+                (facts.long_gaps, np.uint32),
+                (facts.family, np.uint8),
+            )
+        )
         per_row = settings.per_row(facts.count)
         self._first_unit = np.zeros(len(per_row) + 1, dtype=np.int64)
         np.cumsum(per_row, out=self._first_unit[1:])
@@ -102,13 +142,33 @@ class SequencePlan:
     def sequences_per_epoch(self) -> int:
         return self.sequences_per_block * self.blocks
 
+    @cached_property
+    def _signposts(self) -> Ints:
+        """Row of every 16th unit: from there it is not far to that of any."""
+        from ping_llm.pipeline.kernels.units import SIGNPOST_UNITS
+
+        units = np.arange(0, self.units_per_epoch + SIGNPOST_UNITS, SIGNPOST_UNITS)
+        rows = np.searchsorted(self._first_unit, units, side="right") - 1
+        return np.minimum(rows, len(self._first_unit) - 2)
+
     def _units_at(self, epoch: int, begin: int, end: int) -> Units:
         """The units at places `begin` to `end` of an epoch's permutation."""
+        from ping_llm.pipeline.kernels.units import draw_units
+
         epoch_key = key(self._seed, epoch)
-        order = key(epoch_key, Purpose.EPOCH_ORDER)
-        number = permute(order, self.units_per_epoch, np.arange(begin, end))
-        row = np.searchsorted(self._first_unit, number, side="right") - 1
-        return draw_units(epoch_key, row, number, self._facts.take(row), self.settings)
+        order_key = key(epoch_key, Purpose.EPOCH_ORDER)
+        units = Units.empty(end - begin)
+        draw_units(
+            np.uint64(epoch_key),
+            np.uint64(order_key),
+            begin,
+            self.settings.length,
+            self._first_unit,
+            self._signposts,
+            *self._facts,
+            *units.columns,
+        )
+        return units
 
     def _wanted(self, units: Units) -> Ints:
         length = self.settings.length
@@ -118,6 +178,31 @@ class SequencePlan:
         """Epoch, block and place in the block of a sequence, counted from the beginning of all epochs."""
         epoch, within = divmod(sequence, self.sequences_per_epoch)
         return epoch, *divmod(within, self.sequences_per_block)
+
+    def units_of(self, sequences: Sequence[int]) -> PlannedUnits:
+        """The units of any sequences. Consecutive ones, of one block, are a view of it."""
+        parts, done = [], 0
+        while done < len(sequences):
+            epoch, number, place = self.locate(sequences[done])
+            end = done + 1
+            most = min(len(sequences), done + self.sequences_per_block - place)
+            if isinstance(sequences, range) and sequences.step == 1:
+                end = most
+            while end < most and sequences[end] == sequences[end - 1] + 1:
+                end += 1
+            block = self.block(epoch, number)
+            first = block.first[place : place + end - done + 1]
+            chosen = slice(int(first[0]), int(first[-1]))
+            parts.append(
+                PlannedUnits(
+                    units=block.units.take(chosen),
+                    elastic=block.elastic[chosen],
+                    wanted=block.wanted[chosen],
+                    sequence=np.repeat(np.arange(done, end, dtype=np.int32), np.diff(first)),
+                )
+            )
+            done = end
+        return parts[0] if len(parts) == 1 else PlannedUnits.joined(parts)
 
     def block(self, epoch: int, block: int) -> PackedBlock:
         place = epoch, block
@@ -131,38 +216,16 @@ class SequencePlan:
         return self._kept[place]
 
     def _pack(self, units: Units, order_key: Words) -> PackedBlock:
+        from ping_llm.pipeline.kernels.packing import choose_elastic, order_by_sequence, share_out
+
+        length, sequences = self.settings.length, self.sequences_per_block
         wanted = self._wanted(units)
-        sequence = _share_out(wanted, self.sequences_per_block)
-        _make_room(sequence, _least(units), self.sequences_per_block, self.settings.length)
-        # Shared out largest first, the first sequences would have few long contexts and the last ones many short.
-        sequence = permute(order_key, self.sequences_per_block, np.arange(self.sequences_per_block))[sequence]
-        # Within a sequence: windows before whole rows, then large before small. The first ones are elastic.
-        order = np.lexsort((-units.most, units.whole, sequence))
-        units, wanted, sequence = units.take(order), wanted[order], sequence[order]
-        first = np.searchsorted(sequence, np.arange(self.sequences_per_block + 1))
-
-        # Units are made elastic, one after the other, until the sequence cannot overflow whatever the data are.
-        gives_way = units.most - _least(units)
-        given_before = _cumulative_before(gives_way, first[sequence])
-        most_in_all = np.bincount(sequence, units.most, self.sequences_per_block).astype(np.int64)[sequence]
-        is_first = np.arange(len(units)) == first[sequence]
-        elastic = is_first | (most_in_all - given_before > self.settings.length)
+        sequence = share_out(wanted, sequences)
+        _make_room(sequence, _least(units), sequences, length)
+        order, first = order_by_sequence(np.uint64(order_key), sequences, sequence, units.most, units.whole)
+        units, wanted = units.take(order), wanted[order]
+        elastic = choose_elastic(first, units.family, units.mode, units.most, length)
         return PackedBlock(units=units, elastic=elastic, wanted=wanted, first=first)
-
-
-def _share_out(wanted: Ints, sequences: int) -> Ints:
-    """The sequence of each unit: the largest first, each to the sequence with the least in it so far."""
-    sequence_of = np.empty(len(wanted), dtype=np.int64)
-    filled = [(0, sequence) for sequence in range(sequences)]
-    order = np.argsort(-wanted, kind="stable")
-    sizes = wanted[order].tolist()
-    places = []
-    for size in sizes:
-        load, sequence = filled[0]
-        places.append(sequence)
-        heapq.heapreplace(filled, (load + size, sequence))
-    sequence_of[order] = places
-    return sequence_of
 
 
 def _make_room(sequence: Ints, least: Ints, sequences: int, length: int) -> None:
@@ -179,11 +242,13 @@ def _make_room(sequence: Ints, least: Ints, sequences: int, length: int) -> None
 
 
 def _least(units: Units) -> Ints:
-    """Tokens that one measurement of each unit can take."""
-    return np.minimum(first_measurement(units), units.most)
+    """The most tokens that one measurement of each unit can take."""
+    one = np.where(units.family == 6, BARE_6, BARE_4) + np.where(units.mode == Mode.NONE, 0, ABSOLUTE)
+    return np.minimum(one, units.most)
 
 
-def _cumulative_before(values: Ints, first: Ints) -> Ints:
-    """Sum of the values before each, within its group, which begins at index `first`."""
-    total = np.cumsum(values) - values
-    return total - total[first]
+def _unwritable(column: npt.NDArray[Any], kind: npt.DTypeLike) -> npt.NDArray[Any]:
+    """The column as kernels expect it: as it is, if it is one of the row index."""
+    result = np.ascontiguousarray(column, dtype=kind).view()
+    result.flags.writeable = False
+    return result

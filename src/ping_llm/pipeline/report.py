@@ -12,11 +12,17 @@ import numpy.typing as npt
 from ping_llm.pipeline.graph import draw
 
 _NEGLIGIBLE_WAIT: Final = 0.01
+_WAITS_FROM: Final = 0.6
+"""From this share of the time on reading is waiting for a disk: from memory it takes less than half."""
 
 _ADVICE: Final = {
     "plan": "batches need many small rows each; raise per_device_batch_size or merge row sets",
     "read": "rows are not in memory; put them on a faster or local disk, or give the machine more memory for its cache",
+    "lay out": "nothing to do: batches come as fast as the training process can write them to memory",
 }
+LAY_OUT: Final = "lay out"
+"""What is done in the training process, and not in the workers."""
+
 _ADVICE_FOR_COMPUTATION: Final = "raise grain_worker_count: this runs on as many cores as there are"
 
 
@@ -28,13 +34,12 @@ class PipelineReport:
         "read": "pick measurements from mapped rows",
         "sample": "draw measurements from windows",
         "fill": "as many measurements as fit",
-        "arrange": "order and times",
-        "encode": "measurements to tokens",
+        "encode": "measurements in their order to tokens",
     }
 
     def __init__(self, stages: Sequence[str], workers: int) -> None:
         self.workers = workers
-        self._names = tuple(stages)
+        self._names = (*stages, LAY_OUT)
         self.reset()
 
     def reset(self) -> None:
@@ -45,14 +50,22 @@ class PipelineReport:
         self._since = self._until = time.perf_counter()
 
     def add(
-        self, *, wait_s: float, stage_s: npt.NDArray[np.float64], tokens: int, padding: int, corrupt_rows: int
+        self,
+        *,
+        wait_s: float,
+        stage_s: npt.NDArray[np.float64],
+        lay_out_s: float = 0.0,
+        tokens: int,
+        padding: int,
+        corrupt_rows: int,
     ) -> None:
         if self._batches == 0:  # starting the workers is not what a running pipeline costs
             self._first_wait_s = wait_s
             self._since = time.perf_counter()
         else:
             self._wait_s += wait_s
-            self._stage_s += stage_s
+            self._stage_s[:-1] += stage_s
+            self._stage_s[-1] += lay_out_s
             self._tokens += tokens
         self._padding += padding
         self._corrupt_rows = max(self._corrupt_rows, corrupt_rows)
@@ -71,13 +84,17 @@ class PipelineReport:
             return "unknown"
         if self.workers and self.wait_share < _NEGLIGIBLE_WAIT:
             return "consumer"
-        return self._names[int(np.argmax(self._stage_s))]
+        side_by_side = np.full(len(self._names), max(1, self.workers))
+        side_by_side[-1] = 1
+        return self._names[int(np.argmax(self._stage_s / side_by_side))]
 
     @property
     def advice(self) -> str:
         name = self.bottleneck
         if name == "consumer":
             return "nothing: batches are ready before they are asked for"
+        if name == "read" and self._stage_s[self._names.index(name)] < _WAITS_FROM * self._stage_s.sum():
+            return _ADVICE_FOR_COMPUTATION
         return "run a few more steps" if name == "unknown" else _ADVICE.get(name, _ADVICE_FOR_COMPUTATION)
 
     def to_json(self) -> dict[str, Any]:
@@ -97,6 +114,7 @@ class PipelineReport:
                     "share": round(s / all_stages, 3),
                 }
                 for name, s in zip(self._names, self._stage_s.tolist(), strict=True)
+                if s or name != LAY_OUT  # where it is not measured by itself, it is part of another stage
             },
             "corrupt_rows": self._corrupt_rows,
             "bottleneck": self.bottleneck,
@@ -115,12 +133,15 @@ class PipelineReport:
         ]
         lines += [f"  {'stage':8} {'ms/batch':>9} {'share':>6}"]
         for name, stage in value["stages"].items():
-            lines.append(f"  {name:8} {stage['ms_per_batch']:9.2f} {stage['share']:6.0%}  {self.meaning[name]}")
+            lines.append(f"  {name:8} {stage['ms_per_batch']:9.2f} {stage['share']:6.0%}  {self._means(name)}")
         lines.append(
             f"  waiting for data: {value['wait_share']:.1%} of the time; padding {value['padding_fraction']:.2%}"
         )
         lines.append(f"  bottleneck: {value['bottleneck']}; {value['advice']}")
         return "\n".join(lines)
+
+    def _means(self, stage: str) -> str:
+        return "tokens to arrays, in the training process" if stage == LAY_OUT else self.meaning[stage]
 
     def write(self, folder: Path) -> None:
         """The pipeline as a picture (`pipeline_graph.svg`) and as numbers (`pipeline.json`)."""

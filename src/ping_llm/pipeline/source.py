@@ -1,10 +1,10 @@
 """A spec brought to life: opens the rows and builds any part of any batch."""
 
 from functools import cached_property
-from pathlib import Path
 
 import numpy as np
 
+from ping_llm.pipeline import kernels
 from ping_llm.pipeline.batch import BatchBuilder, PackedTokens
 from ping_llm.pipeline.contexts import RowFacts
 from ping_llm.pipeline.mixture import Mixture
@@ -12,13 +12,13 @@ from ping_llm.pipeline.plan import SequencePlan
 from ping_llm.pipeline.spec import DataSpec
 from ping_llm.pipeline.timing import Stages
 from ping_llm.rows.dataset import RowSet
-from ping_llm.rows.mapped import MappedRows
 
 
 class BatchSource:
     """Batches by number. Rows are opened at first use, so a source can be sent to a worker process before."""
 
     def __init__(self, spec: DataSpec, mixture: Mixture | None = None) -> None:
+        kernels.load()
         self.spec = spec
         self.mixture = mixture or Mixture.of(spec.weights)
 
@@ -28,13 +28,13 @@ class BatchSource:
 
     @cached_property
     def builders(self) -> tuple[BatchBuilder, ...]:
-        return tuple(self._builder(Path(rows.folder), rows.split) for rows in self.spec.rows)
+        return tuple(self._builder(rows.folder, rows.split) for rows in self.spec.rows)
 
-    def _builder(self, folder: Path, split: str) -> BatchBuilder:
+    def _builder(self, folder: str, split: str) -> BatchBuilder:
         rows = RowSet(folder, split)
         facts = RowFacts(**{name: rows.column(name) for name in ("count", "failed", "long_gaps", "family")})
         plan = SequencePlan(facts, self.spec.seed, self.spec.contexts)
-        return BatchBuilder(MappedRows(rows), plan, self.stages, skip_corrupt_rows=self.spec.skip_corrupt_rows)
+        return BatchBuilder(rows, plan, self.stages, skip_corrupt_rows=self.spec.skip_corrupt_rows)
 
     @property
     def sequences_per_epoch(self) -> int:

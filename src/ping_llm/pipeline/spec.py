@@ -4,13 +4,13 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from fractions import Fraction
-from pathlib import Path
 from typing import Any, Final
 
 from ping_llm.errors import PingLlmError
 from ping_llm.pipeline.contexts import ContextSettings
 from ping_llm.pipeline.mixture import Mixture
 from ping_llm.rows.manifest import MANIFEST, Manifest
+from ping_llm.storage import locate
 from ping_llm.tokens.vocabulary import TOKEN_VERSION
 
 PIPELINE_VERSION: Final = 1
@@ -30,11 +30,11 @@ class RowsSpec:
     @classmethod
     def find(cls, pattern: str, default_split: str) -> "RowsSpec":
         """From a folder that `prepare` wrote, or from a pattern of its shards such as `rows/train*.arrayrecord`."""
-        path = Path(pattern)
+        path = locate(pattern)
         if path.is_dir() or not (path.parent / MANIFEST).exists():
             folder, split, matched = path, default_split, None
         else:
-            folder, matched = path.parent, {p.name for p in path.parent.glob(path.name)}
+            folder, matched = path.parent, {file.name for file in path.parent.glob(path.name)}
             split = next((s for s in Manifest.load(folder).splits if path.name.startswith(s)), default_split)
         manifest = Manifest.load(folder)
         if split not in manifest.splits:

@@ -1,12 +1,13 @@
-"""Batches on their way from worker processes to the training process: one array each, driven by Grain.
+"""Batches on their way from worker processes to the training process: several at a time, driven by Grain.
 
-Grain makes a shared memory segment for each array of an element, which costs more than copying all into one. What
-travels is tokens (2 bytes each, 4 where the vocabulary is larger), segment sizes, and what the batch cost.
+Grain's own work for an element takes as long as making a batch. So an element is several batches in a row, about
+`ELEMENT_BYTES` of them. What travels of each is tokens (2 bytes each, 4 where the vocabulary is larger), segment sizes,
+and what it cost: through a ring in shared memory, so that Grain has only the element's number to carry.
 """
 
-import itertools
 import multiprocessing
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from multiprocessing import shared_memory
 from typing import Any, Final, Protocol
 
@@ -14,10 +15,14 @@ import numpy as np
 import numpy.typing as npt
 
 from ping_llm.pipeline.batch import PackedTokens
+from ping_llm.pipeline.ring import Ring
 from ping_llm.pipeline.timing import Stages
 from ping_llm.workers import exit_with_parent
 
 ENDLESS: Final = 1 << 40
+ELEMENT_BYTES: Final = 2 << 20
+
+Bytes = npt.NDArray[np.uint8]
 
 
 class Source(Protocol):
@@ -34,73 +39,148 @@ class Source(Protocol):
         """Sequences `begin` to `end` of the global batch of a step."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Made:
+    """A batch as a worker made it."""
+
+    packed: PackedTokens
+    stage_s: npt.NDArray[np.float64]
+    """Seconds of each stage."""
+    corrupt_rows: int
+    """That its source has met so far."""
+
+
 class Elements:
-    """What Grain sees: an endless list of batches, of which it may ask for any, in any process."""
+    """What Grain sees: an endless list of runs of batches, of which it may ask for any, in any process."""
 
     def __init__(
-        self, source: Source, stages: tuple[str, ...], first_step: int, part: tuple[int, int], memory_name: str
+        self,
+        source: Source,
+        stages: tuple[str, ...],
+        first_step: int,
+        part: tuple[int, int],
+        memory_name: str,
+        *,
+        steps: int = 1,
+        ring: Ring | None = None,
     ) -> None:
-        """`part` is this host's, of the sequences of each batch."""
+        """`part` is this host's, of the sequences of each batch; `steps` are the batches of an element."""
         self._source = source
         self._stages = stages
         self._first_step = first_step
         self._part = part
         self._memory_name = memory_name
+        self._steps = steps
+        self.ring = ring
         self._prepared = False
 
     def __len__(self) -> int:
         return ENDLESS
 
-    def __getitem__(self, index: int) -> npt.NDArray[np.uint8]:
+    def __getitem__(self, index: int) -> Bytes | int:
+        """Some batches as `split` takes them, or the number under which they are in the ring."""
         if not self._prepared:
             _prepare_worker(self._memory_name)
             self._prepared = True
+        index = int(index)
+        parts = join([self.made(index * self._steps + number) for number in range(self._steps)])
+        if self.ring is not None and self.ring.put(index, parts):
+            return index
+        return np.concatenate(parts)
+
+    def made(self, number: int) -> Made:
+        """The batch of so many steps after the first one."""
         seconds = self._source.stages.seconds
         seconds.clear()
-        packed = self._source.packed(self._first_step + int(index), *self._part)
-        costs = [*(seconds.get(name, 0.0) for name in self._stages), float(self._source.corrupt_rows)]
-        return _pack(packed, np.array(costs))
-
-    def __iter__(self) -> Iterator[npt.NDArray[np.uint8]]:
-        return map(self.__getitem__, range(ENDLESS))
+        packed = self._source.packed(self._first_step + number, *self._part)
+        costs = np.array([seconds.get(name, 0.0) for name in self._stages])
+        return Made(packed=packed, stage_s=costs, corrupt_rows=self._source.corrupt_rows)
 
 
-def deliver(elements: Elements, workers: int, buffer: int) -> Any:
-    """An iterator over the elements, which so many worker processes make ahead (0: this one, when asked)."""
-    if workers == 0:
-        return iter(elements)
-    import grain
-    from absl import flags
+class InThisProcess:
+    """Batches that are made when they are asked for."""
 
-    if not flags.FLAGS.is_parsed():  # Grain's worker processes ask for absl flags
-        flags.FLAGS.mark_as_parsed()
-    # No read threads in the workers: an element is a whole batch, and Grain's default (16 threads) only adds overhead.
-    dataset = grain.MapDataset.source(elements).to_iter_dataset(
-        grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
-    )
-    options = grain.MultiprocessingOptions(num_workers=workers, per_worker_buffer_size=buffer)
-    return iter(dataset.mp_prefetch(options))
+    def __init__(self, elements: Elements) -> None:
+        self._made = map(elements.made, range(ENDLESS))
+
+    def __next__(self) -> Made:
+        return next(self._made)
+
+    def close(self) -> None:
+        """Nothing to give back."""
 
 
-def unpack(data: npt.NDArray[np.uint8], stages: int) -> tuple[PackedTokens, npt.NDArray[np.float64], int]:
-    """The tokens of an element, the seconds of its stages, and how many corrupt rows its source has met."""
-    segments, tokens = data[:16].view(np.int64).tolist()
-    ends = np.cumsum([16, 8 * (stages + 1), 4 * segments, 4 * segments]).tolist()
-    costs, sizes, sequence = (data[begin:end] for begin, end in itertools.pairwise(ends))
-    spelled = data[ends[-1] :]
-    packed = PackedTokens(
-        tokens=spelled.view(np.uint16) if len(spelled) == 2 * tokens else spelled.view(np.uint32),
-        sizes=sizes.view(np.int32),
-        sequence=sequence.view(np.int32),
-    )
-    found = costs.view(np.float64)
-    return packed, found[:-1], int(found[-1])
+class FromWorkers:
+    """Batches that worker processes make ahead."""
+
+    def __init__(self, elements: Elements, workers: int, buffer: int) -> None:
+        import grain
+        from absl import flags
+
+        if not flags.FLAGS.is_parsed():  # Grain's worker processes ask for absl flags
+            flags.FLAGS.mark_as_parsed()
+        # No read threads in the workers: they have whole batches to make, and Grain's default (16) only adds overhead.
+        dataset = grain.MapDataset.source(elements).to_iter_dataset(
+            grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
+        )
+        options = grain.MultiprocessingOptions(num_workers=workers, per_worker_buffer_size=buffer)
+        self._elements = iter(dataset.mp_prefetch(options))
+        self._ring = elements.ring
+        self._number = -1
+        self._ready: Iterator[Made] = iter(())
+
+    def __next__(self) -> Made:
+        """The next batch, a view of shared memory: it is gone when the one after it is asked for."""
+        for made in self._ready:
+            return made
+        if self._ring is not None:
+            self._ring.take(self._number)
+        element = next(self._elements)
+        self._number += 1
+        if isinstance(element, int) and self._ring is not None:
+            element = self._ring.get(element)
+        self._ready = split(element)
+        return next(self._ready)
+
+    def close(self) -> None:
+        self._ready = iter(())
+        if self._ring is not None:
+            self._ring.close()
+        if hasattr(self._elements, "close"):
+            self._elements.close()
 
 
-def _pack(packed: PackedTokens, costs: npt.NDArray[np.float64]) -> npt.NDArray[np.uint8]:
-    head = np.array([len(packed.sizes), len(packed.tokens)], dtype=np.int64)
-    parts = (head, costs, packed.sizes, packed.sequence, packed.tokens)
-    return np.concatenate([part.view(np.uint8) for part in parts])
+def deliver(elements: Elements, workers: int, buffer: int) -> InThisProcess | FromWorkers:
+    """The batches of the elements, which so many worker processes make ahead (0: this one, when asked)."""
+    return FromWorkers(elements, workers, buffer) if workers else InThisProcess(elements)
+
+
+def join(batches: Sequence[Made]) -> list[Bytes]:
+    """Batches as parts of one array: how many they are; for each its sizes, then its columns."""
+    parts: list[npt.NDArray[Any]] = [np.array([len(batches)])]
+    for made in batches:
+        packed = made.packed
+        head = (len(packed.sizes), len(packed.tokens), packed.tokens.itemsize, len(made.stage_s), made.corrupt_rows)
+        parts += [np.array(head), made.stage_s, packed.sizes, packed.sequence, packed.tokens]
+        parts.append(np.zeros(-packed.tokens.nbytes % 8, dtype=np.uint8))  # what follows is to be aligned
+    return [part.view(np.uint8) for part in parts]
+
+
+def split(data: Bytes) -> Iterator[Made]:
+    """The batches that `join` put together, as views."""
+    at = 8
+    for _ in range(int(np.frombuffer(data, np.int64, 1)[0])):
+        segments, tokens, width, stages, corrupt_rows = np.frombuffer(data, np.int64, 5, at).tolist()
+        at += 40
+        stage_s = np.frombuffer(data, np.float64, stages, at)
+        at += 8 * stages
+        sizes = np.frombuffer(data, np.int32, segments, at)
+        sequence = np.frombuffer(data, np.int32, segments, at + 4 * segments)
+        at += 8 * segments
+        spelled: Any = np.frombuffer(data, np.uint16 if width == 2 else np.uint32, tokens, at)
+        at += width * tokens + -(width * tokens) % 8
+        packed = PackedTokens(tokens=spelled, sizes=sizes, sequence=sequence)
+        yield Made(packed=packed, stage_s=stage_s, corrupt_rows=corrupt_rows)
 
 
 def _prepare_worker(memory_name: str) -> None:

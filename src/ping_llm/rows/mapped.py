@@ -6,7 +6,7 @@ words by index arithmetic: only the pages that hold them are touched, and nothin
 
 Mapped reads bypass the record's checksum, so a row is checked whole the first time this process uses it, up to
 `CHECKED_BYTES`. A longer row costs milliseconds to check, more than all the rest of the work for a context; of those
-the header is checked, and `ping-llm inspect rows` checks everything.
+the header is checked (unless it came from elsewhere just now), and `ping-llm inspect rows` checks everything.
 """
 
 from dataclasses import dataclass
@@ -61,31 +61,49 @@ class MappedRows:
         self._last = rows.column("last_time_us")
         self._source = rows.column("source")
         self._size = rows.column("size")
-        self._files: dict[int, Any] = {}
-        self._checked: set[int] = set()
+        self._checked = np.zeros(len(rows), dtype=np.uint8)
+        self._wanted: Ints = np.zeros(0, dtype=np.int64)
 
     def _file(self, shard: int) -> Any:
-        if shard not in self._files:
-            path = self.rows.folder / self.rows.info.shards[shard].file
-            # A plain array over the map: slicing `np.memmap` itself takes ten times as long.
-            self._files[shard] = np.asarray(np.memmap(path, dtype=np.uint8, mode="r"))
-        return self._files[shard]
+        return self.rows.shards.array(shard)
 
     def sources(self, rows: Ints) -> npt.NDArray[np.uint8]:
         """(rows, 16): source address of each row."""
         return self._source[rows]
 
     def check(self, rows: Ints) -> None:
-        """Check the rows that this process has not used before."""
-        for row in rows.tolist():
-            if row not in self._checked:
+        """Have the rows here, and check those that this process has not used before."""
+        self._fetch(rows)
+        while len(unchecked := rows[self._checked[rows] == 0]):  # more than once, if a shard had to be fetched again
+            for row in unchecked.tolist():
                 self._check(row)
-                self._checked.add(row)
+                self._checked[row] = 1
+
+    def _fetch(self, rows: Ints) -> None:
+        self._wanted = rows
+        begin, end = self._place(rows)
+        came = self.rows.shards.fetch(self._shard[rows].astype(np.int64), begin, end)
+        self._checked[rows[came]] = 0
+
+    def _place(self, rows: Ints) -> tuple[Ints, Ints]:
+        """Where rows begin and end in their shards' files."""
+        offset, size = self._offset[rows].astype(np.int64), self._size[rows].astype(np.int64)
+        return layout.physical(offset), layout.physical(offset + size - 1) + 1
 
     def _check(self, row: int) -> None:
+        try:
+            self._check_here(row)
+        except CorruptRowError:
+            begin, end = self._place(np.array([row]))
+            if not self.rows.shards.forget(int(self._shard[row]), int(begin[0]), int(end[0])):
+                raise
+            self._fetch(self._wanted)  # what was damaged may have been the copy, and others may have lain in it
+            self._check_here(row)
+
+    def _check_here(self, row: int) -> None:
         size, shard = int(self._size[row]), int(self._shard[row])
         try:
-            if size <= CHECKED_BYTES:
+            if size <= CHECKED_BYTES or not self.rows.shards.is_verified(shard):
                 record = _read_logical(self._file(shard), int(self._offset[row]), size)
                 if not is_sound(record):
                     check_record(record)
@@ -96,8 +114,12 @@ class MappedRows:
             if (header["magic"], header["count"]) != (MAGIC, self._count[row]):
                 raise CorruptRecordError("the record is not the one that the index names")
         except CorruptRecordError as error:
-            place = f"{self.rows.folder / self.rows.info.shards[shard].file}, row {self.rows.column('position')[row]}"
-            raise CorruptRowError(f"{place}: {error}", row) from error
+            raise self.corrupt(row, str(error)) from error
+
+    def corrupt(self, row: int, reason: str) -> CorruptRowError:
+        """The error that says what is wrong with a row, and where it is."""
+        file = self.rows.info.shards[int(self._shard[row])].file
+        return CorruptRowError(f"{self.rows.folder / file}, row {self.rows.column('position')[row]}: {reason}", row)
 
     def pick(self, rows: Ints, positions: Ints) -> Picked:
         """Measurement `positions[i]` of row `rows[i]`, for all i."""
@@ -151,6 +173,8 @@ class MappedRows:
 def _read_logical(file: Any, offset: int, size: int) -> bytes:
     """`size` bytes from a logical position, with the block headers in between left out."""
     begin, end = layout.physical(offset), layout.physical(offset + size - 1) + 1
+    if end > len(file):
+        raise CorruptRecordError("the index places it beyond the end of its shard")
     raw = file[begin:end]
     if len(raw) == size:
         return bytes(raw)

@@ -101,6 +101,24 @@ def _form(family: Any, failed: Any, time_kind: Any, order: Any) -> Any:
     return (flags * len(TimeKind) + time_kind) * len(FIELD_ORDERS) + order
 
 
+def field_places() -> npt.NDArray[np.uint8]:
+    """(forms, 5): where source, destination, result and time begin in each form, and its length.
+
+    Forms are ordered by family, failed or not, kind of time and field order, as they are counted above.
+    """
+    roles = (
+        {Role.SRC_IPV4, Role.SRC_IPV6},
+        {Role.DST_IPV4, Role.DST_IPV6},
+        {Role.RTT_START, Role.FAILED},
+        set(_TIME_ROLES.values()),
+    )
+    places = [
+        [next((at for at, column in enumerate(form) if column - _BYTES in field), 0) for field in roles] + [len(form)]
+        for form in _FORMS
+    ]
+    return np.array(places, dtype=np.uint8)
+
+
 def encode(measurements: EncodableMeasurements) -> tuple[npt.NDArray[np.uint16], npt.NDArray[np.int64]]:
     """All tokens, one measurement after the other, and how many each took."""
     count = len(measurements)

@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-_TOO_LONG_US: Final = 2047.5 * 2**31
+TOO_LONG_US: Final = 2047.5 * 2**31
 """From here on an RTT, 51 days, would round beyond the largest code."""
 
 
@@ -18,7 +18,7 @@ def encode_rtt(rtt_ms: Any) -> npt.NDArray[np.uint16]:
     """The code nearest to each RTT. What is not a number gets code 0, which no RTT has."""
     micros = np.fmax(np.asarray(rtt_ms, dtype=np.float64) * 1000.0, 1.0)
     micros = np.where(np.isnan(rtt_ms), 0.0, micros)
-    if np.any(micros >= _TOO_LONG_US):
+    if np.any(micros >= TOO_LONG_US):
         raise OverflowError(f"an RTT of {np.nanmax(rtt_ms)} ms has no code")
     _, bits = np.frexp(micros)  # micros < 2^bits
     exponent = np.maximum(bits - 11, 0)
@@ -46,5 +46,5 @@ def code_bounds(rtt_ms: Any) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.fl
     place = np.searchsorted(codes, encode_rtt(rtt_ms))
     values = decode_rtt(codes)
     middles = (values[1:] + values[:-1]) / 2
-    edges = np.concatenate([[0.0], middles, [_TOO_LONG_US / 1000.0]])
+    edges = np.concatenate([[0.0], middles, [TOO_LONG_US / 1000.0]])
     return edges[place], edges[place + 1]

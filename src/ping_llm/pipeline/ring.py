@@ -1,0 +1,87 @@
+"""A ring of places in shared memory, which worker processes fill and the training process empties, in order.
+
+A new shared memory segment for every element costs more than what is written to it: each of its pages has to be made,
+cleared and mapped twice. Here the same pages are used over and over. The only thing to agree on is one number, how many
+elements were taken: element i goes to place i modulo the number of places, once element i less that number was taken.
+"""
+
+import mmap
+import os
+import time
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+Bytes = npt.NDArray[np.uint8]
+
+FOLDER: Final = Path("/dev/shm")
+_HEAD: Final = 4096
+_LOOK_AGAIN_S: Final = 0.0005
+_CLOSED: Final = 1 << 62
+
+
+class Ring:
+    """Can be sent to other processes; each maps the memory when it first uses it."""
+
+    def __init__(self, path: Path, places: int, place_bytes: int) -> None:
+        self._path = path
+        self._places = places
+        self._place_bytes = place_bytes
+
+    @classmethod
+    def create(cls, name: str, places: int, place_bytes: int) -> "Ring | None":
+        """A new ring, or None where there is no shared memory to spare."""
+        size = _HEAD + places * place_bytes
+        try:
+            space = os.statvfs(FOLDER)
+            if size > space.f_bavail * space.f_frsize // 2:
+                return None
+            path = FOLDER / f"{name}ring"
+            with path.open("xb") as file:
+                file.truncate(size)
+        except OSError:
+            return None
+        return cls(path, places, place_bytes)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Ring, (self._path, self._places, self._place_bytes)
+
+    @cached_property
+    def _memory(self) -> Bytes:
+        with self._path.open("r+b") as file:
+            return np.frombuffer(mmap.mmap(file.fileno(), 0), dtype=np.uint8)
+
+    @cached_property
+    def _taken(self) -> npt.NDArray[np.int64]:
+        return self._memory[:8].view(np.int64)
+
+    def _place(self, index: int) -> Bytes:
+        begin = _HEAD + index % self._places * self._place_bytes
+        return self._memory[begin : begin + self._place_bytes]
+
+    def put(self, index: int, parts: Sequence[Bytes]) -> bool:
+        """Write an element to its place, as soon as that is free. Does it fit?"""
+        size = sum(len(part) for part in parts)
+        if size > self._place_bytes:
+            return False
+        while index - self._places >= self._taken[0]:
+            time.sleep(_LOOK_AGAIN_S)
+        np.concatenate(parts, out=self._place(index)[:size])
+        return True
+
+    def get(self, index: int) -> Bytes:
+        """The place of an element that was put."""
+        return self._place(index)
+
+    def take(self, index: int) -> None:
+        """Elements up to this one are not needed any more."""
+        self._taken[0] = index + 1
+
+    def close(self) -> None:
+        """No one waits for a place any more. The memory goes when no process has it mapped."""
+        self._taken[0] = _CLOSED
+        self._path.unlink(missing_ok=True)
