@@ -26,7 +26,9 @@ from ping_llm.rows import tasks
 from ping_llm.rows.dataset import RowSet
 from ping_llm.rows.manifest import Manifest
 from ping_llm.rows.prepare import MIB, PrepareSettings, bucket_ranges, prepare
+from ping_llm.rows.work_folder import WorkFolder
 from ping_llm.sources.simulator import SimulatorSettings, simulate
+from ping_llm.storage import locate
 
 WriteParquet = Callable[..., Path]
 
@@ -243,7 +245,7 @@ class TestKill:
         assert (tmp_path / "killed" / "manifest.json").read_text() == (tmp_path / "whole" / "manifest.json").read_text()
         assert not (tmp_path / "killed" / ".work").exists()
 
-    @pytest.mark.parametrize("survived", range(8))
+    @pytest.mark.parametrize("survived", range(15))
     def test_a_stop_at_any_step_of_publishing_is_mended_by_the_next_run(
         self, tmp_path: Path, write_parquet: WriteParquet, monkeypatch: pytest.MonkeyPatch, survived: int
     ) -> None:
@@ -288,6 +290,24 @@ class TestKill:
         done.clear()
         run(tmp_path / "rows", *paths)
         assert done == [3]
+
+    @pytest.mark.parametrize("damage", [lambda path: path.unlink(), lambda path: os.truncate(path, 70_000)])
+    def test_a_task_whose_result_was_lost_with_the_machine_is_done_again(
+        self, tmp_path: Path, write_parquet: WriteParquet, monkeypatch: pytest.MonkeyPatch, damage: Any
+    ) -> None:
+        paths = [write_parquet(random_measurements(2_000, seed=i), f"{i}.parquet") for i in range(3)]
+        run(tmp_path / "whole", *paths)
+
+        def interrupted(task: Any) -> Any:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(prepare_module, "write_shard", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            run(tmp_path / "rows", *paths)
+        monkeypatch.undo()
+        damage(tmp_path / "rows" / ".work" / "runs" / "piece-000001.run")
+        run(tmp_path / "rows", *paths)
+        assert dataset_bytes(tmp_path / "rows") == dataset_bytes(tmp_path / "whole")
 
 
 class TestExistingOutput:
@@ -348,8 +368,8 @@ class TestExistingOutput:
         assert (tmp_path / "rows" / "train.arrayrecord").read_bytes() == b"mine"
 
     def test_two_preparations_do_not_write_to_one_folder(self, tmp_path: Path, write_parquet: WriteParquet) -> None:
-        (tmp_path / "rows" / ".work").mkdir(parents=True)
-        with prepare_module._locked(tmp_path / "rows" / ".work"), pytest.raises(PingLlmError, match="another prep"):
+        folder = WorkFolder.of(locate(tmp_path / "rows"), None, "", this_machine=True)
+        with folder.locked(), pytest.raises(PingLlmError, match="another prep"):
             run(tmp_path / "rows", write_parquet(random_measurements(100)))
 
     def test_changed_input_is_other_input(self, tmp_path: Path, write_parquet: WriteParquet) -> None:

@@ -9,24 +9,41 @@ from ping_llm.pipeline.loader import Loader
 from ping_llm.pipeline.source import BatchSource
 from ping_llm.pipeline.spec import DataSpec, DataState, RowsSpec
 from ping_llm.pipeline.unprepared import PreparedInMemory
+from ping_llm.rows.manifest import Manifest
+from ping_llm.rows.shard_files import fetch_ahead
+from ping_llm.storage import locate
+from ping_llm.storage.cache import Cache, configure
 
 
 def train_loader(config: Config, *, devices: int, host: int, hosts: int, state: DataState | None) -> Loader:
+    configure(config.data_cache_dir, config.data_cache_gb)
     spec, kept = spec_of(config, "train", devices)
+    _fetch_ahead(spec)
     resumed = state.resume(spec, allow_change=config.allow_data_change) if state else None
     return Loader(spec, loader_settings(config, host, hosts), resumed, keep_alive=kept)
 
 
 def eval_loader(config: Config, *, devices: int, host: int, hosts: int) -> Loader:
+    configure(config.data_cache_dir, config.data_cache_gb)
     spec, kept = spec_of(config, "eval", devices)
+    _fetch_ahead(spec)
     batches = BatchSource(spec).batches_per_epoch
     if config.eval_steps > 0:
         batches = min(batches, config.eval_steps)
     return Loader(spec, loader_settings(config, host, hosts), last_step=batches - 1, keep_alive=kept)
 
 
+def _fetch_ahead(spec: DataSpec) -> None:
+    """Remote rows that fit the cache are copied there before the first batch."""
+    remote = [rows for rows in spec.rows if locate(rows.folder).is_remote]
+    if remote:
+        splits = [(locate(rows.folder), Manifest.load(rows.folder).splits[rows.split]) for rows in remote]
+        fetch_ahead(splits, Cache.from_environment())
+
+
 def check(config: Config) -> None:
     """Are there rows to train and to evaluate on?"""
+    configure(config.data_cache_dir, config.data_cache_gb)
     if config.network_data_format == "probe_chunks":
         for split in ("train", "eval")[: 2 if config.eval_interval > 0 else 1]:
             for pattern, _ in _blend(config, split):

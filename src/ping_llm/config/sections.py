@@ -62,6 +62,8 @@ class DataKeys(Section):
     network_skip_corrupt_rows: bool = key(
         False, "true = leave out rows that cannot be read and count them; false = stop at the first."
     )
+    data_cache_dir: str = key("", "Where copies of rows on s3:// or gs:// are kept; empty = in the user's cache folder.")
+    data_cache_gb: float = key(0.0, "Disk space for such copies; 0 = half of what is free.", at_least(0))
     data_shuffle_seed: int = key(0, "Seed of the order and of all sampling.", at_least(0, up_to=2**32 - 1))
     per_device_batch_size: float = key(
         8.0, "Sequences a device and step; may be a fraction if times the devices it is whole.", above(0)

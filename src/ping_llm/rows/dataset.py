@@ -17,6 +17,9 @@ from ping_llm.errors import PingLlmError
 from ping_llm.rows.format import LONG_GAP_S, CorruptRecordError, ProbeRow, decode_row
 from ping_llm.rows.manifest import Manifest, SplitInfo
 from ping_llm.rows.shard import INDEX_SCHEMA, ShardInfo, file_sha256
+from ping_llm.rows.shard_files import ShardFiles, open_shards
+from ping_llm.storage import Location, locate
+from ping_llm.storage.cache import Cache
 
 # No read-ahead: rows are asked for in random order, and the default (16 MB a reader) would read far more than wanted.
 _READER_OPTIONS: Final = "readahead_buffer_size:0,max_parallelism:0"
@@ -29,15 +32,20 @@ class RowSet:
     ...     rows[0].source_address
     """
 
-    def __init__(self, folder: Path, split: str = "train") -> None:
-        self.folder = folder
+    def __init__(self, folder: Path | str | Location, split: str = "train", *, cache: Cache | None = None) -> None:
+        self.folder = locate(folder)
         self.split = split
         self.manifest = Manifest.load(folder)
         if split not in self.manifest.splits:
             raise PingLlmError(f"{folder} has no split {split!r}, only {', '.join(self.manifest.splits)}")
         self.info: SplitInfo = self.manifest.splits[split]
-        for shard in self.info.shards:
-            _check_size(folder / shard.file, shard.bytes)
+        self._cache = cache or (Cache.from_environment() if self.folder.is_remote else None)
+        sizes = {file.name: file.size() for file in self.folder.list()}
+        for name, size in [
+            *((s.file, s.bytes) for s in self.info.shards),
+            (self.info.index_file, self.info.index_bytes),
+        ]:
+            _check_size(self.folder / name, sizes.get(name), size)
         self._readers: dict[int, Any] = {}
 
     @property
@@ -49,8 +57,7 @@ class RowSet:
 
     @cached_property
     def index(self) -> pa.Table:
-        path = self.folder / self.info.index_file
-        _check_size(path, self.info.index_bytes)
+        path = self._local(self.info.index_file, self.info.index_bytes, self.info.index_sha256)
         try:
             table = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
         except (OSError, pa.ArrowException) as error:
@@ -60,6 +67,21 @@ class RowSet:
         if len(table) != self.info.rows:
             raise PingLlmError(f"{path} does not match the manifest: {len(table)} rows, not {self.info.rows}")
         return table
+
+    @cached_property
+    def shards(self) -> ShardFiles:
+        """The shards' bytes, for reads that bypass ArrayRecord."""
+        return open_shards(self.folder, self.info, self._cache)
+
+    def _local(self, name: str, size: int, sha256: str) -> Path:
+        """The file itself, or its copy in the cache."""
+        if self._cache is None or self.folder.is_local:
+            return self.folder.local / name
+        return self._cache.whole(self.folder / name, size=size, sha256=sha256)
+
+    def _shard(self, number: int) -> Path:
+        shard = self.info.shards[number]
+        return self._local(shard.file, shard.bytes, shard.sha256)
 
     def column(self, name: str) -> npt.NDArray[Any]:
         """A column of the index, mapped rather than copied. Sources have shape (rows, 16)."""
@@ -83,13 +105,14 @@ class RowSet:
 
     def _reader(self, shard: int) -> Any:
         if shard not in self._readers:
-            self._readers[shard] = ArrayRecordReader(str(self.folder / self.info.shards[shard].file), _READER_OPTIONS)
+            self._readers[shard] = ArrayRecordReader(str(self._shard(shard)), _READER_OPTIONS)
         return self._readers[shard]
 
     def verify(self, advance: Advance) -> Iterator[str]:
         """Read everything and yield each fault found, naming the file. `advance` is told the bytes checked."""
         index_path = self.folder / self.info.index_file
-        if file_sha256(index_path) != self.info.index_sha256:
+        local = self._local(self.info.index_file, self.info.index_bytes, self.info.index_sha256)
+        if file_sha256(local) != self.info.index_sha256:
             yield f"{index_path}: checksum mismatch: the index was damaged or is of another dataset"
             return
         for number, shard in enumerate(self.info.shards):
@@ -98,7 +121,7 @@ class RowSet:
 
     def _verify_shard(self, number: int, shard: ShardInfo) -> Iterator[str]:
         path = self.folder / shard.file
-        damaged = file_sha256(path) != shard.sha256
+        damaged = file_sha256(self._shard(number)) != shard.sha256
         if damaged:
             yield f"{path}: checksum mismatch: the shard was damaged or is of another dataset"
         entries = np.flatnonzero(self.column("shard") == number)
@@ -156,10 +179,9 @@ class RowSet:
         self.close()
 
 
-def _check_size(path: Path, size: int) -> None:
-    if not path.exists():
+def _check_size(path: Location, found: int | None, size: int) -> None:
+    if found is None:
         raise PingLlmError(f"{path} is missing; prepare the rows again or restore the file")
-    found = path.stat().st_size
     if found != size:
         raise PingLlmError(f"{path} has {found:,} bytes, but the manifest says {size:,}: it was damaged or replaced")
 

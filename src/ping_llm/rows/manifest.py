@@ -3,12 +3,14 @@
 import hashlib
 import json
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, Self
 
 from ping_llm.errors import PingLlmError
 from ping_llm.rows.format import FORMAT_VERSION
 from ping_llm.rows.shard import ShardInfo
+from ping_llm.storage import Location, MissingError, locate
 
 MANIFEST: Final = "manifest.json"
 _KIND: Final = "ping-llm probe rows"
@@ -85,6 +87,12 @@ class Manifest:
         content = {name: split.fingerprint for name, split in sorted(self.splits.items())}
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
+    @cached_property
+    def files(self) -> dict[str, tuple[int, str]]:
+        """Size and checksum of each file of the dataset."""
+        found = {shard.file: (shard.bytes, shard.sha256) for split in self.splits.values() for shard in split.shards}
+        return found | {s.index_file: (s.index_bytes, s.index_sha256) for s in self.splits.values()}
+
     def to_json(self) -> dict[str, Any]:
         return {
             "kind": _KIND,
@@ -95,13 +103,13 @@ class Manifest:
         }
 
     @classmethod
-    def load(cls, folder: Path) -> Self:
-        path = folder / MANIFEST
+    def load(cls, folder: Path | str | Location) -> Self:
+        path = locate(folder) / MANIFEST
         try:
             value = json.loads(path.read_text())
-        except (FileNotFoundError, NotADirectoryError):
-            raise PingLlmError(_why_no_manifest(folder)) from None
-        except (OSError, ValueError) as error:
+        except MissingError:
+            raise PingLlmError(_why_no_manifest(locate(folder))) from None
+        except ValueError as error:
             raise PingLlmError(f"cannot read {path}: {error}") from error
         if not isinstance(value, dict) or value.get("kind") != _KIND:
             raise PingLlmError(f"{path} is not a manifest of probe rows")
@@ -122,7 +130,7 @@ class Manifest:
         return manifest
 
 
-def _why_no_manifest(folder: Path) -> str:
+def _why_no_manifest(folder: Location) -> str:
     if not folder.exists():
         return f"no such folder: {folder}"
     if not folder.is_dir():

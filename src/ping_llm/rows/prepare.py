@@ -1,34 +1,38 @@
 """From measurement files to probe rows: plan the work, run it, publish the result.
 
-Everything that is not finished lives in `OUTPUT/.work`: the plan, a marker per finished task, the shuffle files, the
-shards. A run that was killed is continued from there by the same command. The dataset appears in `OUTPUT` only at the
-end, its manifest last. Neither the number of workers nor the memory limit changes a byte of it.
+Everything that is not finished lives in the work folder, `OUTPUT/.work` unless told otherwise: the plan, a marker per
+finished task, the shuffle files, the shards. A run that was killed is continued from there by the same command. The
+dataset appears in `OUTPUT` only at the end, its manifest last. Neither the engine nor the number of workers nor the
+memory limit changes a byte of it.
 """
 
-import fcntl
 import hashlib
 import json
-import shutil
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import numpy as np
-import psutil
 
-from ping_llm.console import Advance, progress
+from ping_llm.console import progress
+from ping_llm.engines.choice import EngineChoice
+from ping_llm.engines.tasks import Done, Engine, OnTiming, Timing
 from ping_llm.errors import MeasurementError, PingLlmError
 from ping_llm.rows import spill
 from ping_llm.rows.format import FORMAT_VERSION
 from ping_llm.rows.manifest import MANIFEST, Manifest
-from ping_llm.rows.publish import DATASET_SUFFIXES, Account, assemble, publish
-from ping_llm.rows.tasks import PartitionTask, ShardTask, partition, write_json, write_shard
+from ping_llm.rows.publish import Account, publish
+from ping_llm.rows.tasks import PartitionTask, ShardTask, partition, write_shard
+from ping_llm.rows.work import REQUESTS_AT_ONCE, Span
+from ping_llm.rows.work_folder import WorkFolder, explain
 from ping_llm.sources import files
 from ping_llm.sources.pieces import InputFile, Piece
-from ping_llm.workers import available_cores, map_in_order, worker_pool
+from ping_llm.storage import Location, locate
+from ping_llm.workers import map_in_order
 
 MIB: Final = 1 << 20
 
@@ -36,7 +40,11 @@ PIECE_ROWS: Final = 2_000_000
 SHARD_MEASUREMENTS: Final = 2_500_000
 """A shard has at most about so many (30-60 MB), until all 4096 buckets are shards of their own."""
 
-_BYTES_PER_ROW_IN_FLIGHT: Final = 480
+MAX_RUNS: Final = 1024
+"""A shard reads from every run, so their number times that of the shards is how many reads there are in all: 4 million
+at most, of 130 KB each at 35 billion measurements."""
+
+BYTES_PER_ROW_IN_FLIGHT: Final = 480
 """Memory that step one takes for each measurement of a batch, strings and sorted copies included (measured)."""
 
 Task = TypeVar("Task", PartitionTask, ShardTask)
@@ -46,7 +54,7 @@ Task = TypeVar("Task", PartitionTask, ShardTask)
 class PrepareSettings:
     inputs: tuple[str, ...]
     """Files, folders or globs."""
-    output: Path
+    output: Path | str
     max_row_bytes: int = 8 * MIB
     train_ratio: float = 0.9
     columns: Mapping[str, str] = field(default_factory=dict)
@@ -55,16 +63,30 @@ class PrepareSettings:
     overwrite: bool = False
     workers: int | None = None
     memory_limit_bytes: int | None = None
+    """For all workers together; with Ray, for each task."""
+    engine: str = "local"
+    address: str | None = None
+    """Of the Ray cluster."""
+    work: str | None = None
+    """Folder for unfinished work, which all machines of the engine reach."""
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.train_ratio <= 1.0:
             raise PingLlmError(f"the train ratio must be between 0 and 1, not {self.train_ratio}")
         if not 4096 <= self.max_row_bytes <= 256 * MIB:
             raise PingLlmError("the largest row size must be between 4 KB and 256 MB")
-        if self.workers is not None and self.workers < 1:
-            raise PingLlmError("at least one worker is needed")
         if self.memory_limit_bytes is not None and self.memory_limit_bytes < 256 * MIB:
             raise PingLlmError("the memory limit must be at least 0.25 GB")
+        _ = self.engine_choice  # checks the rest
+
+    @property
+    def engine_choice(self) -> EngineChoice:
+        return EngineChoice(
+            name=self.engine,
+            address=self.address,
+            workers=self.workers,
+            memory_limit_bytes=self.memory_limit_bytes,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,43 +101,60 @@ class Plan:
     def digest(self) -> str:
         content = {
             "format": FORMAT_VERSION,
-            "files": [{**asdict(f), "path": str(Path(f.path).resolve())} for f in self.files],
+            "files": [{**asdict(f), "path": absolute(f.path)} for f in self.files],
             "columns": [p.columns for p in self.pieces],
             "options": self.options,
         }
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def prepare(settings: PrepareSettings) -> tuple[Manifest, bool]:
-    """Make the dataset, or finish making it. Also says whether anything had to be done."""
-    plan = _plan(settings)
-    output = settings.output
-    work = output / ".work"
+def absolute(path: str) -> str:
+    """The name by which a file is known from any folder."""
+    return path if locate(path).is_remote else str(Path(path).resolve())
+
+
+def prepare(settings: PrepareSettings, on_timing: OnTiming | None = None) -> tuple[Manifest, bool]:
+    """Make the dataset, or finish making it. Also says whether anything had to be done.
+
+    `on_timing` is told what each task of this run took.
+    """
+    plan = make_plan(settings)
+    output = locate(settings.output)
+    folder = WorkFolder.of(output, settings.work, plan.digest, this_machine=settings.engine == "local")
     try:
         if (output / MANIFEST).exists() and not settings.overwrite:
-            return _already_there(output, plan), False
-        work.mkdir(parents=True, exist_ok=True)
-        with _locked(work):
-            _adopt(work, output, plan, settings)
-            if not (work / "dataset" / MANIFEST).exists():
-                _run(plan, settings, work)
-            publish(work, output)
+            manifest = _already_there(output, plan)
+            folder.remove()
+            return manifest, False
+        output.check_writable()
+        with settings.engine_choice.open() as engine, folder.locked():
+            folder.adopt(plan.digest, overwrite=settings.overwrite)
+            manifest = _run(plan, settings, engine, folder, on_timing or (lambda timing: None))
+            folder.remove()
     except OSError as error:
-        raise PingLlmError(_explain(error, output)) from error
+        raise PingLlmError(explain(error, output)) from error
     except MeasurementError:  # which no rerun would finish, and which must not stand in the way of better input
-        shutil.rmtree(work, ignore_errors=True)
-        with suppress(OSError):
-            output.rmdir()
+        folder.remove()
+        if output.is_local:
+            with suppress(OSError):
+                output.local.rmdir()
         raise
-    return Manifest.load(output), True
+    return manifest, True
 
 
-def _plan(settings: PrepareSettings) -> Plan:
-    described = []
+def make_plan(settings: PrepareSettings) -> Plan:
     paths = files.expand(settings.inputs)
-    with progress("looking at input files", total=len(paths)) as advance:
-        for path in paths:
-            described.append(files.describe(path, settings.columns, PIECE_ROWS))
+
+    def describe(path: Location) -> tuple[InputFile, list[Piece]]:
+        return files.describe(path, settings.columns, PIECE_ROWS)
+
+    with (
+        progress("looking at input files", total=len(paths)) as advance,
+        ThreadPoolExecutor(REQUESTS_AT_ONCE) as threads,
+    ):
+        described = []
+        for result in map_in_order(threads, describe, paths, window=4 * REQUESTS_AT_ONCE):
+            described.append(result)
             advance()
     return Plan(
         files=tuple(file for file, _ in described),
@@ -124,82 +163,66 @@ def _plan(settings: PrepareSettings) -> Plan:
     )
 
 
-def _already_there(output: Path, plan: Plan) -> Manifest:
+def _already_there(output: Location, plan: Plan) -> Manifest:
     manifest = Manifest.load(output)
     if manifest.plan != plan.digest:
         raise PingLlmError(
             f"{output} already holds a dataset made from other input or options; "
             "choose another --output, or replace it with --overwrite"
         )
-    shutil.rmtree(output / ".work", ignore_errors=True)
     return manifest
 
 
-def _adopt(work: Path, output: Path, plan: Plan, settings: PrepareSettings) -> None:
-    """Continue what lies in the work folder if it is of this plan; otherwise start anew, if that is allowed."""
-    plan_file = work / "plan.json"
-    known = json.loads(plan_file.read_text())["digest"] if plan_file.exists() else None
-    if known == plan.digest:
-        return
-    if known is not None and not settings.overwrite:
-        raise PingLlmError(
-            f"{output} holds an unfinished preparation of other input or options; "
-            "finish that one, choose another --output, or discard it with --overwrite"
-        )
-    foreign = [p.name for p in output.iterdir() if p.suffix in DATASET_SUFFIXES]
-    if foreign and not (output / MANIFEST).exists():
-        raise PingLlmError(f"{output} holds files of another dataset ({foreign[0]}, …); choose another --output")
-    for entry in work.iterdir():
-        if entry.is_dir():
-            shutil.rmtree(entry)
-    for name in ("runs", "shards", "scratch"):
-        (work / name).mkdir()
-    write_json(plan_file, {"digest": plan.digest})
-
-
-def _run(plan: Plan, settings: PrepareSettings, work: Path) -> None:
-    workers = settings.workers or available_cores()
-    limit = settings.memory_limit_bytes or psutil.virtual_memory().available // 2
-    memory = limit // workers
+def _run(plan: Plan, settings: PrepareSettings, engine: Engine, folder: WorkFolder, on_timing: OnTiming) -> Manifest:
+    scratch = folder.scratch if engine.is_this_machine else None
+    groups = piece_groups(plan.pieces)
     partition_tasks = [
         PartitionTask(
             number=number,
-            piece=piece,
-            folder=str(work / "runs"),
-            batch_rows=int(np.clip(memory // _BYTES_PER_ROW_IN_FLIGHT, 65_536, PIECE_ROWS)),
+            pieces=pieces if engine.is_this_machine else tuple(replace(p, path=absolute(p.path)) for p in pieces),
+            folder=folder.runs,
+            scratch=scratch,
+            batch_rows=int(np.clip(engine.memory_bytes // BYTES_PER_ROW_IN_FLIGHT, 65_536, PIECE_ROWS)),
             strict=settings.strict,
         )
-        for number, piece in enumerate(plan.pieces)
+        for number, pieces in enumerate(groups)
     ]
-    with worker_pool(workers) as pool:
+    stage = _Stage(name="partition", title="1/2 reading and partitioning", engine=engine, on_timing=on_timing)
+    finished = folder.finished_partitions(partition_tasks)
+    parts = stage.run(partition, partition_tasks, len(partition_tasks), finished)
+    account = _account(plan, parts)
+    kept = account.read - sum(account.dropped.values())
+    if not kept:
+        raise MeasurementError(f"no usable measurement in the input; dropped: {account.dropped or 'none, it is empty'}")
 
-        def run_all(description: str, function: Callable[[Task], dict[str, Any]], tasks: Sequence[Task]) -> list[Any]:
-            with progress(description, total=len(tasks)) as advance:
-                return list(_results(pool, function, tasks, advance))
+    runs = [task.run for task, part in zip(partition_tasks, parts, strict=True) if part["bytes_out"]]
+    ranges = bucket_ranges(kept)
+    shard_tasks = (
+        ShardTask(
+            number=number,
+            spans=spans,
+            runs_folder=folder.runs,
+            folder=folder.shards,
+            scratch=scratch,
+            max_row_bytes=settings.max_row_bytes,
+            train_ratio=settings.train_ratio,
+            memory_bytes=engine.memory_bytes,
+        )
+        for number, spans in enumerate(_spans(folder.run_positions(runs), runs, ranges))
+    )
+    stage = _Stage(name="shard", title="2/2 sorting and writing rows", engine=engine, on_timing=on_timing)
+    shards = stage.run(write_shard, shard_tasks, len(ranges), folder.finished_shards(len(ranges)))
+    return publish(folder.shards, folder.output, shards, account, folder.scratch)
 
-        parts = run_all("1/2 reading and partitioning", partition, partition_tasks)
-        kept = sum(part["kept"] for part in parts)
-        if not kept:
-            dropped = sum((Counter(part["dropped"]) for part in parts), Counter[str]())
-            raise MeasurementError(
-                f"no usable measurement in the input; dropped: {dict(dropped) or 'none, it is empty'}"
-            )
-        shard_tasks = [
-            ShardTask(
-                number=number,
-                first_bucket=first,
-                last_bucket=last,
-                runs_folder=str(work / "runs"),
-                folder=str(work / "shards"),
-                scratch=str(work / "scratch"),
-                max_row_bytes=settings.max_row_bytes,
-                train_ratio=settings.train_ratio,
-                memory_bytes=memory,
-            )
-            for number, (first, last) in enumerate(bucket_ranges(kept))
-        ]
-        shards = run_all("2/2 sorting and writing rows", write_shard, shard_tasks)
-    assemble(work, shards, _account(plan, parts))
+
+def piece_groups(pieces: Sequence[Piece]) -> list[tuple[Piece, ...]]:
+    """The pieces of each task of step one: one, or several neighbours where that would make too many runs."""
+    if len(pieces) <= MAX_RUNS:
+        return [(piece,) for piece in pieces]
+    before = np.cumsum([0] + [max(1, piece.bytes) for piece in pieces])
+    group = before[:-1] * MAX_RUNS // before[-1]
+    starts = np.flatnonzero(np.diff(group, prepend=-1)).tolist()
+    return [tuple(pieces[a:b]) for a, b in zip(starts, [*starts[1:], len(pieces)], strict=True)]
 
 
 def bucket_ranges(measurements: int) -> list[tuple[int, int]]:
@@ -211,25 +234,76 @@ def bucket_ranges(measurements: int) -> list[tuple[int, int]]:
     return [(first, first + width) for first in range(0, spill.BUCKETS, width)]
 
 
-def _results(
-    pool: Any, function: Callable[[Task], dict[str, Any]], tasks: Sequence[Task], advance: Advance
-) -> Iterator[dict[str, Any]]:
-    """Results in the order of the tasks; those with a marker were finished by an earlier run."""
-    finished = {task.number: task.marker.read_text() for task in tasks if task.marker.exists()}
-    todo = [task for task in tasks if task.number not in finished]
-    fresh = map_in_order(pool, function, todo, window=max(1, len(todo)))
-    for task in tasks:
-        yield json.loads(finished[task.number]) if task.number in finished else next(fresh)
-        advance()
+def _spans(
+    positions: Sequence[spill.Offsets], runs: Sequence[str], ranges: Sequence[tuple[int, int]]
+) -> Iterator[dict[int, tuple[Span, ...]]]:
+    """Where the measurements of each range of buckets lie: by family, a span of every run that has any."""
+    for first, last in ranges:
+        yield {
+            family: tuple(
+                Span(run, int(begins[number, first]), int(begins[number, last]))
+                for run, begins in zip(runs, positions, strict=True)
+                if begins[number, last] > begins[number, first]
+            )
+            for number, family in enumerate(spill.FAMILIES)
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Stage:
+    """The tasks of one kind."""
+
+    name: str
+    title: str
+    engine: Engine
+    on_timing: OnTiming
+
+    def run(
+        self,
+        function: Callable[[Task], dict[str, Any]],
+        tasks: Iterable[Task],
+        total: int,
+        finished: Mapping[int, dict[str, Any]],
+    ) -> list[dict[str, Any]]:
+        """What all tasks said, in their order. Those that an earlier run finished are not done again."""
+        results = dict(finished)
+        begun: deque[int] = deque()
+
+        def todo() -> Iterator[Task]:
+            for task in tasks:
+                if task.number not in finished:
+                    begun.append(task.number)
+                    yield task
+
+        with progress(self.title, total=total) as advance:
+            advance(len(finished))
+            for done in self.engine.map(function, todo()):
+                number = begun.popleft()
+                results[number] = done.value
+                self.on_timing(_timing(self.name, number, done))
+                advance()
+        return [results[number] for number in range(total)]
+
+
+def _timing(stage: str, number: int, done: Done[dict[str, Any]]) -> Timing:
+    return Timing(
+        stage=stage,
+        task=number,
+        node=done.node,
+        started=done.started,
+        seconds=done.seconds,
+        bytes_in=done.value["bytes_in"],
+        bytes_out=done.value["bytes_out"],
+    )
 
 
 def _account(plan: Plan, parts: list[dict[str, Any]]) -> Account:
     """Add up what step one read and dropped, in all and by input file."""
     by_path: dict[str, Counter[str]] = {f.path: Counter() for f in plan.files}
     read: Counter[str] = Counter()
-    for piece, part in zip(plan.pieces, parts, strict=True):
-        read[piece.path] += part["read"]
-        by_path[piece.path].update(part["dropped"])
+    for piece, counts in zip(plan.pieces, (counts for part in parts for counts in part["pieces"]), strict=True):
+        read[piece.path] += counts["read"]
+        by_path[piece.path].update(counts["dropped"])
     dropped = sum(by_path.values(), Counter[str]())
     return Account(
         inputs=tuple(
@@ -241,19 +315,3 @@ def _account(plan: Plan, parts: list[dict[str, Any]]) -> Account:
         read=read.total(),
         dropped=dict(sorted(dropped.items())),
     )
-
-
-@contextmanager
-def _locked(work: Path) -> Iterator[None]:
-    with (work / "lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise PingLlmError(f"another preparation is writing to {work.parent} right now") from None
-        yield
-
-
-def _explain(error: OSError, output: Path) -> str:
-    where = f" ({error.filename})" if error.filename else ""
-    advice = "; free some space and run the same command again: finished work is kept" if error.errno == 28 else ""
-    return f"cannot write to {output}{where}: {error.strerror or error}{advice}"

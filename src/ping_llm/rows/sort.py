@@ -24,11 +24,13 @@ SORTED_BATCH_ROWS: Final = 500_000
 
 
 def sorted_batches(
-    runs: list[Path], family: int, first: int, last: int, *, memory_bytes: int, scratch: Path
+    batches: Iterator[pa.RecordBatch], family: int, *, memory_bytes: int, scratch: Path
 ) -> Iterator[pa.RecordBatch]:
-    """The measurements of buckets `first` to `last` in row order, in batches."""
+    """The measurements of one family in row order, in batches."""
+    schema = spill.arrow_schema(family)
+    failures: list[Exception] = []
     unsorted = pa.RecordBatchReader.from_batches(  # noqa: F841 - DuckDB finds it by its name
-        spill.arrow_schema(family), spill.read_buckets(runs, family, first, last)
+        schema, _remembering(batches, failures)
     )
     settings: dict[str, str | bool | int | float | list[str]] = {
         "threads": 1,
@@ -41,14 +43,29 @@ def sorted_batches(
         with duckdb.connect(config=settings) as connection:
             connection.execute("SET enable_progress_bar = false")
             yield from connection.sql(f"SELECT * FROM unsorted ORDER BY {order}").to_arrow_reader(SORTED_BATCH_ROWS)
-    except duckdb.OutOfMemoryException as error:
-        raise PingLlmError(
+    except duckdb.Error as error:
+        raise (failures[0] if failures else _explained(error, scratch)) from error
+
+
+def _remembering(batches: Iterator[pa.RecordBatch], failures: list[Exception]) -> Iterator[pa.RecordBatch]:
+    """The same batches. DuckDB makes errors of its own of those that its input raises, so they are kept here."""
+    try:
+        yield from batches
+    except Exception as error:
+        failures.append(error)
+        raise
+
+
+def _explained(error: duckdb.Error, scratch: Path) -> Exception:
+    if isinstance(error, duckdb.OutOfMemoryException):
+        return PingLlmError(
             "sorting needs more memory, or more disk space for temporary files: raise --memory-limit-gb or use fewer "
             f"--workers ({' '.join(str(error).split())[:200]})"
-        ) from error
-    except duckdb.IOException as error:
+        )
+    if isinstance(error, duckdb.IOException):
         code = errno.ENOSPC if os.strerror(errno.ENOSPC) in str(error) else errno.EIO
-        raise OSError(code, os.strerror(code), str(scratch)) from error
+        return OSError(code, os.strerror(code), str(scratch))
+    return error
 
 
 def cut_into_rows(batches: Iterator[pa.RecordBatch], family: int, max_row_bytes: int) -> Iterator[SourceRuns]:

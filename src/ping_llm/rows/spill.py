@@ -1,13 +1,18 @@
 """Shuffle files between the two steps of preparation: measurements cut into buckets by the hash of their source.
 
-Step one sorts each batch by bucket and writes it as one *run*; step two reads a range of buckets from every run. There
-are always 4096 buckets, whatever the input: how many of them make a shard is decided when the total is known, so the
-shards do not depend on how the input was cut into files.
+Step one writes a *run* for each of its tasks: its measurements, family by family, in the order of their buckets. Step
+two reads a range of buckets from every run, which is one span of bytes for each family. There are always 4096 buckets,
+whatever the input: how many of them make a shard is decided when the total is known, so the shards do not depend on how
+the input was cut into files.
 
-A run file is: for each family, 4097 bucket offsets (int64); then for each family its columns, one after the other.
+A run file is: for each family, 4097 bucket offsets (int64, counted in measurements); then for each family its
+measurements, one after the other. Within a bucket they keep the order of the input, so a run does not depend on how its
+task was cut into batches.
 """
 
-from collections.abc import Iterator
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,31 +33,90 @@ COLUMNS: Final[dict[int, tuple[tuple[str, str], ...]]] = {
 }
 """Columns by family. Addresses are numbers here, because numbers are what sorts fast: one for IPv4, two for IPv6."""
 
-_OFFSETS_BYTES: Final = (BUCKETS + 1) * 8
+RECORDS: Final = {family: np.dtype(list(columns)) for family, columns in COLUMNS.items()}
+"""A measurement as stored: 20 bytes with IPv4 addresses, 44 with IPv6."""
+
+HEADER_BYTES: Final = len(FAMILIES) * (BUCKETS + 1) * 8
+
+_BATCH_ROWS: Final = 131_072
+"""Spans of many runs are joined up to about this size: DuckDB handles few large batches faster than many small ones."""
+
+MERGED_AT_ONCE: Final = 128
+"""Files open at a time while runs are joined."""
+
+Offsets = npt.NDArray[np.int64]
+"""Shape (families, buckets + 1)."""
 
 
-def write_run(path: Path, measurements: ValidMeasurements) -> int:
-    """Write a batch as one run. Returns its size in bytes."""
+def write_run(path: Path, measurements: ValidMeasurements) -> None:
+    """Write a batch as one run."""
     bucket_of_source = (source_hash(measurements.src.families, measurements.src.packed) >> _BUCKET_SHIFT).astype(
         np.uint16
     )
     buckets = bucket_of_source[measurements.src.codes]
-    offsets, columns = [], []
-    for family in FAMILIES:
-        chosen = np.flatnonzero(measurements.family == family)
-        order = chosen[np.argsort(buckets[chosen], kind="stable")]
-        counts = np.bincount(buckets[chosen], minlength=BUCKETS)
-        offsets.append(np.concatenate([[0], np.cumsum(counts)]).astype("<i8"))
-        columns += [
-            *_address_numbers(measurements.src, order, family),
-            measurements.time_us[order].astype("<i8", copy=False),
-            *_address_numbers(measurements.dst, order, family),
-            measurements.rtt_ms[order].astype("<f4", copy=False),
-        ]
+    offsets = np.zeros((len(FAMILIES), BUCKETS + 1), dtype="<i8")
     with path.open("wb") as file:
-        for array in (*offsets, *columns):
-            file.write(array.data)
-        return file.tell()
+        file.seek(HEADER_BYTES)
+        for number, family in enumerate(FAMILIES):
+            chosen = np.flatnonzero(measurements.family == family)
+            order = chosen[np.argsort(buckets[chosen], kind="stable")]
+            np.cumsum(np.bincount(buckets[chosen], minlength=BUCKETS), out=offsets[number, 1:])
+            columns = [
+                *_address_numbers(measurements.src, order, family),
+                measurements.time_us[order],
+                *_address_numbers(measurements.dst, order, family),
+                measurements.rtt_ms[order],
+            ]
+            records = np.empty(len(order), dtype=RECORDS[family])
+            for (name, _), column in zip(COLUMNS[family], columns, strict=True):
+                records[name] = column
+            file.write(records.data)
+        file.seek(0)
+        file.write(offsets.data)
+
+
+def merge_runs(parts: Sequence[Path], path: Path) -> None:
+    """Join the runs of successive batches into one, as if they had been one batch."""
+    while len(parts) > MERGED_AT_ONCE:
+        parts = [_joined(parts[start : start + MERGED_AT_ONCE]) for start in range(0, len(parts), MERGED_AT_ONCE)]
+    _merge(parts, path)
+
+
+def _joined(parts: Sequence[Path]) -> Path:
+    path = parts[0].with_suffix(".joined.run")
+    _merge(parts, path)
+    for part in parts:
+        part.unlink()
+    return path
+
+
+def _merge(parts: Sequence[Path], path: Path) -> None:
+    with ExitStack() as stack, path.open("wb", buffering=1 << 20) as file:
+        opened = [stack.enter_context(part.open("rb")) for part in parts]
+        offsets = [read_offsets(part.read(HEADER_BYTES)) for part in opened]
+        file.write(np.sum(offsets, axis=0, dtype="<i8").data)
+        descriptors = [part.fileno() for part in opened]
+        for number in range(len(FAMILIES)):
+            positions = [byte_positions(one)[number].tolist() for one in offsets]
+            for bucket in range(BUCKETS):
+                for descriptor, begins in zip(descriptors, positions, strict=True):
+                    start, end = begins[bucket], begins[bucket + 1]
+                    if end > start:
+                        file.write(os.pread(descriptor, end - start, start))
+
+
+def read_offsets(header: bytes) -> Offsets:
+    return np.frombuffer(header, dtype="<i8").reshape(len(FAMILIES), BUCKETS + 1)
+
+
+def byte_positions(offsets: Offsets) -> Offsets:
+    """Where each bucket of each family begins in the run file (and, shifted by one, where it ends)."""
+    positions = np.empty_like(offsets)
+    base = HEADER_BYTES
+    for number, family in enumerate(FAMILIES):
+        positions[number] = base + offsets[number] * RECORDS[family].itemsize
+        base = int(positions[number, -1])
+    return positions
 
 
 def _address_numbers(column: AddressColumn, order: npt.NDArray[np.int64], family: int) -> list[npt.NDArray[Any]]:
@@ -69,34 +133,24 @@ def address_bytes(numbers: list[npt.NDArray[Any]]) -> npt.NDArray[np.uint8]:
     return words.astype(words.dtype.newbyteorder(">")).view(np.uint8)
 
 
-def read_buckets(paths: list[Path], family: int, first: int, last: int) -> Iterator[pa.RecordBatch]:
-    """Buckets `first` to `last` (exclusive) of one family from every run, a record batch per run."""
-    for path in paths:
-        with path.open("rb") as file:
-            arrays = _read_slice(file, family, first, last)
-        if len(arrays[0]):
-            names = [name for name, _ in COLUMNS[family]]
-            yield pa.RecordBatch.from_arrays([pa.array(a) for a in arrays], names=names)
+def record_batches(stored: Iterable[bytes], family: int) -> Iterator[pa.RecordBatch]:
+    """Bytes of one family's measurements, from any number of runs, as Arrow batches of a good size."""
+    waiting: list[bytes] = []
+    rows = 0
+    for data in stored:
+        waiting.append(data)
+        rows += len(data) // RECORDS[family].itemsize
+        if rows >= _BATCH_ROWS:
+            yield _record_batch(waiting, family)
+            waiting, rows = [], 0
+    if rows:
+        yield _record_batch(waiting, family)
 
 
-def _read_slice(file: Any, family: int, first: int, last: int) -> list[npt.NDArray[Any]]:
-    offsets = {f: np.fromfile(file, dtype="<i8", count=BUCKETS + 1) for f in FAMILIES}
-    position = len(FAMILIES) * _OFFSETS_BYTES
-    for earlier in FAMILIES[: FAMILIES.index(family)]:
-        position += int(offsets[earlier][-1]) * _measurement_bytes(earlier)
-    total = int(offsets[family][-1])
-    begin, end = int(offsets[family][first]), int(offsets[family][last])
-    arrays = []
-    for _, kind in COLUMNS[family]:
-        width = np.dtype(kind).itemsize
-        file.seek(position + begin * width)
-        arrays.append(np.fromfile(file, dtype=kind, count=end - begin))
-        position += total * width
-    return arrays
-
-
-def _measurement_bytes(family: int) -> int:
-    return sum(np.dtype(kind).itemsize for _, kind in COLUMNS[family])
+def _record_batch(stored: list[bytes], family: int) -> pa.RecordBatch:
+    records = np.frombuffer(b"".join(stored), dtype=RECORDS[family])
+    names = [name for name, _ in COLUMNS[family]]
+    return pa.RecordBatch.from_arrays([pa.array(np.ascontiguousarray(records[name])) for name in names], names=names)
 
 
 def arrow_schema(family: int) -> pa.Schema:

@@ -13,9 +13,10 @@ from ping_llm.addresses import format_address, source_hash
 from ping_llm.rows.dataset import RowSet
 from ping_llm.rows.format import ProbeRow
 from ping_llm.rows.manifest import Manifest
+from ping_llm.storage import Location, locate
 
 
-def summarise(folder: Path) -> dict[str, Any]:
+def summarise(folder: Path | str | Location) -> dict[str, Any]:
     """Everything that the manifest and the indexes know, as JSON-able values."""
     manifest = Manifest.load(folder)
     splits = {}
@@ -23,7 +24,7 @@ def summarise(folder: Path) -> dict[str, Any]:
         with RowSet(folder, name) as rows:
             splits[name] = _summarise_split(rows)
     return {
-        "path": str(folder),
+        "path": str(locate(folder)),
         "fingerprint": manifest.fingerprint,
         "options": manifest.options,
         "input_files": len(manifest.inputs),

@@ -1,13 +1,15 @@
 """The two kinds of work that make probe rows. Both are stateless: all they know is in the task, all they say is in
 the marker they write last, so any engine may run them anywhere, and a task without a marker is simply run again.
 
-    partition   a piece of an input file  ->  runs of measurements cut by source hash   (`spill.py`)
-    shard       a range of buckets        ->  sorted, cut into rows, one shard a split  (`sort.py`, `shard.py`)
+    partition   pieces of input files  ->  a run of measurements cut by source hash   (`spill.py`)
+    shard       a range of buckets     ->  sorted, cut into rows, one shard a split   (`sort.py`, `shard.py`)
 """
 
-import json
+import tempfile
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,13 +18,15 @@ import pyarrow as pa
 
 from ping_llm.addresses import mix64, source_hash
 from ping_llm.errors import MeasurementError
-from ping_llm.measurements import DROP_REASONS, validate
+from ping_llm.measurements import DROP_REASONS, ValidMeasurements, validate
 from ping_llm.rows import spill
 from ping_llm.rows.format import SourceRuns
 from ping_llm.rows.shard import ShardWriter
 from ping_llm.rows.sort import cut_into_rows, sorted_batches
+from ping_llm.rows.work import Span, SpanReader, deliver, write_json
 from ping_llm.sources import files
 from ping_llm.sources.pieces import Piece, RawBatch
+from ping_llm.storage import Location
 
 SPLITS: Final = ("train", "eval")
 
@@ -36,51 +40,84 @@ _SORT_MEMORY_SHARE: Final = 0.5
 @dataclass(frozen=True, kw_only=True)
 class PartitionTask:
     number: int
-    piece: Piece
-    folder: str
+    pieces: tuple[Piece, ...]
+    folder: Location
+    """For the run and the marker."""
+    scratch: str | None
+    """For temporary files; by default the system's folder for them, on whatever machine the task runs."""
     batch_rows: int
     strict: bool
 
     @property
-    def marker(self) -> Path:
-        return Path(self.folder) / f"piece-{self.number:06d}.json"
+    def run(self) -> str:
+        return f"piece-{self.number:06d}.run"
+
+    @property
+    def marker(self) -> str:
+        return f"piece-{self.number:06d}.json"
 
 
 @dataclass(frozen=True, kw_only=True)
 class ShardTask:
     number: int
-    first_bucket: int
-    last_bucket: int
-    runs_folder: str
-    folder: str
-    scratch: str
+    spans: dict[int, tuple[Span, ...]]
+    """By family, where the shard's measurements lie in the runs."""
+    runs_folder: Location
+    folder: Location
+    scratch: str | None
     max_row_bytes: int
     train_ratio: float
     memory_bytes: int
 
     @property
-    def marker(self) -> Path:
-        return Path(self.folder) / f"shard-{self.number:05d}.json"
+    def marker(self) -> str:
+        return shard_marker(self.number)
+
+
+def shard_marker(number: int) -> str:
+    return f"shard-{number:05d}.json"
 
 
 def partition(task: PartitionTask) -> dict[str, Any]:
-    """Read, check and cut one piece. The marker adds up: `read` is `kept` plus all of `dropped`."""
-    for left_over in Path(task.folder).glob(f"piece-{task.number:06d}.*"):
-        left_over.unlink()
-    kept = runs = 0
+    """Read, check and cut some pieces. The marker adds up: `read` is `kept` plus all of `dropped`."""
+    counts: list[dict[str, Any]] = []
+    size = 0
+    with temporary_folder(task.scratch) as name:
+        batches = chain.from_iterable(_checked(task, piece, counts) for piece in task.pieces)
+        parts = []
+        for number, batch in enumerate(batches):
+            parts.append(Path(name) / f"{number:06d}.run")
+            spill.write_run(parts[-1], batch)
+        if parts:
+            run = parts[0]
+            if len(parts) > 1:
+                run = Path(name) / task.run
+                spill.merge_runs(parts, run)
+            size = run.stat().st_size
+            deliver(run, task.folder / task.run)
+    result = {"pieces": counts, "bytes_in": sum(piece.bytes for piece in task.pieces), "bytes_out": size}
+    write_json(task.folder / task.marker, result)
+    return result
+
+
+def _checked(task: PartitionTask, piece: Piece, counts: list[dict[str, Any]]) -> Iterator[ValidMeasurements]:
+    """The usable measurements of a piece. At its end, `counts` gets what became of all of them."""
+    kept = 0
     dropped: Counter[str] = Counter()
-    for raw in files.read(task.piece, task.batch_rows, strict=task.strict):
+    for raw in files.read(piece, task.batch_rows, strict=task.strict):
         valid = validate(raw.batch)
         if task.strict and valid.first_dropped:
-            raise _first_bad_row(task.piece, raw, *valid.first_dropped)
+            raise _first_bad_row(piece, raw, *valid.first_dropped)
         dropped.update(raw.dropped)
         dropped.update(valid.dropped)
+        kept += len(valid)
         if len(valid):
-            spill.write_run(Path(task.folder) / f"piece-{task.number:06d}.{runs:04d}.run", valid)
-            kept, runs = kept + len(valid), runs + 1
-    result = {"read": kept + dropped.total(), "kept": kept, "dropped": dict(+dropped)}
-    write_json(task.marker, result)
-    return result
+            yield valid
+    counts.append({"read": kept + dropped.total(), "kept": kept, "dropped": dict(+dropped)})
+
+
+def temporary_folder(inside: str | None) -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="ping-llm-", dir=inside, ignore_cleanup_errors=True)
 
 
 def _first_bad_row(piece: Piece, raw: RawBatch, position: int, reason: str) -> MeasurementError:
@@ -93,28 +130,32 @@ def _first_bad_row(piece: Piece, raw: RawBatch, position: int, reason: str) -> M
 
 def write_shard(task: ShardTask) -> dict[str, Any]:
     """Sort a range of buckets and write its rows. Sources go to the split that their hash says."""
-    runs = sorted(Path(task.runs_folder).glob("*.run"))
-    paths = {split: Path(task.folder) / f"{split}-{task.number:05d}.arrayrecord" for split in SPLITS}
-    writers = {split: ShardWriter(path) for split, path in paths.items()}
-    for family in spill.FAMILIES:
-        batches = sorted_batches(
-            runs,
-            family,
-            task.first_bucket,
-            task.last_bucket,
-            memory_bytes=int(task.memory_bytes * _SORT_MEMORY_SHARE),
-            scratch=Path(task.scratch),
-        )
-        for rows in cut_into_rows(batches, family, task.max_row_bytes):
-            in_train = is_train(rows, task.train_ratio)
-            writers["train"].add(_choose(rows, in_train))
-            writers["eval"].add(_choose(rows, ~in_train))
     result: dict[str, Any] = {}
-    for split, writer in writers.items():
-        info, index = writer.close()
-        write_index(index, paths[split].with_suffix(".index"))
-        result[split] = info.to_json()
-    write_json(task.marker, result)
+    with temporary_folder(task.scratch) as name:
+        scratch = Path(name)
+        paths = {split: scratch / f"{split}-{task.number:05d}.arrayrecord" for split in SPLITS}
+        writers = {split: ShardWriter(path) for split, path in paths.items()}
+        runs = SpanReader(task.runs_folder)
+        for family in spill.FAMILIES:
+            batches = sorted_batches(
+                spill.record_batches(runs.read(task.spans[family]), family),
+                family,
+                memory_bytes=int(task.memory_bytes * _SORT_MEMORY_SHARE),
+                scratch=scratch,
+            )
+            for rows in cut_into_rows(batches, family, task.max_row_bytes):
+                in_train = is_train(rows, task.train_ratio)
+                writers["train"].add(_choose(rows, in_train))
+                writers["eval"].add(_choose(rows, ~in_train))
+        for split, writer in writers.items():
+            info, index = writer.close()
+            write_index(index, paths[split].with_suffix(".index"))
+            result[split] = info.to_json()
+            for file in (paths[split], paths[split].with_suffix(".index")):
+                deliver(file, task.folder / file.name)
+    result["bytes_in"] = sum(span.end - span.start for spans in task.spans.values() for span in spans)
+    result["bytes_out"] = sum(result[split]["bytes"] for split in SPLITS)
+    write_json(task.folder / task.marker, result)
     return result
 
 
@@ -148,10 +189,3 @@ def write_index(index: pa.Table, path: Path) -> None:
     """Uncompressed Arrow IPC: it is mapped, not read, so start-up touches only the columns it uses."""
     with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, index.schema) as writer:
         writer.write_table(index)
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Write a file whole or not at all."""
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(json.dumps(value, indent=1) + "\n")
-    temporary.replace(path)

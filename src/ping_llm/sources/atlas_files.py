@@ -5,7 +5,6 @@
 
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 
 import pyarrow as pa
 
@@ -19,7 +18,7 @@ def read(piece: Piece, batch_rows: int, strict: bool) -> Iterator[RawBatch]:
     tally = Tally(file=piece.path, strict=strict)
     waiting: list[ParsedChunk] = []
     first_row = 0
-    for chunk in read_ahead(read_chunks(Path(piece.path))):
+    for chunk in read_ahead(read_chunks(piece.path)):
         parsed = parse_chunk(chunk, each_packet=False)
         tally.add(parsed)
         waiting.append(parsed)

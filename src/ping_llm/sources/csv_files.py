@@ -3,7 +3,6 @@
 import csv
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
@@ -11,19 +10,31 @@ from pyarrow import csv as arrow_csv
 
 from ping_llm.errors import MeasurementError, PingLlmError
 from ping_llm.sources.pieces import Piece, RawBatch, find_columns
+from ping_llm.storage import locate
 
+_COMPRESSED: Final = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4"}
 _DELIMITERS: Final = ",;\t|"
 _BYTES_PER_ROW: Final = 60  # a short line; only sets how many rows a block gives, so a batch never exceeds its size
 
 
-def columns(path: Path, renamed: Mapping[str, str], optional: frozenset[str]) -> dict[str, str]:
-    names, _ = _header(str(path))
-    return find_columns(names, renamed, str(path), optional)
+def columns(path: str, renamed: Mapping[str, str], optional: frozenset[str]) -> dict[str, str]:
+    names, _ = _header(path)
+    return find_columns(names, renamed, path, optional)
+
+
+def _open(path: str) -> pa.NativeFile:
+    """The text, decompressed as the name says."""
+    where = locate(path)
+    if where.is_local:
+        return pa.input_stream(path, compression="detect")
+    stream = pa.PythonFile(where.open_stream(), mode="r")
+    codec = _COMPRESSED.get(where.suffix.lower())
+    return pa.CompressedInputStream(stream, codec) if codec else stream
 
 
 def _header(path: str) -> tuple[list[str], str]:
     """Column names and delimiter, from the first line."""
-    with pa.input_stream(path, compression="detect") as stream:
+    with _open(path) as stream:
         start = stream.read(65536)
     try:
         text = start.decode("utf-8-sig") if len(start) < 65536 else start.decode("utf-8-sig", errors="ignore")
@@ -62,7 +73,7 @@ def _batches(piece: Piece, batch_rows: int, on_bad_line: Callable[[Any], str]) -
     names, delimiter = _header(piece.path)
     chosen = list(piece.columns.values())
     reader = arrow_csv.open_csv(
-        piece.path,
+        _open(piece.path),
         read_options=arrow_csv.ReadOptions(
             use_threads=False, block_size=max(1 << 16, batch_rows * _BYTES_PER_ROW), column_names=names, skip_rows=1
         ),

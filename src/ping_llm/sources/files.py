@@ -5,9 +5,10 @@ batches whose columns have the schema's names; the values are still as the user 
 judges them).
 """
 
+import contextlib
 import glob
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Final
 
 import pyarrow as pa
@@ -15,53 +16,70 @@ import pyarrow as pa
 from ping_llm.errors import PingLlmError
 from ping_llm.sources import ROWS_FILE, SPLIT_FILE, WORLD_FILE, atlas_files, csv_files, parquet_files
 from ping_llm.sources.pieces import OPTIONAL_COLUMNS, InputFile, Piece, RawBatch
+from ping_llm.storage import Location, locate
+from ping_llm.storage.globs import has_magic, split_pattern
 
 
-def expand(patterns: Iterable[str]) -> list[Path]:
-    """The files that the given paths, folders and globs name, sorted, each once."""
-    found: dict[str, Path] = {}
+def expand(patterns: Iterable[str]) -> list[Location]:
+    """The files that the given paths, folders and globs name, sorted, each once. They may be local or remote."""
+    found: dict[str, Location] = {}
     for pattern in patterns:
-        path = Path(pattern)
-        if path.is_dir():
-            if (path / SPLIT_FILE).exists():
-                raise PingLlmError(f"the folder {pattern} is a split: what may be learnt of it is in {path / 'train'}")
-            matches = [p for p in sorted(path.iterdir()) if p.is_file() and _format_by_name(p)]
-            matches = [p for p in matches if p.name not in {WORLD_FILE, ROWS_FILE}]
-            if not matches:
-                raise PingLlmError(f"the folder {pattern} holds no measurement file ({_KNOWN_NAMES})")
-        elif path.exists():
-            matches = [path]
+        where = locate(pattern)
+        if where.is_dir():
+            matches = _files_of(where)
+        elif where.exists():
+            matches = [where]
         else:
-            matches = [Path(p) for p in sorted(glob.glob(pattern, recursive=True)) if Path(p).is_file()]  # noqa: PTH207
+            matches = _matching(where)
             if not matches:
                 raise PingLlmError(f"no input file matches {pattern!r}")
-        found.update({str(p): p for p in matches})
+        found.update({str(file): file for file in matches})
     if not found:
         raise PingLlmError("no input file was given")
     return [found[name] for name in sorted(found)]
 
 
+def _files_of(folder: Location) -> list[Location]:
+    files = folder.list()
+    if any(file.name == SPLIT_FILE for file in files):
+        raise PingLlmError(f"the folder {folder} is a split: what may be learnt of it is in {folder / 'train'}")
+    wanted = [file for file in files if _format_by_name(file.name) and file.name not in {WORLD_FILE, ROWS_FILE}]
+    if not wanted:
+        raise PingLlmError(f"the folder {folder} holds no measurement file ({_KNOWN_NAMES})")
+    return wanted
+
+
+def _matching(pattern: Location) -> list[Location]:
+    if pattern.is_local:
+        found = glob.glob(pattern.path, recursive=True)  # noqa: PTH207
+        return [locate(path) for path in sorted(found) if Path(path).is_file()]
+    folder, rest = split_pattern(pattern.path)
+    if not has_magic(rest):
+        return []
+    if not folder:
+        raise PingLlmError(f"{pattern}: the name of the bucket must be written out")
+    return Location(scheme=pattern.scheme, path=folder).glob(rest)
+
+
 def describe(
-    path: Path, renamed: Mapping[str, str], piece_rows: int, optional: frozenset[str] = OPTIONAL_COLUMNS
+    path: Location | Path, renamed: Mapping[str, str], piece_rows: int, optional: frozenset[str] = OPTIONAL_COLUMNS
 ) -> tuple[InputFile, list[Piece]]:
     """Look at a file (not at its measurements): what it is, and the pieces to read it in.
 
     `optional` columns need not be there.
     """
     try:
-        stat = path.stat()
-        kind = _format_of(path)
+        stat = locate(path).stat()
+        kind = _format_of(locate(path))
         measurements = None
         if kind == "parquet":
-            measurements, pieces = parquet_files.plan(path, renamed, piece_rows, optional)
+            measurements, pieces = parquet_files.plan(str(path), renamed, piece_rows, optional)
         else:
-            columns = csv_files.columns(path, renamed, optional) if kind == "csv" else {}
-            pieces = [Piece(path=str(path), format=kind, columns=columns, bytes=stat.st_size)]
+            columns = csv_files.columns(str(path), renamed, optional) if kind == "csv" else {}
+            pieces = [Piece(path=str(path), format=kind, columns=columns, bytes=stat.size)]
     except (OSError, pa.ArrowException) as error:
         raise unreadable(path, error) from error
-    file = InputFile(
-        path=str(path), format=kind, bytes=stat.st_size, mtime_ns=stat.st_mtime_ns, measurements=measurements
-    )
+    file = InputFile(path=str(path), format=kind, bytes=stat.size, mtime_ns=stat.modified_ns, measurements=measurements)
     return file, pieces
 
 
@@ -73,7 +91,7 @@ def read(piece: Piece, batch_rows: int, *, strict: bool = False) -> Iterator[Raw
         raise unreadable(piece.path, error) from error
 
 
-def unreadable(path: str | Path, error: Exception) -> PingLlmError:
+def unreadable(path: str | Path | Location, error: Exception) -> PingLlmError:
     reason = (error.strerror if isinstance(error, OSError) and error.strerror else str(error)).strip()
     return PingLlmError(f"cannot read {path}: {' '.join(reason.split())[:300]}")
 
@@ -83,8 +101,8 @@ _READERS: Final = {"parquet": parquet_files.read, "csv": csv_files.read, "atlas"
 _KNOWN_NAMES: Final = ".parquet, .csv, .tsv, .json, .jsonl; text also as .gz or .bz2"
 
 
-def _format_by_name(path: Path) -> str | None:
-    suffixes = [s.lower() for s in path.suffixes]
+def _format_by_name(name: str) -> str | None:
+    suffixes = [s.lower() for s in PurePosixPath(name).suffixes]
     while suffixes and suffixes[-1] in {".gz", ".bz2", ".zst"}:
         suffixes.pop()
     last = suffixes[-1] if suffixes else ""
@@ -95,13 +113,13 @@ def _format_by_name(path: Path) -> str | None:
     return "atlas" if last in {".json", ".jsonl", ".ndjson"} else None
 
 
-def _format_of(path: Path) -> str:
-    with path.open("rb") as file:
-        if file.read(4) == b"PAR1":
+def _format_of(path: Location) -> str:
+    with contextlib.closing(path.open_random()) as file:
+        if file.read_at(4, 0) == b"PAR1":
             return "parquet"
-    if path.stat().st_size == 0:
-        raise PingLlmError(f"{path} is empty")
-    kind = _format_by_name(path)
+        if file.size() == 0:
+            raise PingLlmError(f"{path} is empty")
+    kind = _format_by_name(path.name)
     if kind is None:
         raise PingLlmError(f"{path}: unknown kind of file (known: {_KNOWN_NAMES})")
     return kind

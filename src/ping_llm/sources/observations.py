@@ -23,6 +23,7 @@ from ping_llm.rows.dataset import RowSet
 from ping_llm.rows.mapped import MappedRows
 from ping_llm.sources import files
 from ping_llm.sources.pieces import OPTIONAL_WITHOUT_TIME, Piece
+from ping_llm.storage import Location
 
 _BATCH: Final = 1_000_000
 """Measurements in work at once; the memory beyond the result grows with it."""
@@ -100,19 +101,19 @@ def _some(parts: list[_Part], dropped: Counter[str]) -> Measured:
     return _joined(parts, dropped)
 
 
-def _pieces(paths: list[Path], columns: Mapping[str, str]) -> Iterator[Piece]:
+def _pieces(paths: list[Location], columns: Mapping[str, str]) -> Iterator[Piece]:
     """All files are looked at before the first is read."""
     described = []
     for path in paths:
-        if path.suffix in {".gz", ".bz2"} and not Path(path.stem).suffix:  # daily Atlas dumps: ping-2024-05-01T0000.bz2
-            described.append([Piece(path=str(path), format="atlas", columns={}, bytes=path.stat().st_size)])
+        if path.suffix in {".gz", ".bz2"} and path.name.count(".") == 1:  # daily Atlas dumps: ping-2024-05-01T0000.bz2
+            described.append([Piece(path=str(path), format="atlas", columns={}, bytes=path.size())])
         else:
             described.append(files.describe(path, columns, _BATCH, OPTIONAL_WITHOUT_TIME)[1])
     for pieces in described:
         yield from pieces
 
 
-def rows_observations(folder: Path, split: str, *, on_progress: Advance | None = None) -> Measured:
+def rows_observations(folder: Path | str | Location, split: str, *, on_progress: Advance | None = None) -> Measured:
     """The measurements of one split of prepared rows. `on_progress` is told how many were read."""
     parts: list[_Part] = []
     with RowSet(folder, split) as rows:

@@ -1,20 +1,24 @@
 """Measurements from Parquet files."""
 
 from collections.abc import Iterator, Mapping
-from pathlib import Path
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ping_llm.errors import PingLlmError
 from ping_llm.sources.pieces import Piece, RawBatch, find_columns
+from ping_llm.storage import locate
+
+_FETCHED_AHEAD: Final = 256 << 20
+"""Of a remote file, pieces up to this size are fetched in a few large requests; longer ones block by block."""
 
 
-def plan(path: Path, renamed: Mapping[str, str], piece_rows: int, optional: frozenset[str]) -> tuple[int, list[Piece]]:
+def plan(path: str, renamed: Mapping[str, str], piece_rows: int, optional: frozenset[str]) -> tuple[int, list[Piece]]:
     """Rows in the file, and pieces of whole row groups with about `piece_rows` rows each."""
-    with pq.ParquetFile(path) as file:
+    with pq.ParquetFile(_source(path)) as file:
         metadata = file.metadata
-        columns = find_columns(file.schema_arrow.names, renamed, str(path), optional)
+        columns = find_columns(file.schema_arrow.names, renamed, path, optional)
         _check_types(file.schema_arrow, columns, path)
         sizes = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
         compressed = [metadata.row_group(i).total_byte_size for i in range(metadata.num_row_groups)]
@@ -27,7 +31,7 @@ def plan(path: Path, renamed: Mapping[str, str], piece_rows: int, optional: froz
             last_group += 1
         pieces.append(
             Piece(
-                path=str(path),
+                path=path,
                 format="parquet",
                 columns=columns,
                 bytes=sum(compressed[first_group:last_group]),
@@ -39,7 +43,12 @@ def plan(path: Path, renamed: Mapping[str, str], piece_rows: int, optional: froz
     return metadata.num_rows, pieces
 
 
-def _check_types(schema: pa.Schema, columns: Mapping[str, str], path: Path) -> None:
+def _source(path: str) -> Any:
+    where = locate(path)
+    return where.open_input() if where.is_remote else where.local
+
+
+def _check_types(schema: pa.Schema, columns: Mapping[str, str], path: str) -> None:
     """Refuse a file of the wrong types before any work is done, not in the middle of it."""
     for column, name in columns.items():
         kind = schema.field(name).type
@@ -60,7 +69,9 @@ def read(piece: Piece, batch_rows: int, strict: bool) -> Iterator[RawBatch]:
     addresses = [piece.columns["src_addr"], piece.columns["dst_addr"]]
     first_row = piece.first_row
     # One thread: the caller runs several tasks side by side. Addresses come dictionary-encoded, as they are stored.
-    with pq.ParquetFile(piece.path, read_dictionary=addresses, pre_buffer=False, buffer_size=1 << 20) as file:
+    ahead = locate(piece.path).is_remote and piece.bytes <= _FETCHED_AHEAD
+    buffer = {"pre_buffer": True} if ahead else {"pre_buffer": False, "buffer_size": 1 << 20}
+    with pq.ParquetFile(_source(piece.path), read_dictionary=addresses, **buffer) as file:
         groups = list(range(*piece.row_groups)) if piece.row_groups else None
         names = list(piece.columns.values())
         for batch in file.iter_batches(batch_rows, row_groups=groups, columns=names, use_threads=False):

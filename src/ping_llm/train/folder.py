@@ -4,19 +4,33 @@ import contextlib
 import json
 import os
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from ping_llm.config import Config
+from ping_llm.storage import Location, locate
+from ping_llm.storage.cache import work_folder
+from ping_llm.storage.mirror import Mirror
 
 
 @dataclass(frozen=True)
 class RunFolder:
     path: Path
+    remote: Location | None = None
+    """Where it is kept, if that is not on this machine: `path` is then a copy to work with."""
 
     @classmethod
     def of(cls, config: Config) -> "RunFolder":
-        return cls(Path(config.base_output_directory) / config.project / config.run_name)
+        place = locate(config.base_output_directory) / config.project / config.run_name
+        return cls(work_folder(place), place) if place.is_remote else cls(place.local)
+
+    def __str__(self) -> str:
+        return str(self.remote or self.path)
+
+    @cached_property
+    def mirror(self) -> Mirror | None:
+        return Mirror(self.path, self.remote) if self.remote else None
 
     @property
     def config(self) -> Path:

@@ -20,6 +20,8 @@ from ping_llm.config import Config, load_config
 from ping_llm.errors import PingLlmError
 from ping_llm.pipeline.worlds import COMPLETER_DATA
 from ping_llm.rows.shard import file_sha256
+from ping_llm.storage import locate
+from ping_llm.storage.mirror import fetch
 from ping_llm.train.checkpoints import read_weights
 from ping_llm.train.folder import RunFolder
 from ping_llm.train.optimizer import optimizer
@@ -49,12 +51,14 @@ class Trained:
 
 def load_trained(where: Path | str | None = None) -> Trained:
     """A run, a folder that `save_trained` wrote, or (None or "completer") the completer that comes with the package."""
-    folder = SHIPPED if where is None or (str(where) == "completer" and not Path(where).exists()) else Path(where)
+    if where is None or (str(where) == "completer" and not Path(where).exists()):
+        where = SHIPPED
+    folder = fetch(locate(where)) if locate(where).is_remote else Path(where)
     if (folder / _INDEX).exists():
         return _from_files(folder)
     run = RunFolder(folder)
     if not run.config.exists():
-        raise PingLlmError(f"{folder} holds no trained model: give the folder of a run, or one that `export` wrote")
+        raise PingLlmError(f"{where} holds no trained model: give the folder of a run, or one that `export` wrote")
     config = load_config(run.config)
     mesh = jax.make_mesh((1, 1), ("data", "fsdp"), devices=jax.local_devices()[:1])
     steps, weights = read_weights(run.checkpoints, laid_out(config, optimizer(config), mesh).weights)

@@ -20,6 +20,8 @@ _KINDS: Final = {"arrayrecord": "ArrayRecord", "parquet": "Parquet", "tfrecord":
 
 def matching(pattern: str, key: str) -> tuple[Path, ...]:
     """The files that a pattern names, in the order of their names."""
+    if "://" in pattern:
+        raise PingLlmError(f"{key}: {pattern} is not a local path; documents are read from this machine's disks only")
     path = Path(pattern).expanduser()
     found = tuple(sorted(p for p in Path(path.anchor).glob(str(path.relative_to(path.anchor))) if p.is_file()))
     if not found:

@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from ping_llm.errors import PingLlmError
 from ping_llm.measurements import SCHEMA
+from ping_llm.sources.atlas import ledger
 from ping_llm.sources.atlas.chunk import parse_chunk
 from ping_llm.sources.atlas.output import MeasurementWriter, staged_output
 from ping_llm.sources.atlas.report import ImportReport, Tally, total
@@ -63,6 +64,10 @@ def import_atlas(
     if on_progress is not None:
         on_progress(0, total=sum(sizes))
 
+    if (Path(output) / ledger.FOLDER).is_dir():
+        raise PingLlmError(
+            f"{output}: holds files imported one by one; go on with --per-file, or choose another folder"
+        )
     settings = _Settings(each_packet=packets == "each", strict=strict, chunk_bytes=chunk_bytes)
     with staged_output(Path(output), overwrite=overwrite) as staging:
         with worker_pool(workers) as pool, MeasurementWriter(staging, rows_per_file=rows_per_file) as writer:

@@ -15,6 +15,7 @@ from typing import BinaryIO, Final, TypeVar
 
 from ping_llm.errors import PingLlmError
 from ping_llm.sources.atlas.array import array_as_lines
+from ping_llm.storage import Location, locate
 
 CHUNK_BYTES: Final = 4 << 20
 """One task of a worker: some 9,000 results, 50 ms of parsing. Larger only costs memory."""
@@ -48,9 +49,9 @@ class Chunk:
     """Bytes of the file, as stored, that were read up to here."""
 
 
-def read_chunks(path: Path, *, chunk_bytes: int = CHUNK_BYTES) -> Iterator[Chunk]:
+def read_chunks(path: Path | str | Location, *, chunk_bytes: int = CHUNK_BYTES) -> Iterator[Chunk]:
     """The results of a file. Raises a one-line error for a file that cannot be read to its end."""
-    source = _Source(path)
+    source = _Source(locate(path))
     blocks = source.blocks()
     head = b""
     for block in blocks:
@@ -101,26 +102,29 @@ def read_ahead(items: Iterator[Item]) -> Iterator[Item]:
 class _Source:
     """A file and how far it has been read."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Location) -> None:
         self.path = path
         self.position = 0
 
     def blocks(self) -> Iterator[bytes]:
         """The decompressed content."""
         try:
-            with self.path.open("rb") as file:
+            with self._open() as file:
                 for block in self._decompressed(file):
                     self.position = file.tell()
                     yield block
         except (EOFError, gzip.BadGzipFile, zlib.error, _Bzip2Error) as error:
             how = "cut off" if isinstance(error, EOFError) else "damaged"
-            size = self.path.stat().st_size
+            size = self.path.size()
             raise PingLlmError(
                 f"{self.path}: the compressed data is {how} (read {self.position:,} of {size:,} bytes); "
                 "download the file again"
             ) from error
         except OSError as error:
             raise PingLlmError(f"{self.path}: cannot be read: {error.strerror or error}") from error
+
+    def _open(self) -> BinaryIO:
+        return self.path.open_stream() if self.path.is_remote else self.path.local.open("rb")
 
     def _decompressed(self, file: BinaryIO) -> Iterator[bytes]:
         magic = file.read(8)

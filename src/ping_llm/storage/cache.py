@@ -1,0 +1,221 @@
+"""A bounded folder of remote files, shared by all processes of a machine.
+
+A file is stored under its checksum, so what is in the cache needs no other name, and a dataset that was replaced cannot
+be mistaken for its successor. It appears when all of it was downloaded and verified. Its time of modification is then
+set to a value that follows from its checksum: anything that touched the file since has changed that time, and the file
+is verified again before it is used.
+
+Two processes that want the same file: one downloads, the other waits for its lock, which the system releases if the
+process dies. Files are removed least recently used first. One that is removed while it is mapped stays valid until the
+map is dropped (`rows/shard_files.py` drops it soon).
+"""
+
+import fcntl
+import hashlib
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from ping_llm.errors import PingLlmError
+from ping_llm.storage.location import Location
+
+DIRECTORY_VARIABLE: Final = "PING_LLM_CACHE_DIR"
+LIMIT_VARIABLE: Final = "PING_LLM_CACHE_GB"
+
+_UNFINISHED: Final = ".part"
+_EPOCH_S: Final = 1_000_000_000
+"""Times of verified files lie after this one, in the years 2001 to 2010."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cache:
+    folder: Path
+    limit_bytes: int
+
+    @classmethod
+    def from_environment(cls) -> "Cache":
+        """Where PING_LLM_CACHE_DIR and PING_LLM_CACHE_GB say; else up to half of what is free."""
+        folder = cache_folder()
+        text = os.environ.get(LIMIT_VARIABLE)
+        try:
+            limit = float(text) if text else 0.0
+        except ValueError:
+            raise PingLlmError(f"{LIMIT_VARIABLE}={text!r} is not a number of gigabytes") from None
+        if not limit >= 0:
+            raise PingLlmError(f"{LIMIT_VARIABLE}={text!r} must not be negative")
+        cache = cls(folder=folder, limit_bytes=int(limit * 1e9))
+        if limit:
+            return cache
+        with _one_line(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            return cls(folder=folder, limit_bytes=(shutil.disk_usage(folder).free + cache.used_bytes()) // 2)
+
+    def whole(self, source: Location, *, size: int, sha256: str) -> Path:
+        """A local copy of a remote file, verified. It may be removed at any time, so open it soon."""
+        while True:
+            with _one_line(self.folder):
+                if (path := self.find(size=size, sha256=sha256)) is not None:
+                    return path
+                with self._claimed(self._path(sha256).with_suffix(_UNFINISHED)) as unfinished:
+                    if unfinished is not None and not self._still_good(size, sha256):
+                        self._download(source, unfinished, size, sha256)
+
+    def find(self, *, size: int, sha256: str) -> Path | None:
+        """The local copy, if there is one that was not touched since it was verified."""
+        path = self._path(sha256)
+        try:
+            stat = path.stat()
+            if stat.st_size != size or stat.st_mtime_ns != _stamp(sha256):
+                return None
+            _touch(path, _stamp(sha256))
+        except FileNotFoundError:
+            return None
+        return path
+
+    def forget(self, sha256: str) -> None:
+        """Fetch this file again when it is next wanted."""
+        self._path(sha256).unlink(missing_ok=True)
+
+    def blocks_path(self, sha256: str) -> Path:
+        """Where the parts of a file lie of which only parts are wanted (`blocks.py`)."""
+        return self.folder / "blocks" / sha256[:2] / sha256
+
+    def used_bytes(self) -> int:
+        """On the disk, holes in files not counted."""
+        return sum(stat.st_blocks * 512 for _, stat in self._entries())
+
+    def make_room(self, wanted: int) -> None:
+        """Remove files until `wanted` bytes more fit below the limit."""
+        with (self.folder / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            entries = sorted(self._entries(), key=lambda entry: entry[1].st_atime_ns)
+            excess = sum(stat.st_blocks * 512 for _, stat in entries) + wanted - self.limit_bytes
+            for path, stat in entries:
+                if excess <= 0:
+                    break
+                if path.suffix != _UNFINISHED or _is_abandoned(path):
+                    path.unlink(missing_ok=True)
+                    excess -= stat.st_blocks * 512
+
+    def _path(self, sha256: str) -> Path:
+        return self.folder / "files" / sha256[:2] / sha256
+
+    def _entries(self) -> Iterator[tuple[Path, os.stat_result]]:
+        for kind in ("files", "blocks"):
+            for path in (self.folder / kind).glob("*/*"):
+                with suppress(FileNotFoundError):
+                    yield path, path.stat()
+
+    def _still_good(self, size: int, sha256: str) -> bool:
+        """A file that is there but was touched: verify it again."""
+        path = self._path(sha256)
+        if not path.exists():
+            return False
+        with path.open("rb") as file:
+            good = path.stat().st_size == size and hashlib.file_digest(file, "sha256").hexdigest() == sha256
+        if good:
+            _touch(path, _stamp(sha256))
+        else:
+            path.unlink(missing_ok=True)
+        return good
+
+    def _download(self, source: Location, unfinished: Path, size: int, sha256: str) -> None:
+        if size > self.limit_bytes:
+            raise PingLlmError(
+                f"{source} has {size / 1e9:.3g} GB, more than the cache may hold ({self.limit_bytes / 1e9:.3g} GB): "
+                f"raise {LIMIT_VARIABLE} (data_cache_gb)"
+            )
+        self.make_room(size)
+        with unfinished.open("r+b") as file:
+            os.posix_fallocate(
+                file.fileno(), 0, max(1, size)
+            )  # others count it while it grows; a full disk says so now
+        source.fill(unfinished, sha256=sha256, size=size)
+        with unfinished.open("rb") as file:
+            os.fsync(file.fileno())
+        _touch(unfinished, _stamp(sha256))
+        unfinished.replace(self._path(sha256))
+
+    @contextmanager
+    def _claimed(self, path: Path) -> Iterator[Path | None]:
+        """Hold the lock of an unfinished file. None: somebody else has finished or removed it while we waited."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            try:
+                is_ours = path.stat().st_ino == os.fstat(descriptor).st_ino
+            except FileNotFoundError:
+                is_ours = False
+            try:
+                yield path if is_ours else None
+            finally:
+                if is_ours:
+                    path.unlink(missing_ok=True)
+        finally:
+            os.close(descriptor)
+
+
+def configure(folder: str = "", gigabytes: float = 0.0) -> None:
+    """Set the cache of this process and of those it starts. Empty and 0 leave what the environment says."""
+    if folder:
+        os.environ[DIRECTORY_VARIABLE] = folder
+    if gigabytes:
+        os.environ[LIMIT_VARIABLE] = str(gigabytes)
+
+
+def cache_folder() -> Path:
+    given = os.environ.get(DIRECTORY_VARIABLE)
+    standard = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ping-llm"
+    return Path(given).expanduser() if given else standard
+
+
+def work_folder(output: Location) -> Path:
+    """Where work whose result goes to a remote place is done: always the same, so that it can be resumed."""
+    return cache_folder() / "work" / _key(output)
+
+
+def model_folder(source: Location) -> Path:
+    """Where a model is copied to be loaded. Not the work folder, in which a run may be further than in the store."""
+    return cache_folder() / "models" / _key(source)
+
+
+def _key(where: Location) -> str:
+    return f"{where.name}-{hashlib.sha256(str(where).encode()).hexdigest()[:12]}"
+
+
+def _stamp(sha256: str) -> int:
+    return (_EPOCH_S + int(sha256[:7], 16)) * 1_000_000_000
+
+
+def _touch(path: Path, modified_ns: int) -> None:
+    """Note that the file was used, without changing its time of modification."""
+    with suppress(FileNotFoundError):
+        os.utime(path, ns=(time.time_ns(), modified_ns))
+
+
+def _is_abandoned(path: Path) -> bool:
+    """Whether the process that was downloading it has died."""
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except FileNotFoundError:
+        return True
+    return True
+
+
+@contextmanager
+def _one_line(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise PingLlmError(
+            f"the cache folder {folder} cannot be used: {error.strerror or error}; {DIRECTORY_VARIABLE} sets another"
+        ) from error
