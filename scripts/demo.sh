@@ -26,11 +26,14 @@ run ping-llm train --config configs/demo.yml --name "$name" --steps "$steps" \
     network_train_files="$rows" network_eval_files="$rows" base_output_directory="$folder/runs"
 run ping-llm evaluate "$folder/runs/ping-llm/$name" completer --data "$split" --world "$raw" --questions 60 \
     --plots "$folder/plots-$measurements"
+run ping-llm report "$folder/runs/ping-llm/$name"
 say "Where everything is"
 cat <<END
   $raw     measurements of the simulated Internet
   $split   what may be learnt, and what is asked
   $rows    probe rows
   $folder/plots-$measurements    errors, calibration, predicted against measured
-  $folder/runs/ping-llm/$name    the run: loss.png (the loss curve), metrics.jsonl, checkpoints, summary.json
+  $folder/runs/ping-llm/$name    the run: report.html (open it in a browser), loss.png, metrics.jsonl, checkpoints, summary.json
+
+  To ask in the browser:  .venv/bin/ping-llm serve --checkpoint $folder/runs/ping-llm/$name --rows $rows
 END

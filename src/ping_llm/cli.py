@@ -9,7 +9,21 @@ from typing import Annotated
 import typer
 
 from ping_llm import __version__
-from ping_llm.commands import ask, bench, convert, data, evaluate, inspect, predict, split, train, trained
+from ping_llm.commands import (
+    ask,
+    bench,
+    convert,
+    data,
+    evaluate,
+    inspect,
+    plan,
+    predict,
+    report,
+    serve,
+    split,
+    train,
+    trained,
+)
 from ping_llm.console import err, out
 from ping_llm.errors import PingLlmError
 from ping_llm.stopping import stop_on_signals
@@ -31,9 +45,12 @@ app.command()(data.simulate)
 app.add_typer(import_app, name="import")
 import_app.command("atlas")(data.import_atlas)
 app.command()(split.split)
+app.command()(plan.plan)
 app.command()(data.prepare)
 app.command()(train.train)
 app.command()(evaluate.evaluate)
+app.command()(report.report)
+app.command()(serve.serve)
 app.command()(trained.export)
 app.command()(convert.convert)
 app.command()(ask.destinations)

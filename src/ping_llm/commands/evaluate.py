@@ -71,25 +71,29 @@ def evaluate(
     from ping_llm.evaluate.plots import plot
     from ping_llm.evaluate.table import tables
     from ping_llm.predict.predictor import Predictor
+    from ping_llm.report.evaluation_file import save_evaluation
     from ping_llm.sources.simulator import World
 
     if plots:
         check_folder(plots, f"--plots {plots}")
     asked = _only(_split_of(data or [], rows, renamed(columns)), protocols or [])
     predictors: dict[str, Any] = {}
+    sources: dict[str, str | None] = {}
     chosen: list[str | None] = [*(models or [])] or [None]
     for where in chosen:
         predictor = Predictor.from_pretrained(where)
         _refuse_what_was_learnt(predictor, asked)
-        predictors[predictor.name if predictor.name not in predictors else str(where)] = predictor
+        name = predictor.name if predictor.name not in predictors else str(where)
+        predictors[name], sources[name] = predictor, where
     truth = World.load(world) if world else None
     with progress("evaluating") as advance:
         found = run(asked, predictors, questions=questions, seed=seed, oracle=truth, advance=advance)
-    if plots:
-        with writing(plots):
-            pictures = plot(found, plots)
-        for picture in pictures:
-            err.print(f"wrote {picture}", markup=False)
+    written = []
+    with writing(plots or Path("evaluation.json")):
+        written += save_evaluation(found, sources)  # for `ping-llm report`
+        written += plot(found, plots) if plots else []
+    for path in written:
+        err.print(f"wrote {path}", markup=False)
     if json_output:
         print_json(found.to_json())
     else:

@@ -117,7 +117,8 @@ def rank(
     scores = asked.next_byte[packed[:, 0]]
     for begin in range(0, len(packed), _CANDIDATES_AT_ONCE):
         some = packed[begin : begin + _CANDIDATES_AT_ONCE]
-        tokens = np.zeros((1, 1, power_of_two(len(some)), packed.shape[1]), dtype=np.int32)
+        count = _CANDIDATES_AT_ONCE if model.steady else power_of_two(len(some))
+        tokens = np.zeros((1, 1, count, packed.shape[1]), dtype=np.int32)
         tokens[0, 0, : len(some)] = some + np.int32(FIRST_BYTE)
         later = log_probabilities(model, asked.before, tokens, only_bytes=True)[0, 0, : len(some)]
         scores[begin : begin + len(some)] += later.sum(axis=1)
@@ -151,6 +152,8 @@ class _Asked:
     """[256]: log-probabilities of the byte that comes next."""
     missing: int
     """Bytes of the destination that are still to come."""
+    width: int
+    """Of a whole address."""
 
     @classmethod
     def of(cls, model: LanguageModel, question: Question, prefix: bytes) -> Self:
@@ -160,8 +163,9 @@ class _Asked:
         size = np.array([[len(asked)]], dtype=np.int32)
         places = size[..., None] - 1
         logs, read = model._follow(model.weights, [known], padded([asked], 64)[None], size, places)
-        missing = ADDRESS_BYTES[question.family] - len(prefix)
-        return cls(before=[known, read], next_byte=_of_bytes(logs)[0, 0, 0], missing=missing)
+        width = ADDRESS_BYTES[question.family]
+        next_byte = _of_bytes(logs)[0, 0, 0]
+        return cls(before=[known, read], next_byte=next_byte, missing=width - len(prefix), width=width)
 
 
 def _of_bytes(logs: jax.Array) -> Floats:
@@ -170,7 +174,7 @@ def _of_bytes(logs: jax.Array) -> Floats:
 
 def _search(model: LanguageModel, asked: _Asked, count: int, beam: int) -> tuple[Bytes, Floats, float]:
     """The likeliest rests of an address, their log-probabilities, and the probability of all that were looked at."""
-    path = _no_path(asked.before[-1], power_of_two(beam), asked.missing - 1)
+    path = _no_path(asked.before[-1], power_of_two(beam), asked.width - 1)
     found, scores, next_byte = np.zeros((1, 0), dtype=np.uint8), np.zeros(1), asked.next_byte[None]
     for place in range(asked.missing):
         kept = beam if place < asked.missing - 1 else count

@@ -38,6 +38,13 @@ _ENDING_LENGTHS: Final = 16
 
 _ANSWERS_AT_ONCE: Final = 4_096
 
+STEADY_QUESTIONS: Final = 16
+_STEADY_SINGLES: Final = 8
+_STEADY_ANSWERS: Final = 44
+"""A third of the first bytes that an RTT code can have."""
+_STEADY_ENDING: Final = 48
+"""The longest question has 45 tokens: IPv6, with an absolute time."""
+
 _NEGLIGIBLE: Final = 1e-6
 """First bytes less likely than this are not looked into."""
 
@@ -54,6 +61,9 @@ class LanguageModel:
     settings: ModelSettings
     weights: Any
     step: int
+    steady: bool = False
+    """Whether all questions are padded to the same few shapes. Some work is wasted on padding; but a program that has
+    asked each kind of question once compiles nothing any more, which takes seconds a shape."""
 
     @classmethod
     def of(cls, trained: Trained) -> Self:
@@ -82,32 +92,41 @@ class LanguageModel:
 
     def _parts(self, prompts: Sequence[Prompt], groups: list[list[int]]) -> Iterator[list[list[int]]]:
         """Groups of questions whose histories are read together: of similar length, and not too many at once."""
-        padded = [_padded(len(prompts[group[0]].history), _HISTORY_LENGTHS) for group in groups]
+        if self.steady:  # to read a history again costs less than to answer what nobody asked
+            yield from ([group] for group in groups if len(group) > _STEADY_SINGLES)
+            groups = [[number] for group in groups if len(group) <= _STEADY_SINGLES for number in group]
+        padded = [self.history_length(len(prompts[group[0]].history)) for group in groups]
         for length in sorted(set(padded)):
             members = [group for group, size in zip(groups, padded, strict=True) if size == length]
-            count = max(1, _TOKENS_AT_ONCE // length)
+            count = steady_histories()[-1] if self.steady else max(1, _TOKENS_AT_ONCE // length)
             for begin in range(0, len(members), count):
                 yield members[begin : begin + count]
 
     def _forecast_part(self, prompts: Sequence[Prompt], groups: list[list[int]]) -> Iterator[_Part]:
         histories = [prompts[group[0]].history for group in groups]
-        sizes = np.array([len(history) for history in histories], dtype=np.int32)
-        length = _padded(int(sizes.max()), _HISTORY_LENGTHS)
-        known = self._read(self.weights, _table(histories, (len(histories),), length), sizes)
+        if self.steady:
+            groups = groups + [[]] * (next(n for n in steady_histories() if n >= len(groups)) - len(groups))
+        sizes = np.ones(len(groups), dtype=np.int32)
+        sizes[: len(histories)] = [len(history) for history in histories]
+        length = self.history_length(int(sizes.max()))
+        known = self._read(self.weights, _table(histories, (len(groups),), length), sizes)
         longest = max(len(prompts[number].question) for group in groups for number in group) + 1
         at_once = max(1, _TOKENS_AT_ONCE // (_padded(longest, _ENDING_LENGTHS) * len(groups)))
+        if self.steady:
+            at_once = STEADY_QUESTIONS
         for begin in range(0, max(len(group) for group in groups), at_once):
             yield self._ask(known, prompts, [group[begin : begin + at_once] for group in groups])
 
     def _ask(self, known: cached.Cache, prompts: Sequence[Prompt], groups: list[list[int]]) -> _Part:
         """Some questions about each history. Arrays are [histories, questions]; `where` are the places in use."""
-        shape = len(groups), _power_of_two(max(len(group) for group in groups))
+        most = max(len(group) for group in groups)
+        shape = len(groups), STEADY_QUESTIONS if self.steady and most > 1 else _power_of_two(most)
         where = np.array([(n, k) for n, group in enumerate(groups) for k in range(len(group))]).T
         numbers = [number for group in groups for number in group]
         questions = [np.append(prompts[number].question, np.uint16(Role.RTT_START)) for number in numbers]
         sizes = np.ones(shape, dtype=np.int32)
         sizes[*where] = [len(question) for question in questions]
-        length = _padded(int(sizes.max()), _ENDING_LENGTHS)
+        length = _padded(int(sizes.max()), _STEADY_ENDING if self.steady else _ENDING_LENGTHS)
         tokens = _table(questions, shape, length, where)
         # After the last field comes the result's role; after RTT_START, the last token of these, its first byte.
         places = np.stack([np.maximum(sizes - 2, 0), sizes - 1], axis=-1)
@@ -128,6 +147,8 @@ class LanguageModel:
         nth = np.arange(len(question)) - np.searchsorted(question, question)
         second = np.full((len(question) + 1, 256), 1 / 256, dtype=np.float32)
         at_once = _power_of_two(min(int(nth.max()) + 1, max(1, _ANSWERS_AT_ONCE // (shape[0] * shape[1]))))
+        if self.steady:
+            at_once = _STEADY_ANSWERS
         for begin in range(0, int(nth.max()) + 1, at_once):
             now = np.flatnonzero((nth >= begin) & (nth < begin + at_once))
             here = *where[:, question[now]], nth[now] - begin
@@ -141,6 +162,12 @@ class LanguageModel:
         kept[question, byte] = np.arange(len(question))
         return kept, second
 
+    def history_length(self, size: int) -> int:
+        """What a history of so many tokens is padded to."""
+        if not self.steady:
+            return _padded(size, _HISTORY_LENGTHS)
+        return min(self.config.max_target_length, max(256, _power_of_two(size)))
+
     @cached_property
     def _graph(self) -> Any:
         return nnx.split(nnx.eval_shape(lambda: Transformer(self.settings, nnx.Rngs(0))))[0]
@@ -152,6 +179,11 @@ class LanguageModel:
     @cached_property
     def _follow(self) -> Any:
         return jax.jit(partial(cached.follow, self._graph))
+
+
+def steady_histories() -> tuple[int, ...]:
+    """How many are read at once. A processor takes longer for sixteen together than for one after the other."""
+    return (1,) if jax.default_backend() == "cpu" else (1, 16)
 
 
 def _padded(size: int, multiple: int) -> int:

@@ -15,6 +15,8 @@ import numpy as np
 
 from ping_llm.baselines.interface import Floats, Ints, Observations, Questions
 from ping_llm.completer import Completer, PredictionSettings
+from ping_llm.completer.context import Known
+from ping_llm.completer.kinship import kin_of
 from ping_llm.config import parse_blend
 from ping_llm.console import Advance
 from ping_llm.distribution import RttDistribution
@@ -98,6 +100,21 @@ class Predictor:
         yield np.arange(len(questions)), self.model.forecast(prompts_for(known, questions, nodes, length))
         if advance is not None:
             advance(len(questions))
+
+    def context(self, known: Observations, question: Questions, nodes: Sequence[str]) -> Ints:
+        """Which known measurements the answer to one question is drawn from, most telling first.
+
+        The completer chooses them for the pair; the language model takes the latest of the source, as many as fit.
+        """
+        source, destination, time_s = (column[0].item() for column in vars(question).values())
+        if isinstance(self.model, Completer):
+            index = Known(known, self.settings.context - 1, kin_of(nodes))
+            return index.given[index.choose(source, question.destination, time_s)]
+        histories = Histories(known, nodes)
+        kept = histories.prompt(source, destination, time_s, self.trained.config.max_target_length).measurements
+        _, places = histories.row(source)
+        before = places if np.isnan(time_s) else places[known.time_s[places] < time_s]
+        return before[::-1][:kept]
 
     def surprise(self, measured: Measured, which: Ints | None = None, advance: Advance | None = None) -> Floats:
         """Bits of the results of some measurements (None: of all), each given everything that was measured before it.

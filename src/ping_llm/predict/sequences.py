@@ -115,7 +115,10 @@ def among_bytes(logs: jax.Array) -> jax.Array:
 def read_history(model: LanguageModel, history: Tokens) -> Cache:
     """One history, which may be empty, as what its continuations need of it."""
     size = np.array([len(history)], dtype=np.int32)
-    return model._read(model.weights, padded([history], model.config.max_target_length), size)
+    tokens = padded([history], model.config.max_target_length)
+    if model.steady:
+        tokens = np.pad(tokens, ((0, 0), (0, model.history_length(len(history)) - tokens.shape[1])))
+    return model._read(model.weights, tokens, size)
 
 
 def padded(sequences: Sequence[Tokens], most: int, count: int | None = None) -> npt.NDArray[np.int32]:

@@ -162,12 +162,14 @@ def _log_probabilities(model: LanguageModel, sequences: Sequence[Tokens]) -> Ite
     """Of the tokens of each sequence, 0 for its first. Sequences of similar length are read together."""
     found = [np.zeros(len(tokens)) for tokens in sequences]
     most = model.config.max_target_length
-    lengths = np.array([table_length(len(tokens), most) for tokens in sequences])
+    lengths = np.array([most if model.steady else table_length(len(tokens), most) for tokens in sequences])
     for length in np.unique(lengths).tolist():
         members, at_once = np.flatnonzero(lengths == length), max(1, _TOKENS_AT_ONCE // length)
         for begin in range(0, len(members), at_once):
             some = members[begin : begin + at_once].tolist()
-            logs = log_probabilities(model, [], padded([sequences[i] for i in some], most, power_of_two(len(some))))
+            tokens = padded([sequences[i] for i in some], most, at_once if model.steady else power_of_two(len(some)))
+            tokens = np.pad(tokens, ((0, 0), (0, length - tokens.shape[1])))
+            logs = log_probabilities(model, [], tokens)
             for i, of_sequence in zip(some, logs, strict=False):
                 found[i][1:] = of_sequence[: len(found[i]) - 1]
     return iter(found)

@@ -1,16 +1,28 @@
-"""Where numbers go: `metrics.jsonl` has every step, TensorBoard and W&B one in `log_period`."""
+"""Where numbers go: `metrics.jsonl` has every step, TensorBoard and W&B one in `log_period`.
+
+`sessions.jsonl` has a line when the run begins or goes on, with its machine, and one when it ends, with the error if it
+ended in one. A run that is killed says nothing at its end.
+"""
 
 import json
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+import jax
+
+from ping_llm import __version__
 from ping_llm.config import Config
 from ping_llm.errors import PingLlmError
 from ping_llm.train.folder import RunFolder
+from ping_llm.train.hardware import peak_flops
 
 Record = dict[str, Any]
+
+SESSIONS: Final = "sessions.jsonl"
 
 
 def read_metrics(file: Path) -> Iterator[Record]:
@@ -29,6 +41,8 @@ class Metrics:
         kept = [record for record in read_metrics(folder.metrics) if _is_before(record, first_step)]
         folder.write(folder.metrics, "".join(json.dumps(record) + "\n" for record in kept))
         self._file = folder.metrics.open("a", buffering=1)
+        self._sessions = folder.path / SESSIONS
+        self._say({"event": "begin", "first_step": first_step, **_machine(config)})
         self._others: list[Callable[[Record], None]] = []
         self._closers: list[Callable[[], None]] = []
         if config.enable_tensorboard:
@@ -44,8 +58,14 @@ class Metrics:
 
     def close(self) -> None:
         self._file.close()
+        error = sys.exception()  # what the run is ending in
+        self._say({"event": "end", "error": f"{type(error).__name__}: {error}"[:1000] if error else None})
         for close in self._closers:
             close()
+
+    def _say(self, event: Record) -> None:
+        with self._sessions.open("a") as file:
+            file.write(json.dumps({"time": datetime.now(UTC).isoformat(timespec="seconds"), **event}) + "\n")
 
     def _start_tensorboard(self, folder: RunFolder) -> None:
         try:
@@ -82,6 +102,18 @@ class Metrics:
 
         self._others.append(write)
         self._closers.append(run.finish)
+
+
+def _machine(config: Config) -> Record:
+    return {
+        "devices": jax.device_count(),
+        "device": jax.devices()[0].device_kind,
+        "processes": jax.process_count(),
+        "peak_flops": peak_flops(config),
+        "ping_llm": __version__,
+        "jax": jax.__version__,
+        "python": sys.version.split()[0],
+    }
 
 
 def _is_before(record: Record, first_step: int) -> bool:

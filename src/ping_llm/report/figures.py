@@ -1,0 +1,124 @@
+"""The few numbers that a run is about."""
+
+from dataclasses import dataclass
+from datetime import timedelta
+
+import numpy as np
+
+from ping_llm.config import Config
+from ping_llm.config.kinds import TEXT
+from ping_llm.pipeline.worlds import COMPLETER_DATA
+from ping_llm.report.reading import Run
+from ping_llm.report.series import Floats, smoothing_window
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figures:
+    """None is what nobody knows."""
+
+    loss: float | None
+    """The mean of the last fiftieth of the steps."""
+    eval_loss: float | None
+    best_eval_loss: float | None
+    best_eval_step: int | None
+    tokens: float
+    tokens_per_s: float | None
+    mfu: float | None
+    data_wait: float | None
+    padding: float | None
+    batch: int | None
+    parameters: int | None
+    flops_per_token: int | None
+    time: timedelta | None
+    """Spent in sessions whose end is known."""
+
+    @property
+    def flops(self) -> float | None:
+        return self.flops_per_token * self.tokens if self.flops_per_token and self.tokens else None
+
+
+def figures_of(run: Run) -> Figures:
+    curves, summary = run.curves, run.summary
+    last_losses = curves["loss"][-smoothing_window(len(curves.step)) :]
+    finite = np.flatnonzero(np.isfinite(curves.eval_loss))
+    best = finite[np.argmin(curves.eval_loss[finite])] if len(finite) else None
+    parameters, flops = _size(run)
+    known = [s.ended - s.begun for s in run.sessions if s.begun and s.ended]
+    batch = run.data.identity.get("global_batch_size") if run.data else None
+    return Figures(
+        loss=_mean(last_losses),
+        eval_loss=float(curves.eval_loss[finite[-1]]) if len(finite) else None,
+        best_eval_loss=None if best is None else float(curves.eval_loss[best]),
+        best_eval_step=None if best is None else int(curves.evaluated_at[best]),
+        tokens=float(np.nansum(curves["real_tokens"])),
+        tokens_per_s=_either(summary.get("real_tokens_per_s"), curves["real_tokens_per_s"]),
+        mfu=_either(summary.get("mfu"), curves["mfu"]),
+        data_wait=_either(summary.get("data_wait_fraction"), curves["data_wait_fraction"]),
+        padding=_padding(run, batch),
+        batch=batch if isinstance(batch, int) else None,
+        parameters=parameters,
+        flops_per_token=flops,
+        time=sum(known, timedelta()) if known else None,
+    )
+
+
+def token_word(run: Run) -> str:
+    """What a token of the run is."""
+    return "place" if run.dataset_type in COMPLETER_DATA else "token"
+
+
+def padding_by_step(run: Run, batch: int | None) -> Floats | None:
+    """Of a language model; a completer's contexts are of different sizes by intent."""
+    length = run.settings.get("max_target_length")
+    if run.dataset_type in COMPLETER_DATA or not isinstance(batch, int) or not isinstance(length, int):
+        return None
+    return 1 - run.curves["real_tokens"] / (batch * length)
+
+
+def _padding(run: Run, batch: int | None) -> float | None:
+    shares = padding_by_step(run, batch)
+    if shares is not None and np.isfinite(shares).any():
+        return float(np.nanmean(shares))
+    return run.pipeline["padding_fraction"] if run.pipeline else None
+
+
+def _mean(values: Floats) -> float | None:
+    finite = values[np.isfinite(values)]
+    return float(finite.mean()) if len(finite) else None
+
+
+def _either(said: object, seen: Floats) -> float | None:
+    """What the summary says, or the median of what was seen so far."""
+    if isinstance(said, int | float):
+        return float(said)
+    finite = seen[np.isfinite(seen)]
+    return float(np.median(finite)) if len(finite) else None
+
+
+def _size(run: Run) -> tuple[int | None, int | None]:
+    """Parameters, and operations a token in training. No device is asked: it may be training something else."""
+    stored = run.summary.get("parameters")
+    parameters = stored if isinstance(stored, int) else None
+    try:
+        found = _settings_size(run.config) if run.config else None
+    except Exception:  # the tokenizer that says how large the vocabulary is may be gone
+        found = None
+    return (parameters or found[0], found[1]) if found else (parameters, None)
+
+
+def _settings_size(config: Config) -> tuple[int, int]:
+    from ping_llm.pipeline.worlds import world_settings
+    from ping_llm.train.task import completer_settings, model_settings
+
+    if config.dataset_type in COMPLETER_DATA:
+        completer, worlds = completer_settings(config), world_settings(config)
+        places = worlds.context + worlds.questions
+        return completer.parameters, completer.flops_per_context(worlds.context, worlds.questions) // places
+    model = model_settings(config)
+    return model.parameters, model.flops_per_token(config.max_target_length)
+
+
+def kind_of(run: Run) -> str:
+    if run.dataset_type in COMPLETER_DATA:
+        return "completer"
+    return "language model of text" if run.dataset_type in TEXT else "language model"

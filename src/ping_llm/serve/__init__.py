@@ -1,0 +1,1 @@
+"""A web page and a JSON API over a trained model: `ping-llm serve`."""

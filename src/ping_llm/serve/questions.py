@@ -1,0 +1,100 @@
+"""Questions as they are asked over the wire, and what is known to answer them."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from ping_llm.addresses import UNPARSABLE, format_address, parse_addresses
+from ping_llm.baselines.interface import Questions
+from ping_llm.coerce import time_microseconds
+from ping_llm.errors import PingLlmError
+from ping_llm.measurements import MAX_TIME_US
+from ping_llm.serve.known import Known, joined
+from ping_llm.sources.observations import Measured
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """One question; both addresses in their usual spelling, the time NaN for after everything."""
+
+    source: str
+    destination: str
+    time_s: float = np.nan
+
+    def __post_init__(self) -> None:
+        if (":" in self.source) != (":" in self.destination):
+            raise PingLlmError(
+                f"{self.source} and {self.destination} are not of one family: no ping goes from one to the other"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Knowledge:
+    """What an answer may be drawn from: the server's measurements, those of the request, or both."""
+
+    known: Known | None
+    history: Measured | None = None
+
+    def __post_init__(self) -> None:
+        if self.known is None or self.history is None or not len(self.known):
+            return
+        if self.known.is_timed and np.isnan(self.history.observations.time_s).any():
+            raise PingLlmError(
+                "your measurements have no times, those of the server have: add times, or use yours only"
+            )
+
+    def of_pairs(self, time_s: float) -> Measured:
+        """For the completer."""
+        return self._with_history([] if self.known is None else [self.known.latest_of_pairs(time_s)])
+
+    def of_sources(self, sources: Sequence[str], time_s: float, most: int) -> Measured:
+        """For the language model: at most so many of each source."""
+        return self._with_history([] if self.known is None else [self.known.latest_of(sources, time_s, most)])
+
+    def _with_history(self, parts: list[Measured]) -> Measured:
+        return joined([*parts, self.history] if self.history is not None else parts)
+
+
+def questions_of(asked: Iterable[Asked], nodes: Sequence[str]) -> tuple[Questions, tuple[str, ...]]:
+    """Questions in numbers, and all nodes: the known ones first, as they were."""
+    number = {node: place for place, node in enumerate(nodes)}
+    rows = [
+        (number.setdefault(one.source, len(number)), number.setdefault(one.destination, len(number)), one.time_s)
+        for one in asked
+    ]
+    source, destination, time_s = zip(*rows, strict=True) if rows else ((), (), ())
+    questions = Questions(
+        source=np.array(source, dtype=np.int64),
+        destination=np.array(destination, dtype=np.int64),
+        time_s=np.array(time_s, dtype=np.float64),
+    )
+    return questions, tuple(number)
+
+
+def by_time(asked: Sequence[Asked]) -> list[list[int]]:
+    """Numbers of the questions of each time."""
+    groups: dict[float | None, list[int]] = {}
+    for number, one in enumerate(asked):
+        groups.setdefault(None if np.isnan(one.time_s) else one.time_s, []).append(number)
+    return list(groups.values())
+
+
+def address_of(text: str) -> str:
+    """An address in its usual spelling."""
+    families, packed = parse_addresses([text.strip()])
+    if families[0] == UNPARSABLE:
+        raise PingLlmError(f"{text[:60]!r} is not an IPv4 or IPv6 address")
+    return format_address(int(families[0]), packed[0].tobytes())
+
+
+def seconds_of(time: Any) -> float:
+    """Unix seconds of a number or of ISO 8601 text; NaN if there is no time."""
+    if time is None or time == "":
+        return float("nan")
+    micros, missing, bad = time_microseconds(pa.array([time]))
+    if missing[0] or bad[0] or not 0 <= micros[0] <= MAX_TIME_US:
+        raise PingLlmError(f"{str(time)[:60]!r} is not a time between 1970 and 2100")
+    return float(micros[0]) / 1e6

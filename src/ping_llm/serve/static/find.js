@@ -1,0 +1,61 @@
+// The question asked the other way round: who answers in about this time?
+
+import { post } from "./api.js";
+import { likelyChart } from "./charts.js";
+import { field, h, loading } from "./dom.js";
+import { figure } from "./figure.js";
+import { count, ms, percent } from "./format.js";
+import { address, addressField, askingForm, beginning, failure, firstWrong, go } from "./forms.js";
+import { asObjects } from "./measurements.js";
+import { read } from "./state.js";
+
+export const addressesIn = (text) => (text || "").split(/[\s,;]+/).filter(Boolean);
+
+export function findView(state, info) {
+  const results = h("section", { class: "results", "aria-label": "Destinations" });
+  const source = addressField("Source (the probe)", { role: "source", value: state.src, info, placeholder: "address that measures" });
+  const number = h("input", { type: "number", min: "0.01", max: "600000", step: "any", inputmode: "decimal", value: state.rtt || "20" });
+  const rtt = field("RTT in ms", number);
+  const some = h("textarea", { rows: 3, spellcheck: "false", placeholder: "one address a line" });
+  some.value = addressesIn(state.among).join("\n");
+  const among = field("Among (optional)", some, info.kind === "completer" ? "Left empty: the destinations that were measured most." : "Left empty: all addresses there are.");
+  const form = askingForm(info, "Find destinations", [source.element, rtt, among], submit);
+
+  function submit() {
+    const src = source.check();
+    rtt.fail(number.value > 0 && number.value <= 600000 ? "" : "A time above 0 is needed.");
+    if (!src || !(number.value > 0)) return firstWrong(source, { input: number });
+    go({ ...read(), view: "find", src, rtt: number.value, among: addressesIn(some.value).join(" ") });
+  }
+
+  async function ask(src) {
+    results.replaceChildren(loading(info.warm ? "Searching …" : "The model is being prepared: first answers take some seconds …"));
+    try {
+      const found = await post("destinations", { src_addr: src, rtt: +state.rtt, candidates: addressesIn(state.among), count: 12, history: asObjects(), use_rows: state.rows !== "0" });
+      show(src, found);
+    } catch (problem) {
+      results.replaceChildren(failure(problem, () => ask(src)));
+    }
+  }
+
+  function show(src, { destinations, among, looked_at, covered }) {
+    const isSearch = among === "all addresses";
+    const chart = figure(`Destinations at about ${ms(+state.rtt)} from ${src}`, { nearest: "both", name: "find-figure" });
+    results.replaceChildren(chart.element);
+    const what = isSearch || info.kind !== "completer" ? "of the destinations" : "within 10 % of it";
+    const note = isSearch
+      ? `Probability of each among all addresses, given the RTT; the search has seen ${percent(covered)} of it. Beside it, the median that is predicted for the pair.`
+      : info.kind === "completer" ? `The chance that the RTT is within 10 % of ${ms(+state.rtt)}, among ${count(looked_at)} destinations. Beside it, the median that is predicted.`
+      : `Probability of each of ${count(looked_at)} among all addresses, given the RTT. Beside it, the median that is predicted for the pair.`;
+    chart.show({ ...likelyChart(destinations, what, (dst) => address({ ...read(), view: "predict", src, dst })), note });
+  }
+
+  if (state.src && state.rtt) {
+    if (source.check()) ask(state.src.trim());
+  } else {
+    results.replaceChildren(beginning(info, "Who answers in about this time?",
+      "Name a probe and a round-trip time: the model names destinations that would answer like that.",
+      ({ src, example }) => address({ view: "find", src, example, rtt: "20" })));
+  }
+  return h("div", { class: "view" }, form, results);
+}

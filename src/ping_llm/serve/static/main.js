@@ -1,0 +1,99 @@
+// The page: finds the model, and shows the view that the address names.
+
+import { get } from "./api.js";
+import { h, loading } from "./dom.js";
+import { findView } from "./find.js";
+import { failure } from "./forms.js";
+import { day, plural } from "./format.js";
+import { fromState } from "./measurements.js";
+import { predictView } from "./predict.js";
+import { rankView } from "./rank.js";
+import { read } from "./state.js";
+import { surpriseView } from "./surprise.js";
+
+const VIEWS = { predict: predictView, find: findView, rank: rankView, surprise: surpriseView };
+const TITLES = { predict: "Predict", find: "Find", rank: "Rank", surprise: "Surprise" };
+const main = document.getElementById("main");
+let info = null;
+
+async function start() {
+  themes();
+  main.replaceChildren(loading("Starting …"));
+  try {
+    info = await get("model");
+  } catch (problem) {
+    document.getElementById("model").textContent = "";
+    main.replaceChildren(failure(problem, start));
+    return;
+  }
+  describe();
+  if (!info.warm) watch();
+  window.addEventListener("hashchange", render);
+  render();
+}
+
+function describe() {
+  const rows = info.rows;
+  const range = rows?.end ? `, ${day(rows.begin)} to ${day(rows.end)}` : "";
+  const parts = [
+    h("strong", {}, info.name),
+    info.kind === "completer" ? "" : ` · language model after ${plural(info.steps, "step")}`,
+    rows ? ` · knows ${plural(rows.measurements, "measurement")} of ${plural(rows.sources, "source")}${range}` : " · knows no measurements of its own",
+    info.warm ? "" : h("span", { class: "warming" }, " · still preparing"),
+  ];
+  document.getElementById("model").replaceChildren(...parts);
+}
+
+async function watch() {
+  while (!info.warm) {
+    await new Promise((resolve) => setTimeout(resolve, 2000));
+    try {
+      info.warm = (await get("model")).warm;
+    } catch {
+      return;
+    }
+  }
+  describe();
+}
+
+async function render() {
+  const state = read();
+  if (!VIEWS[state.view]) state.view = "predict";
+  document.title = `${TITLES[state.view]} – ping-llm`;
+  for (const link of document.querySelectorAll("nav [data-view]")) {
+    if (link.dataset.view === state.view) link.setAttribute("aria-current", "page");
+    else link.removeAttribute("aria-current");
+    link.href = sameSubject(state, link.dataset.view);
+  }
+  try {
+    await fromState(state);
+    main.replaceChildren(VIEWS[state.view](state, info));
+  } catch (problem) {
+    main.replaceChildren(failure(problem, render));
+  }
+}
+
+// Another question about the same source.
+function sameSubject(state, view) {
+  const kept = new URLSearchParams();
+  for (const name of ["src", "dst", "example", "history", "rows"]) if (state[name] && view !== "surprise") kept.set(name, state[name]);
+  return `#${view}${kept.size ? `?${kept}` : ""}`;
+}
+
+function themes() {
+  const button = document.getElementById("theme");
+  const system = matchMedia("(prefers-color-scheme: dark)");
+  const stored = (() => { try { return localStorage.getItem("theme"); } catch { return null; } })();
+  const isDark = () => (document.documentElement.dataset.theme || (system.matches ? "dark" : "light")) === "dark";
+  const label = () => { button.textContent = isDark() ? "☀" : "☾"; };
+  if (stored) document.documentElement.dataset.theme = stored;
+  button.onclick = () => {
+    document.documentElement.dataset.theme = isDark() ? "light" : "dark";
+    try { localStorage.setItem("theme", document.documentElement.dataset.theme); } catch { /* not kept */ }
+    label();
+  };
+  system.addEventListener("change", label);
+  label();
+}
+
+start();

@@ -1,0 +1,76 @@
+// Several destinations of one source, by the RTT that is expected of them.
+
+import { get, post } from "./api.js";
+import { rankChart } from "./charts.js";
+import { field, h, loading } from "./dom.js";
+import { figure } from "./figure.js";
+import { isAddress } from "./combobox.js";
+import { plural } from "./format.js";
+import { address, addressField, askingForm, beginning, failure, firstWrong, go } from "./forms.js";
+import { addressesIn } from "./find.js";
+import { asObjects, history } from "./measurements.js";
+import { read } from "./state.js";
+
+export function rankView(state, info) {
+  const results = h("section", { class: "results", "aria-label": "Ranking" });
+  const source = addressField("Source (the probe)", { role: "source", value: state.src, info, placeholder: "address that measures" });
+  const some = h("textarea", { rows: 6, spellcheck: "false", placeholder: "one address a line" });
+  some.value = addressesIn(state.among).join("\n");
+  const among = field("Destinations", some, `At most ${info.limits.questions}. `);
+  const fill = h("button", { type: "button", class: "small", onclick: fillIn }, "Fill in the most measured");
+  const form = askingForm(info, "Rank", [source.element, among, (info.rows || history()) && fill], submit);
+
+  async function fillIn() {
+    const src = source.check();
+    if (!src) return firstWrong(source);
+    try {
+      some.value = (await suggested(src)).join("\n");
+    } catch (problem) {
+      among.fail(problem.message);
+    }
+  }
+
+  function submit() {
+    const src = source.check();
+    const wanted = addressesIn(some.value);
+    const wrong = wanted.find((text) => !isAddress(text));
+    among.fail(!wanted.length ? "At least one address is needed." : wrong ? `“${wrong}” is not an IPv4 or IPv6 address.` : "");
+    if (!src || !wanted.length || wrong) return firstWrong(source, { input: some });
+    go({ ...read(), view: "rank", src, among: wanted.join(" ") });
+  }
+
+  async function ask(src, wanted) {
+    results.replaceChildren(loading(info.warm ? "Ranking …" : "The model is being prepared: first answers take some seconds …"));
+    try {
+      const { ranking } = await post("rank", { src_addr: src, dst_addrs: wanted, history: asObjects(), use_rows: state.rows !== "0" });
+      const chart = figure(`${plural(ranking.length, "destination")} of ${src}`, { nearest: "both", name: "rank-figure" });
+      results.replaceChildren(chart.element);
+      chart.show({ ...rankChart(ranking, (dst) => address({ ...read(), view: "predict", src, dst })), note: "By predicted median, shortest first. Lines hold 80 % of the answers, thick ones 50 %. An address leads to its prediction." });
+    } catch (problem) {
+      results.replaceChildren(failure(problem, () => ask(src, wanted)));
+    }
+  }
+
+  if (state.src && source.check()) {
+    const wanted = addressesIn(state.among);
+    if (wanted.length) ask(state.src.trim(), wanted);
+    else fillIn().then(() => some.value ? submit() : results.replaceChildren(empty()));
+  } else {
+    results.replaceChildren(empty());
+  }
+
+  function empty() {
+    return beginning(info, "Which of them is nearest?", "Name a probe and several destinations: they are put in the order of their expected round-trip times.",
+      ({ src, example }) => address({ view: "rank", src, example }));
+  }
+  return h("div", { class: "view" }, form, results);
+}
+
+// The most measured destinations: of the visitor's measurements, then of the server's.
+async function suggested(src) {
+  const own = history();
+  const isIpv6 = src.includes(":");
+  const found = own ? [...new Set([...own.dst_addr, ...own.src_addr])].filter((text) => text !== src && text.includes(":") === isIpv6) : [];
+  const { addresses } = await get("addresses", { role: "destination", source: src, count: 12 });
+  return [...new Set([...found, ...addresses.map((one) => one.address)])].filter((text) => text !== src).slice(0, 12);
+}

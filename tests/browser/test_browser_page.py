@@ -1,0 +1,278 @@
+"""The page in a real browser: predictions, mistakes, the inverse question, ranking, upload, phones, dark, keyboard."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("fastapi", reason="ping-llm serve needs the extra `serve`")
+pytest.importorskip("playwright", reason="Playwright for Python is not installed")
+
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+from serving_fixtures import DESTINATION, OTHER, SOURCE, csv, listening, some_known
+
+CHROMIUM = Path("/usr/bin/chromium")
+TOKEN = "correct-horse-battery-staple"
+
+pytestmark = pytest.mark.skipif(not CHROMIUM.exists(), reason="Debian's chromium is not installed")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    with listening(known=some_known()) as (host, port):
+        yield f"http://{host}:{port}"
+
+
+@pytest.fixture(scope="module")
+def bare() -> Iterator[str]:
+    with listening() as (host, port):
+        yield f"http://{host}:{port}"
+
+
+class Visit:
+    """A page of which everything is noted that should not happen."""
+
+    def __init__(self, page: Page) -> None:
+        self.page = page
+        self.requested: list[str] = []
+        self.faults: list[str] = []
+        page.on("request", lambda request: self.requested.append(request.url))
+        page.on("pageerror", lambda error: self.faults.append(str(error)))
+        page.on("console", lambda message: self.faults.append(message.text) if message.type == "error" else None)
+        page.on("dialog", lambda dialog: self.faults.append(f"dialog: {dialog.message}"))
+
+
+@pytest.fixture
+def visit(browser: Browser) -> Iterator[Visit]:
+    page = browser.new_page(viewport={"width": 1280, "height": 900})
+    page.set_default_timeout(15_000)
+    visit = Visit(page)
+    yield visit
+    page.close()
+    unexpected = [fault for fault in visit.faults if "Failed to load resource" not in fault]
+    assert not unexpected
+
+
+def pair(source: str = SOURCE, destination: str = DESTINATION) -> str:
+    return f"#predict?src={source}&dst={destination}"
+
+
+def test_the_page_loads_offers_pairs_and_asks_nobody_else(visit: Visit, address: str) -> None:
+    visit.page.goto(address)
+    expect(visit.page.get_by_role("heading", name="How long would a ping take?")).to_be_visible()
+    expect(visit.page.locator("#model")).to_contain_text("20 measurements")
+    visit.page.get_by_role("link", name=re.compile(f"{SOURCE}.*{DESTINATION}")).click()
+    expect(visit.page.locator(".headline")).to_contain_text("ms")
+    assert all(url.startswith(address) for url in visit.requested)
+
+
+def test_a_pair_is_searched_for_by_keyboard_and_predicted(visit: Visit, address: str) -> None:
+    page = visit.page
+    page.goto(address)
+    source = page.get_by_role("combobox", name="Source")
+    source.fill("192.0")
+    expect(page.get_by_role("option", name=SOURCE)).to_be_visible()
+    source.press("ArrowDown")
+    source.press("Enter")
+    expect(source).to_have_value(SOURCE)
+    destination = page.get_by_role("combobox", name="Destination")
+    destination.press_sequentially(OTHER)
+    destination.press("Escape")
+    destination.press("Enter")
+    expect(page.locator(".headline dd").first).to_contain_text("ms")
+    expect(page.get_by_text("Measured before")).to_be_visible()
+    assert f"src={SOURCE}" in page.url
+    assert f"dst={OTHER}" in page.url
+
+
+def test_a_shared_address_shows_the_same_and_the_chart_has_a_table_and_a_tip(visit: Visit, address: str) -> None:
+    page = visit.page
+    page.goto(f"{address}/{pair()}")
+    chart = page.locator(".density-figure")
+    picture = chart.get_by_role("img")
+    picture.hover()
+    expect(chart.locator(".tip")).to_contain_text("of the answers")
+    picture.focus()
+    picture.press("ArrowRight")
+    expect(chart.locator("[aria-live]")).to_contain_text("not longer")
+    chart.get_by_role("button", name="Table").click()
+    expect(chart.get_by_role("columnheader", name="probability")).to_be_visible()
+    assert chart.get_by_role("row").count() > 50
+
+
+def test_the_slider_moves_the_prediction(visit: Visit, address: str) -> None:
+    page = visit.page
+    page.goto(f"{address}/{pair()}")
+    slider = page.get_by_role("slider")
+    slider.focus()
+    slider.press("Home")
+    expect(page.locator("output")).to_contain_text("no measurement at all")
+    without = page.locator("output strong").inner_text()
+    slider.press("ArrowRight")
+    expect(page.locator("output")).to_contain_text("most telling measurement")
+    assert page.locator("output strong").inner_text() != without
+    expect(page.locator(".density-figure .note")).to_contain_text("most telling")
+
+
+def test_a_bad_address_is_named_at_its_field(visit: Visit, address: str) -> None:
+    page = visit.page
+    page.goto(address)
+    page.get_by_role("combobox", name="Source").fill("192.0.2.999")
+    page.get_by_role("combobox", name="Destination").fill(DESTINATION)
+    page.get_by_role("button", name="Predict").click()
+    expect(page.get_by_text("“192.0.2.999” is not an IPv4 or IPv6 address.")).to_be_visible()
+    expect(page.get_by_role("combobox", name="Source")).to_be_focused()
+    assert not [url for url in visit.requested if "/predict" in url.replace("predict.js", "")]
+
+
+def test_two_families_are_refused_by_the_server_in_words(visit: Visit, address: str) -> None:
+    visit.page.goto(f"{address}/{pair(SOURCE, '2001:db8::1')}")
+    expect(visit.page.get_by_role("alert").filter(has_text="not of one family")).to_be_visible()
+
+
+@pytest.mark.parametrize("text", ["<img src=x onerror=alert(1)>", '"><script>alert(1)</script>', "javascript:alert(1)"])
+def test_markup_in_an_address_is_shown_as_text(visit: Visit, address: str, text: str) -> None:
+    page = visit.page
+    page.goto(address)
+    page.evaluate(
+        "text => { location.hash = `predict?src=${encodeURIComponent(text)}&dst=${encodeURIComponent(text)}` }", text
+    )
+    expect(page.get_by_text(f"“{text}” is not an IPv4 or IPv6 address.").first).to_be_visible()
+    assert page.locator("main img, main script").count() == 0
+
+
+def test_the_inverse_question_leads_to_predictions(visit: Visit, address: str) -> None:
+    page = visit.page
+    page.goto(f"{address}/#find?src={SOURCE}&rtt=20")
+    chart = page.locator(".find-figure")
+    expect(chart).to_contain_text("Destinations at about 20.0 ms")
+    chart.get_by_role("link", name=OTHER).click()
+    expect(page.locator(".headline")).to_be_visible()
+    assert f"dst={OTHER}" in page.url
+
+
+def test_destinations_are_ranked(visit: Visit, address: str) -> None:
+    page = visit.page
+    page.goto(f"{address}/#rank?src={SOURCE}")
+    chart = page.locator(".rank-figure")
+    expect(chart).to_contain_text("2 destinations")
+    chart.get_by_role("button", name="Table").click()
+    expect(chart.get_by_role("row")).to_have_count(3)
+
+
+def test_an_uploaded_file_is_scored_and_its_name_is_text(visit: Visit, bare: str) -> None:
+    page = visit.page
+    page.goto(f"{bare}/#surprise")
+    rows = [(1_700_000_000 + 60 * n, SOURCE, DESTINATION, 400 if n == 40 else 20) for n in range(60)]
+    name = "<img src=x onerror=alert(1)>.csv"
+    page.get_by_label("File of measurements").set_input_files(
+        {"name": name, "mimeType": "text/csv", "buffer": csv(rows)}
+    )
+    page.get_by_role("button", name="Score them").click()
+    expect(page.get_by_role("heading", name=f"Surprise in {name}")).to_be_visible()
+    expect(page.locator(".worst tbody tr").first).to_contain_text("400 ms")
+    assert page.locator("main img:not([src^='/static'])").count() == 0
+
+
+def test_a_file_that_cannot_be_read_says_why(visit: Visit, bare: str) -> None:
+    page = visit.page
+    page.goto(f"{bare}/#surprise")
+    page.get_by_role("button", name="Score them").click()
+    expect(page.get_by_text("Choose a file first.")).to_be_visible()
+    page.get_by_label("File of measurements").set_input_files(
+        {"name": "a.csv", "mimeType": "text/csv", "buffer": b"a,b\n1,2"}
+    )
+    page.get_by_role("button", name="Score them").click()
+    expect(page.get_by_role("alert").filter(has_text="no column")).to_be_visible()
+
+
+def test_pasted_measurements_count_and_are_part_of_the_address_if_short(visit: Visit, bare: str) -> None:
+    page = visit.page
+    page.goto(bare)
+    page.get_by_text("Your own measurements").click()
+    lines = "\n".join(json.dumps({"src_addr": SOURCE, "dst_addr": DESTINATION, "rtt": 80 + n}) for n in range(9))
+    page.get_by_label("Paste CSV or JSON lines").fill(lines)
+    page.get_by_role("button", name="Use them").click()
+    expect(page.get_by_text("9 measurements in use.")).to_be_visible()
+    page.get_by_role("combobox", name="Source").fill(SOURCE)
+    page.get_by_role("combobox", name="Destination").fill(DESTINATION)
+    page.get_by_role("button", name="Predict").click()
+    expect(page.locator(".headline dd").first).to_contain_text("84.")
+    shared = page.url
+    page.goto("about:blank")
+    page.goto(shared)
+    expect(page.locator(".headline dd").first).to_contain_text("84.")
+
+
+def test_without_any_measurements_there_is_an_example(visit: Visit, bare: str) -> None:
+    page = visit.page
+    page.goto(bare)
+    page.get_by_role("link", name="try an example").click()
+    expect(page.locator(".headline")).to_be_visible()
+    expect(page.get_by_text("Never: this pair is not among")).to_be_visible()
+
+
+def test_a_token_is_asked_for_and_never_part_of_an_address(browser: Browser) -> None:
+    with listening(known=some_known(), token=TOKEN) as (host, port):
+        page = browser.new_page()
+        visit = Visit(page)
+        page.goto(f"http://{host}:{port}/{pair()}")
+        page.get_by_label("Token").fill("wrong-wrong-wrong-wrong")
+        page.get_by_role("button", name="Use it").click()
+        expect(page.get_by_text("That was not it.")).to_be_visible()
+        page.get_by_label("Token").fill(TOKEN)
+        page.get_by_role("button", name="Use it").click()
+        expect(page.locator(".headline")).to_be_visible()
+        assert not [url for url in [*visit.requested, page.url] if TOKEN in url]
+        page.close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("view", [pair(), f"#find?src={SOURCE}&rtt=20", f"#rank?src={SOURCE}", "#surprise", "#predict"])
+def test_on_a_phone_everything_fits(browser: Browser, address: str, view: str, scheme: Any) -> None:
+    page = browser.new_page(viewport={"width": 390, "height": 844}, color_scheme=scheme)
+    page.goto(f"{address}/{view}")
+    expect(page.locator(".results > *").first).to_be_visible()
+    expect(page.locator(".spinner")).to_have_count(0)
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    background = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert (sum(map(int, re.findall(r"\d+", background)[:3])) < 200) == (scheme == "dark")
+    page.close()
+
+
+def test_dark_can_be_chosen_and_is_remembered(visit: Visit, address: str) -> None:
+    page = visit.page
+    page.goto(address)
+    page.get_by_role("button", name="Change between dark and light").click()
+    assert page.evaluate("document.documentElement.dataset.theme") == "dark"
+    page.reload()
+    expect(page.locator("html")).to_have_attribute("data-theme", "dark")
+
+
+def test_the_description_of_the_api_works_offline(visit: Visit, address: str) -> None:
+    page = visit.page
+    page.goto(f"{address}/docs")
+    page.get_by_role("heading", name="/api/v1/predict").click()
+    expect(page.locator("details[open]")).to_contain_text('"questions"')
+    assert all(url.startswith(address) for url in visit.requested)
+
+
+def test_a_server_that_is_gone_is_said_so(visit: Visit) -> None:
+    page = visit.page
+    with listening(known=some_known()) as (host, port):
+        page.goto(f"http://{host}:{port}/")
+        expect(page.get_by_role("heading", name="How long would a ping take?")).to_be_visible()
+    page.evaluate(f"location.hash = '{pair()}'")
+    expect(page.get_by_role("alert").filter(has_text="cannot be reached")).to_be_visible()

@@ -1,0 +1,248 @@
+"""The JSON API: what each route answers, and how it says no."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("fastapi", reason="ping-llm serve needs the extra `serve`")
+
+from starlette.testclient import TestClient
+
+from serving_fixtures import (
+    DESTINATION,
+    FILE,
+    OTHER,
+    SOURCE,
+    csv,
+    question,
+    running,
+    some_known,
+)
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[TestClient]:
+    with running(known=some_known()) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def bare() -> Iterator[TestClient]:
+    with running() as client:
+        yield client
+
+
+def good(reply: Any) -> Any:
+    assert reply.status_code == 200, reply.text
+    return reply.json()
+
+
+def problem(reply: Any, status: int) -> str:
+    assert reply.status_code == status, reply.text
+    assert list(reply.json()) == ["error"]
+    message = reply.json()["error"]
+    assert isinstance(message, str)
+    assert "\n" not in message
+    return message
+
+
+class TestPredict:
+    def test_many_questions_are_answered_in_their_order(self, client: TestClient) -> None:
+        asked = [question(), question(DESTINATION, SOURCE), question(destination=OTHER)]
+        found = good(client.post("/api/v1/predict", json={"questions": asked}))["predictions"]
+        assert [(one["src_addr"], one["dst_addr"]) for one in found] == [
+            (one["src_addr"], one["dst_addr"]) for one in asked
+        ]
+        assert found[0]["median"] == pytest.approx(found[2]["median"])
+        assert found[1]["median"] == pytest.approx(50, rel=0.02)  # it never measured anything
+
+    def test_densities_add_up_and_hold_the_median(self, client: TestClient) -> None:
+        wanted = {"questions": [question()], "bins": 64, "quantiles": [0.25, 0.5, 0.75]}
+        (found,) = good(client.post("/api/v1/predict", json=wanted))["predictions"]
+        edges, shares = np.array(found["density"]["edges"]), np.array(found["density"]["probability"])
+        assert len(edges) == 65
+        assert (np.diff(edges) > 0).all()
+        assert shares.sum() == pytest.approx(0.98, abs=0.01)
+        until = np.cumsum(shares) + 0.01
+        assert edges[1:][np.argmax(until >= 0.5)] == pytest.approx(found["median"], rel=0.05)
+        assert found["quantiles"]["0.25"] < found["quantiles"]["0.5"] == found["median"] < found["quantiles"]["0.75"]
+
+    def test_a_history_in_the_request_counts_and_the_rows_can_be_left_out(self, client: TestClient) -> None:
+        history = [question(rtt=200.0, event_time=1_700_000_000 + n) for n in range(5)]
+        alone = {"questions": [question()], "history": history, "use_rows": False}
+        (found,) = good(client.post("/api/v1/predict", json=alone))["predictions"]
+        assert found["median"] == pytest.approx(200, rel=0.02)
+
+    def test_nothing_that_was_measured_later_is_used(self, client: TestClient) -> None:
+        wanted = {"questions": [question(event_time="2023-11-14T22:13:20Z"), question(event_time=1_700_000_001)]}
+        before, after = good(client.post("/api/v1/predict", json=wanted))["predictions"]
+        assert before["median"] == pytest.approx(50, rel=0.02)
+        assert after["median"] == pytest.approx(10, rel=0.02)
+
+    def test_spellings_of_an_address_are_one_address(self, client: TestClient) -> None:
+        wanted = {"questions": [question(" 192.0.2.1 "), question("2001:DB8:0::1", "2001:db8::0:2")]}
+        found = good(client.post("/api/v1/predict", json=wanted))["predictions"]
+        assert [one["src_addr"] for one in found] == ["192.0.2.1", "2001:db8::1"]
+
+    @pytest.mark.parametrize(
+        ("asked", "says"),
+        [
+            (question("nonsense"), "'nonsense' is not an IPv4 or IPv6 address"),
+            (question("192.0.2.1", "2001:db8::1"), "not of one family"),
+            (question(event_time="yesterday"), "not a time"),
+            (question(event_time=-5.0), "not a time"),
+            ({"src_addr": SOURCE}, "questions.0.dst_addr"),
+            (question(colour="red"), "questions.0.colour"),
+        ],
+    )
+    def test_a_bad_question_is_named_in_one_line(self, client: TestClient, asked: Any, says: str) -> None:
+        assert says in problem(client.post("/api/v1/predict", json={"questions": [asked]}), 422)
+
+    def test_measurements_without_times_do_not_mix_with_those_that_have_some(self, client: TestClient) -> None:
+        untimed = {"questions": [question()], "history": [question(rtt=5.0)]}
+        assert "no times" in problem(client.post("/api/v1/predict", json=untimed), 422)
+        assert good(client.post("/api/v1/predict", json=untimed | {"use_rows": False}))
+
+    def test_without_rows_and_history_there_is_still_an_answer(self, bare: TestClient) -> None:
+        (found,) = good(bare.post("/api/v1/predict", json={"questions": [question()]}))["predictions"]
+        assert found["median"] == pytest.approx(50, rel=0.02)
+
+
+class TestContext:
+    def test_steps_go_from_nothing_to_all_and_name_what_was_looked_at(self, client: TestClient) -> None:
+        found = good(client.post("/api/v1/context", json={"question": question(), "bins": 32}))
+        sizes = [step["size"] for step in found["steps"]]
+        assert sizes[0] == 0
+        assert sizes == sorted(set(sizes))
+        assert sizes[-1] == len(found["context"]["rtt"]) == found["context"]["total"]
+        assert found["context"]["dst_addr"][0] == DESTINATION  # the pair itself says most
+        assert found["steps"][0]["median"] == pytest.approx(50, rel=0.02)
+        assert found["steps"][1]["median"] == pytest.approx(10, rel=0.02)
+        edges = [step["density"]["edges"] for step in found["steps"]]
+        assert all(one == edges[0] for one in edges)
+
+    def test_sizes_beyond_what_is_known_are_all_there_is(self, client: TestClient) -> None:
+        found = good(client.post("/api/v1/context", json={"question": question(), "sizes": [0, 3, 5000]}))
+        assert [step["size"] for step in found["steps"]] == [0, 3, 20]
+
+
+class TestRankAndDestinations:
+    def test_the_ranking_is_by_median(self, client: TestClient) -> None:
+        wanted = {"src_addr": SOURCE, "dst_addrs": [OTHER, DESTINATION, OTHER]}
+        medians = [one["median"] for one in good(client.post("/api/v1/rank", json=wanted))["ranking"]]
+        assert len(medians) == 2
+        assert medians == sorted(medians)
+
+    def test_a_completer_looks_among_the_destinations_that_were_measured(self, client: TestClient) -> None:
+        found = good(client.post("/api/v1/destinations", json={"src_addr": SOURCE, "rtt": 20, "count": 5}))
+        assert found["among"] == "candidates"
+        assert {one["dst_addr"] for one in found["destinations"]} == {DESTINATION, OTHER}
+        chances = [one["probability"] for one in found["destinations"]]
+        assert chances == sorted(chances, reverse=True)
+
+    def test_a_completer_without_any_destination_says_what_it_needs(self, bare: TestClient) -> None:
+        message = problem(bare.post("/api/v1/destinations", json={"src_addr": SOURCE, "rtt": 20}), 422)
+        assert "candidates" in message
+        assert "RTT" in problem(
+            bare.post("/api/v1/destinations", json={"src_addr": SOURCE, "candidates": [OTHER]}), 422
+        )
+
+    def test_a_completer_completes_no_address(self, client: TestClient) -> None:
+        wanted = {"src_addr": SOURCE, "prefix": "193.0."}
+        assert "completer" in problem(client.post("/api/v1/complete", json=wanted), 422)
+
+
+class TestRows:
+    def test_search_finds_beginnings_before_middles_and_says_how_often(self, client: TestClient) -> None:
+        found = good(client.get("/api/v1/addresses", params={"role": "destination", "search": "2.3"}))["addresses"]
+        assert found == [{"address": OTHER, "measurements": 10}]
+        assert not good(client.get("/api/v1/addresses", params={"search": "<script>"}))["addresses"]
+
+    def test_the_history_of_a_pair_is_in_time_order_with_failures(self, client: TestClient) -> None:
+        found = good(client.get("/api/v1/history", params={"src_addr": SOURCE, "dst_addr": OTHER, "count": 8}))
+        assert found["total"] == 10
+        assert len(found["rtt"]) == 8
+        assert found["event_time"] == sorted(found["event_time"])
+        assert None in found["rtt"]
+
+    def test_an_unknown_pair_has_no_history(self, client: TestClient) -> None:
+        found = good(client.get("/api/v1/history", params={"src_addr": "203.0.113.9"}))
+        assert found["total"] == 0
+
+    def test_the_model_is_described_with_what_it_knows(self, client: TestClient, bare: TestClient) -> None:
+        about = good(client.get("/api/v1/model"))
+        assert about["kind"] == "completer"
+        assert about["rows"]["measurements"] == 20
+        assert about["rows"]["examples"][0] == {"src_addr": SOURCE, "dst_addr": DESTINATION}
+        assert good(bare.get("/api/v1/model"))["rows"] is None
+
+
+class TestFiles:
+    ROWS = tuple((f"2024-05-01T00:{minute:02}:00Z", SOURCE, DESTINATION, 10 + minute) for minute in range(30))
+
+    def test_measurements_of_a_csv_file_come_back_as_columns(self, bare: TestClient) -> None:
+        content = csv([*self.ROWS, ("2024-05-01T01:00:00Z", "bad", DESTINATION, 1)])
+        found = good(bare.post("/api/v1/measurements", content=content, headers=FILE))
+        assert found["rtt"][:3] == [10, 11, 12]
+        assert found["dropped"] == {"bad_src_addr": 1}
+
+    def test_json_lines_and_lists_are_understood(self, bare: TestClient) -> None:
+        lines = b'{"src": "192.0.2.1", "dst": "192.0.2.2", "rtt": 5}\n{"src": "192.0.2.1", "dst": "192.0.2.2"}\n'
+        found = good(bare.post("/api/v1/measurements", content=lines, headers=FILE))
+        assert found["rtt"] == [5.0, None]
+        as_list = b"[" + lines.strip().replace(b"\n", b",") + b"]"
+        assert good(bare.post("/api/v1/measurements", content=as_list, headers=FILE)) == found
+
+    def test_atlas_results_are_understood(self, bare: TestClient) -> None:
+        result = (
+            b'{"fw":5080,"af":4,"prb_id":7,"msm_id":1,"type":"ping","timestamp":1700000000,"src_addr":"192.0.2.1",'
+            b'"dst_addr":"192.0.2.2","from":"192.0.2.1","sent":1,"rcvd":1,"min":7.5,"max":7.5,"avg":7.5,'
+            b'"result":[{"rtt":7.5}]}\n'
+        )
+        found = good(bare.post("/api/v1/measurements", content=result, headers=FILE))
+        assert found["rtt"] == [7.5]
+
+    def test_surprise_is_scored_for_the_latest_of_a_file(self, bare: TestClient) -> None:
+        found = good(bare.post("/api/v1/surprise/file?last=4", content=csv(self.ROWS), headers=FILE))
+        assert found["total"] == 30
+        assert len(found["bits"]) == 4
+        assert found["complete"]
+        assert found["rtt"] == [36, 37, 38, 39]
+
+    def test_an_outlier_is_the_most_surprising(self, bare: TestClient) -> None:
+        measured = [question(rtt=20.0 if n != 15 else 400.0, event_time=1_700_000_000 + n) for n in range(20)]
+        found = good(bare.post("/api/v1/surprise", json={"measurements": measured}))
+        assert int(np.argmax(found["bits"][1:])) + 1 == 15
+
+    @pytest.mark.parametrize(
+        ("content", "says"),
+        [
+            (b"", "empty"),
+            (b"\x1f\x8b\x08\x00nothing", "compressed"),
+            (b"a,b\n1,2\n", "no column"),
+            (b"PAR1 this is none", "Parquet"),
+            (b"{not json}\n", "JSON"),
+            (b"[1, 2]", "JSON object"),
+            (b"src_addr,dst_addr,rtt\nx,y,1\n", "no usable measurement"),
+            (b"\xff\xfe\x00\x00", "UTF-8"),
+        ],
+    )
+    def test_what_is_no_file_of_measurements_is_refused_in_one_line(
+        self, bare: TestClient, content: bytes, says: str
+    ) -> None:
+        message = problem(bare.post("/api/v1/measurements", content=content, headers=FILE), 422)
+        assert says in message
+        assert "/tmp" not in message
+        assert "--columns" not in message
+
+
+def test_the_page_the_description_and_the_health_are_there(bare: TestClient) -> None:
+    assert "<title>ping-llm</title>" in bare.get("/").text
+    assert bare.get("/docs").status_code == 200
+    assert good(bare.get("/healthz")) == {"status": "ok"}
+    paths = good(bare.get("/openapi.json"))["paths"]
+    assert {"/api/v1/predict", "/api/v1/surprise/file", "/healthz"} <= paths.keys()
+    tag = bare.get("/static/main.js").headers["etag"]
+    assert bare.get("/static/main.js", headers={"If-None-Match": tag}).status_code == 304

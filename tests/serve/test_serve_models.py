@@ -1,0 +1,187 @@
+"""Both real models behind the API: answers equal those of the Python API, and a warm server compiles nothing."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import numpy as np
+import pyarrow as pa
+import pytest
+from flax import nnx
+
+pytest.importorskip("fastapi", reason="ping-llm serve needs the extra `serve`")
+
+from starlette.testclient import TestClient
+
+from ping_llm.baselines.interface import Observations
+from ping_llm.config import Config
+from ping_llm.model import ModelSettings, Transformer
+from ping_llm.predict import LanguageModel, Predictor
+from ping_llm.serve.answers import Answers, steady_predictor
+from ping_llm.serve.known import Known
+from ping_llm.serve.uploads import read_upload
+from ping_llm.serve.warm_up import warm_up
+from ping_llm.sources.observations import Measured
+from serving_fixtures import FILE, csv, running
+
+LENGTH = 128
+SETTINGS = ModelSettings(layers=1, width=16, heads=1, head_dim=16, mlp_width=16, dtype="float32", attention="plain")
+
+
+@pytest.fixture(scope="module")
+def answers() -> Answers:
+    """A language model with weights drawn at random: every token counts."""
+    config = Config(max_target_length=LENGTH)
+    model = LanguageModel(
+        config=config, settings=SETTINGS, weights=nnx.state(Transformer(SETTINGS, nnx.Rngs(0))), step=0, steady=True
+    )
+    trained: Any = SimpleNamespace(config=config, is_completer=False, where="random", steps=0)
+    predictor = Predictor(trained=trained)
+    vars(predictor)["model"] = model
+    return Answers(predictor)
+
+
+@pytest.fixture(scope="module")
+def known() -> Known:
+    """Ten sources of either family, each of which measures its four destinations for an hour."""
+    random = np.random.default_rng(0)
+    nodes = [*(f"192.0.2.{n}" for n in range(1, 15)), *(f"2001:db8::{n:x}" for n in range(1, 15))]
+    place = np.arange(1200)
+    source = place % 10 + 14 * (place // 10 % 2)
+    destination = source - source % 14 + 10 + random.integers(0, 4, len(place))
+    rtt = random.lognormal(3, 0.5, len(place)).astype(np.float32)
+    rtt[random.random(len(place)) < 0.05] = np.nan
+    observations = Observations(
+        source=source, destination=destination, time_s=(1_700_000_000.0 + 3 * place).astype(np.float64), rtt_ms=rtt
+    )
+    return Known(Measured(nodes=tuple(nodes), observations=observations))
+
+
+@pytest.fixture(scope="module")
+def client(answers: Answers, known: Known) -> Iterator[TestClient]:
+    with running(answers, known) as client:
+        yield client
+
+
+@pytest.fixture
+def compiled() -> list[str]:
+    """Names of what is compiled from now on."""
+    names: list[str] = []
+
+    def listen(event: str, duration_secs: float, **more: str | int) -> None:
+        if event == "/jax/core/compile/backend_compile_duration":
+            names.append(str(more.get("fun_name")))
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    return names
+
+
+def pairs(known: Known, count: int) -> list[dict[str, str]]:
+    """Measured pairs of different sources, of both families."""
+    observations, nodes = known.measured.observations, known.measured.nodes
+    first = np.unique(observations.source, return_index=True)[1]
+    rows = np.concatenate([first, first + 20])[np.linspace(0, 39, count).astype(int)].tolist()
+    ends = ((observations.source[row], observations.destination[row]) for row in rows)
+    return [{"src_addr": nodes[source], "dst_addr": nodes[destination]} for source, destination in ends]
+
+
+def good(reply: Any) -> Any:
+    assert reply.status_code == 200, reply.text
+    return reply.json()
+
+
+def table(known: Known) -> pa.Table:
+    observations, nodes = known.measured.observations, known.measured.nodes
+    micros = (observations.time_s * 1e6).round().astype(np.int64)
+    return pa.table(
+        {
+            "event_time": pa.array(micros).cast(pa.timestamp("us", tz="UTC")),
+            "src_addr": [nodes[node] for node in observations.source.tolist()],
+            "dst_addr": [nodes[node] for node in observations.destination.tolist()],
+            "rtt": pa.array(observations.rtt_ms, from_pandas=True),
+        }
+    )
+
+
+def test_answers_are_those_of_the_python_api_without_fixed_shapes(
+    client: TestClient, known: Known, answers: Answers
+) -> None:
+    asked = pairs(known, 6)
+    found = good(client.post("/api/v1/predict", json={"questions": asked, "quantiles": [0.9]}))["predictions"]
+    assert isinstance(answers.model, LanguageModel)
+    plain = Predictor(trained=answers.predictor.trained)
+    vars(plain)["model"] = replace(answers.model, steady=False)
+    wanted = plain.predict_df(pa.Table.from_pylist(asked), history=table(known), quantile_levels=[0.9])
+    assert [one["median"] for one in found] == pytest.approx(wanted["predictions"].to_pylist(), rel=1e-3)
+    assert [one["p_failed"] for one in found] == pytest.approx(wanted["p_failed"].to_pylist(), rel=1e-3)
+    assert [one["quantiles"]["0.9"] for one in found] == pytest.approx(wanted["0.9"].to_pylist(), rel=1e-3)
+
+
+@pytest.mark.slow
+def test_a_warm_server_compiles_nothing_whatever_is_asked(
+    client: TestClient, answers: Answers, known: Known, compiled: list[str]
+) -> None:
+    for _ in warm_up(answers):
+        pass
+    compiled.clear()
+    asked = pairs(known, 40)
+    assert {":" in one["src_addr"] for one in asked} == {True, False}
+    jax.jit(lambda x: x + len(compiled))(np.zeros(3))
+    assert compiled, "what is compiled is noticed"
+    compiled.clear()
+    for count in (1, 2, 7, 40):
+        good(client.post("/api/v1/predict", json={"questions": asked[:count], "bins": 16}))
+    for one in (asked[0], asked[-1]):
+        source, destination = one["src_addr"], one["dst_addr"]
+        shared = {"src_addr": source, "rtt": 20.0}
+        good(client.post("/api/v1/context", json={"question": one}))
+        good(client.post("/api/v1/rank", json={"src_addr": source, "dst_addrs": [destination]}))
+        good(client.post("/api/v1/destinations", json=shared | {"count": 3}))
+        good(client.post("/api/v1/destinations", json=shared | {"candidates": [destination]}))
+        prefix = "2001:" if ":" in source else "193."
+        good(client.post("/api/v1/complete", json=shared | {"prefix": prefix, "count": 2}))
+        times = [(1_700_000_000 + n, source, destination, 5 + n) for n in range(30)]
+        good(client.post("/api/v1/surprise/file", content=csv(times), headers=FILE))
+    assert compiled == []
+
+
+def test_the_context_ends_with_the_prediction_itself(client: TestClient, known: Known) -> None:
+    one = pairs(known, 3)[1]
+    steps = good(client.post("/api/v1/context", json={"question": one}))["steps"]
+    (whole,) = good(client.post("/api/v1/predict", json={"questions": [one]}))["predictions"]
+    assert steps[-1]["median"] == pytest.approx(whole["median"], rel=1e-3)
+    assert len({step["median"] for step in steps}) > 1
+
+
+def test_surprise_is_that_of_the_python_api(client: TestClient, answers: Answers, known: Known) -> None:
+    one = pairs(known, 5)[0]
+    rows = [(1_700_000_000 + 60 * n, one["src_addr"], one["dst_addr"], 5 + n % 7) for n in range(600)]
+    found = good(client.post("/api/v1/surprise/file?last=500", content=csv(rows), headers=FILE))
+    measured = read_upload(csv(rows), 1000)
+    wanted = answers.predictor.surprise(measured)
+    assert found["bits"][-1] == pytest.approx(wanted[-1], abs=0.6)
+    assert np.mean(found["bits"]) == pytest.approx(wanted[-500:].mean(), abs=0.1)
+
+
+@pytest.fixture(scope="module")
+def completer(known: Known) -> Iterator[TestClient]:
+    answers = Answers(steady_predictor(None, 64))
+    for _ in warm_up(answers):
+        pass
+    with running(answers, known) as client:
+        yield client
+
+
+def test_the_completer_compiles_nothing_either_and_grows_to_its_own_answer(
+    completer: TestClient, known: Known, compiled: list[str]
+) -> None:
+    asked = pairs(known, 3)
+    found = good(completer.post("/api/v1/predict", json={"questions": asked}))["predictions"]
+    steps = good(completer.post("/api/v1/context", json={"question": asked[0], "sizes": [0, 5, 63]}))["steps"]
+    assert steps[-1]["median"] == pytest.approx(found[0]["median"], rel=0.02)
+    good(
+        completer.post("/api/v1/predict", json={"questions": [{"src_addr": "203.0.113.1", "dst_addr": "203.0.113.2"}]})
+    )
+    assert compiled == []

@@ -1,0 +1,123 @@
+"""A server for tests: a model that answers at once, measurements of a few nodes, and requests without a network."""
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import uvicorn
+from starlette.testclient import TestClient
+
+from ping_llm.baselines.interface import Observations
+from ping_llm.completer import Completer
+from ping_llm.completer.bins import Bins
+from ping_llm.completer.distribution import BinDistribution
+from ping_llm.predict import Predictor
+from ping_llm.serve.answers import Answers
+from ping_llm.serve.app import make_app
+from ping_llm.serve.known import Known
+from ping_llm.serve.model_thread import ModelThread
+from ping_llm.serve.server import _listen, _patient_protocol
+from ping_llm.serve.service import Service
+from ping_llm.serve.settings import Limits, ServeSettings
+from ping_llm.sources.observations import Measured
+
+SOURCE, DESTINATION, OTHER = "192.0.2.1", "192.0.2.2", "192.0.2.3"
+NODES = (SOURCE, DESTINATION, OTHER, "198.51.100.7", "2001:db8::1", "2001:db8::2")
+BINS = 256
+
+
+class MedianOfSource(Completer):
+    """Instead of a trained model: a peak at the median of what is known of the source, 50 ms if that is nothing."""
+
+    def in_parts(self, known: Observations, questions: Any, nodes: Any = None, advance: Any = None) -> Iterator[Any]:
+        centres = Bins(BINS).centres
+        for row in range(len(questions)):
+            own = known.take((known.source == questions.source[row]) & ~np.isnan(known.rtt_ms))
+            peak = np.log(max(np.median(own.rtt_ms), 0.05)) if len(own) else np.log(50.0)
+            shape = np.exp(-(((centres - peak) / 0.2) ** 2))
+            probability = (shape / shape.sum())[None]
+            yield np.array([row]), BinDistribution(p_failed=np.array([0.1]), probability=probability)
+
+    def predict(self, known: Observations, questions: Any, nodes: Any = None, advance: Any = None) -> BinDistribution:
+        parts = [answers for _, answers in self.in_parts(known, questions, nodes)]
+        joined = (np.concatenate([getattr(part, name) for part in parts]) for name in ("p_failed", "probability"))
+        return BinDistribution(**dict(zip(("p_failed", "probability"), joined, strict=True)))
+
+
+def quick_answers() -> Answers:
+    trained: Any = SimpleNamespace(is_completer=True, where="stand-in", steps=7, config=None, weights=None)
+    predictor = Predictor(trained=trained)
+    vars(predictor)["model"] = MedianOfSource(settings=SimpleNamespace(answer_bins=BINS), weights=None)  # type: ignore[arg-type]
+    return Answers(predictor)
+
+
+def some_known(times: bool = True) -> Known:
+    """SOURCE measures 192.0.2.2 (10 ms) and 192.0.2.3 (30 ms) in turn, ten times; once it fails."""
+    count = 20
+    place = np.arange(count)
+    rtt = np.where(place % 2, 30.0, 10.0).astype(np.float32)
+    rtt[7] = np.nan
+    observations = Observations(
+        source=np.zeros(count, np.int64),
+        destination=1 + place % 2,
+        time_s=np.where(times, 1_700_000_000.0 + 60 * place, np.nan).astype(np.float64),
+        rtt_ms=rtt,
+    )
+    return Known(Measured(nodes=NODES, observations=observations))
+
+
+@contextmanager
+def running(
+    answers: Answers | None = None, known: Known | None = None, limits: Limits | None = None, **settings: Any
+) -> Iterator[TestClient]:
+    """Requests to a server, as a client on this machine would send them."""
+    serving = ServeSettings(limits=limits or Limits(), **settings)
+    answers = answers or quick_answers()
+    with ModelThread(answers.forecast, serving.limits.waiting) as thread:
+        service = Service(answers, known, thread, serving.limits)
+        service.warm = True
+        with TestClient(make_app(service, serving), base_url="http://127.0.0.1:8000") as client:
+            yield client
+
+
+@contextmanager
+def listening(
+    limits: Limits | None = None, known: Known | None = None, token: str | None = None
+) -> Iterator[tuple[str, int]]:
+    """A server with a stand-in for the model, at a port of this machine."""
+    settings, answers = ServeSettings(limits=limits or Limits(), token=token), quick_answers()
+    limits = settings.limits
+    with ModelThread(answers.forecast, limits.waiting) as thread, _listen("127.0.0.1", 0) as place:
+        service = Service(answers, known, thread, limits)
+        service.warm = True
+        config = uvicorn.Config(
+            make_app(service, settings),
+            http=_patient_protocol(limits.arrival_seconds),
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            timeout_graceful_shutdown=1,
+        )
+        server = uvicorn.Server(config)
+        worker = threading.Thread(target=server.run, kwargs={"sockets": [place]})
+        worker.start()
+        try:
+            yield place.getsockname()
+        finally:
+            server.should_exit = True
+            worker.join(timeout=10)
+            assert not worker.is_alive()
+
+
+def question(source: str = SOURCE, destination: str = DESTINATION, **more: Any) -> dict[str, Any]:
+    return {"src_addr": source, "dst_addr": destination, **more}
+
+
+def csv(rows: Sequence[tuple[Any, ...]], head: str = "event_time,src_addr,dst_addr,rtt") -> bytes:
+    return "\n".join([head, *(",".join(map(str, row)) for row in rows)]).encode()
+
+
+FILE = {"Content-Type": "application/octet-stream"}
