@@ -194,7 +194,8 @@ class HardwareKeys(Section):
     title: ClassVar[str] = "Hardware"
 
     distributed: bool = key(
-        False, "Several processes: found through JAX_COORDINATOR_ADDRESS and so on, or the cluster's own variables."
+        False, "Several processes, which find each other by JAX_COORDINATOR_ADDRESS and so on, or as their launcher says; "
+        "see docs/multihost.md."
     )
     ici_data_parallelism: int = key(
         -1, "Devices that hold copies of the weights; -1 = all that are left.", at_least(1, or_else=-1)

@@ -1,7 +1,7 @@
-"""The devices: how processes find each other, how devices share the work, and how fast a device could be."""
+"""The devices: how they are started, how they share the work, and how fast one could be."""
 
 import os
-from typing import Any, Final
+from typing import Final
 
 import jax
 import numpy as np
@@ -9,6 +9,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from ping_llm.config import Config
 from ping_llm.errors import PingLlmError
+from ping_llm.train import processes
 
 _PEAK_TFLOPS: Final = {
     "H200": 989,
@@ -38,25 +39,8 @@ def start_processes(config: Config) -> None:
     flags = os.environ.get("XLA_FLAGS", "")
     if _NO_TRITON_PRODUCTS.partition("=")[0] not in flags:
         os.environ["XLA_FLAGS"] = f"{flags} {_NO_TRITON_PRODUCTS}".strip()
-    if not config.distributed or jax.distributed.is_initialized():
-        return
-    given: dict[str, Any] = {}
-    if address := os.environ.get("JAX_COORDINATOR_ADDRESS"):
-        try:
-            given = {
-                "coordinator_address": address,
-                "num_processes": int(os.environ["JAX_NUM_PROCESSES"]),
-                "process_id": int(os.environ["JAX_PROCESS_ID"]),
-            }
-        except (KeyError, ValueError) as error:
-            raise PingLlmError(
-                "JAX_COORDINATOR_ADDRESS is set, so JAX_NUM_PROCESSES and JAX_PROCESS_ID must be numbers, too "
-                f"({error})"
-            ) from None
-    try:
-        jax.distributed.initialize(**given)
-    except (RuntimeError, ValueError) as error:
-        raise PingLlmError(f"distributed=true, but the processes could not be joined: {error}") from error
+    if config.distributed and not jax.distributed.is_initialized():
+        processes.join(config)
 
 
 def make_mesh(config: Config) -> Mesh:

@@ -21,6 +21,7 @@ from ping_llm.pipeline import factory
 from ping_llm.pipeline.device import on_device
 from ping_llm.pipeline.spec import DataState
 from ping_llm.pipeline.worlds import COMPLETER_DATA
+from ping_llm.report.write import write_at_end
 from ping_llm.train import hardware
 from ping_llm.train.changes import check_unchanged
 from ping_llm.train.checkpoints import Checkpoints
@@ -29,6 +30,7 @@ from ping_llm.train.folder import RunFolder
 from ping_llm.train.metrics import Metrics
 from ping_llm.train.optimizer import optimizer, rates
 from ping_llm.train.pace import Pace
+from ping_llm.train.peers import failing_together
 from ping_llm.train.picture import draw_losses
 from ping_llm.train.state import TrainState, create, laid_out
 from ping_llm.train.step import StepValues, make_eval_step, make_train_step
@@ -43,6 +45,11 @@ _STEPS_IN_FLIGHT: Final = 2
 def train(config: Config) -> dict[str, Any]:
     """Run until `steps` steps are done, or until asked to stop. Returns what `summary.json` holds."""
     hardware.start_processes(config)
+    with failing_together():
+        return _train(config)
+
+
+def _train(config: Config) -> dict[str, Any]:
     if not config.run_name:
         config = config.replace(run_name=time.strftime("%Y%m%d-%H%M%S"))
     try:
@@ -53,7 +60,10 @@ def train(config: Config) -> dict[str, Any]:
     with run:
         run.announce()
         run.loop()
-        return run.finish()
+        summary = run.finish()
+    if run.mirror is not None:
+        run.mirror.finish()
+    return summary
 
 
 class _Run:
@@ -61,6 +71,14 @@ class _Run:
         self.config = config
         self.folder = RunFolder.of(config)
         self.is_main = jax.process_index() == 0
+        self.mirror = self.folder.mirror
+        if self.mirror is not None:
+            if jax.process_count() > 1:
+                raise PingLlmError(
+                    f"base_output_directory={config.base_output_directory}: a run of several processes needs a folder "
+                    "that all of them see; copy it to the store afterwards"
+                )
+            self.mirror.pull()
         self.mesh = hardware.make_mesh(config)
         self.task = task_of(config)
         self._check_batch()
@@ -138,7 +156,7 @@ class _Run:
             return
         c = self.config
         devices = f"{jax.device_count()} × {jax.devices()[0].device_kind}"
-        err.print(f"run [bold]{self.folder.path}[/] on {devices}, {jax.process_count()} process(es)", soft_wrap=True)
+        err.print(f"run [bold]{self.folder}[/] on {devices}, {jax.process_count()} process(es)", soft_wrap=True)
         err.print(f"model: {self.task.parameters / 1e6:,.1f} M parameters ({self.task.description}", soft_wrap=True)
         what = "contexts" if c.dataset_type in COMPLETER_DATA else f"sequences of {c.max_target_length} tokens"
         sequences = int(c.per_device_batch_size * jax.device_count())
@@ -281,6 +299,8 @@ class _Run:
         data = data_state(self.loader, self.data_state, self.step)
         fresh = self.eval_loss if self.evaluated_at == self.step else None
         self.checkpoints.save(self.step, self.state, data, self.config.to_yaml(), fresh)
+        if self.mirror is not None and self.step < self.config.steps:
+            self.mirror.push_soon(self.step)
 
     def _profile(self) -> None:
         if not self.config.profile_steps:
@@ -308,7 +328,7 @@ class _Run:
             "resumed_from": self.resumed_from,
             "stopped_by_signal": self.stopped_by,
             "parameters": self.task.parameters,
-            "run": str(self.folder.path),
+            "run": str(self.folder),
         }
         if self.is_main:
             self.folder.write_summary(summary)
@@ -323,9 +343,12 @@ class _Run:
             jax.profiler.stop_trace()
         if self.metrics:
             self.metrics.close()
+            write_at_end(self.folder, self.loader)
         self.loader.close()
-        if self.checkpoints:
+        if self.checkpoints and (error is None or jax.process_count() == 1):  # it would wait for the others
             self.checkpoints.close()
+        if self.mirror is not None:
+            self.mirror.wait()
 
 
 def rounded_up(count: int) -> int:

@@ -1,6 +1,7 @@
 """A run that is asked to stop (SIGTERM, Ctrl-C) finishes its step, saves and ends. A second Ctrl-C ends it at once."""
 
 import signal
+import time
 from types import FrameType, TracebackType
 from typing import Any, Final, Self
 
@@ -8,8 +9,11 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-_AGREE_EVERY: Final = 8
-"""Steps between the moments at which several processes agree on whether to stop."""
+_AGREE_EVERY_S: Final = 2.0
+"""Time between the moments at which several processes agree on whether to stop: each makes the devices wait."""
+
+_MOST_STEPS: Final = 64
+"""Between two such moments."""
 
 
 class StopRequest:
@@ -18,6 +22,8 @@ class StopRequest:
     def __init__(self) -> None:
         self.signal: int | None = None
         self._before: dict[int, Any] = {}
+        self._agreed_at: tuple[int, float] | None = None
+        self._agree_next = 0
 
     def __enter__(self) -> Self:
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -31,7 +37,7 @@ class StopRequest:
             signal.signal(number, handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if self.signal is not None:
+        if self.signal is not None and number == signal.SIGINT:
             self._before[number](number, frame)
         self.signal = number
 
@@ -39,8 +45,20 @@ class StopRequest:
         """Whether to stop after this step. All processes of a run get the same answer."""
         if jax.process_count() == 1:
             return self.signal is not None
-        if step % _AGREE_EVERY:
+        if step < self._agree_next:
             return False
-        signals = multihost_utils.process_allgather(np.array(self.signal or 0))
-        self.signal = int(signals.max()) or None
+        now = time.monotonic()
+        since, then = self._agreed_at or (step, now)
+        seconds_a_step = (now - then) / max(1, step - since)
+        asked = np.asarray(multihost_utils.process_allgather(np.array([self.signal or 0, seconds_a_step])))
+        self._agreed_at = step, time.monotonic()
+        self._agree_next = step + _steps_in(_AGREE_EVERY_S, float(asked[:, 1].max()))
+        self.signal = int(asked[:, 0].max()) or None
         return self.signal is not None
+
+
+def _steps_in(seconds: float, seconds_a_step: float) -> int:
+    """At least one; few, as long as it is not known how long one takes."""
+    if seconds_a_step <= 0:
+        return 1
+    return int(np.clip(seconds / seconds_a_step, 1, _MOST_STEPS))
