@@ -62,7 +62,7 @@ class DataKeys(Section):
     network_skip_corrupt_rows: bool = key(
         False, "true = leave out rows that cannot be read and count them; false = stop at the first."
     )
-    data_cache_dir: str = key("", "Where copies of rows on s3:// or gs:// are kept; empty = in the user's cache folder.")
+    data_cache_dir: str = key("", "Where copies of rows in object stores are kept; empty = in the user's cache folder.")
     data_cache_gb: float = key(0.0, "Disk space for such copies; 0 = half of what is free.", at_least(0))
     data_shuffle_seed: int = key(0, "Seed of the order and of all sampling.", at_least(0, up_to=2**32 - 1))
     per_device_batch_size: float = key(
@@ -194,8 +194,7 @@ class HardwareKeys(Section):
     title: ClassVar[str] = "Hardware"
 
     distributed: bool = key(
-        False, "Several processes, which find each other by JAX_COORDINATOR_ADDRESS and so on, or as their launcher says; "
-        "see docs/multihost.md."
+        False, "Several processes, joined by JAX_COORDINATOR_ADDRESS and so on, or by their launcher: docs/multihost.md."
     )
     ici_data_parallelism: int = key(
         -1, "Devices that hold copies of the weights; -1 = all that are left.", at_least(1, or_else=-1)
