@@ -194,7 +194,7 @@ class HardwareKeys(Section):
     title: ClassVar[str] = "Hardware"
 
     distributed: bool = key(
-        False, "Several processes, joined by JAX_COORDINATOR_ADDRESS and so on, or by their launcher: docs/multihost.md."
+        False, "Several processes, joined by JAX_COORDINATOR_ADDRESS etc. or by their launcher: docs/multihost.md."
     )
     ici_data_parallelism: int = key(
         -1, "Devices that hold copies of the weights; -1 = all that are left.", at_least(1, or_else=-1)
