@@ -213,7 +213,7 @@ class TestToken:
         ],
     )
     def test_without_the_right_token_nothing_is_answered(self, guarded: TestClient, sent: str) -> None:
-        headers = {"Authorization": sent.encode("latin-1")}
+        headers = {b"Authorization": sent.encode("latin-1")}
         for reply in (
             guarded.get("/api/v1/model", headers=headers),
             guarded.post("/api/v1/predict", json=ASK, headers=headers),
