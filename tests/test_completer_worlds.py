@@ -12,6 +12,7 @@ from ping_llm.completer.draws import Draws
 from ping_llm.completer.settings import WorldSettings
 from ping_llm.completer.worlds import ANSWERED, FAILED, NOTHING, World, make_world, world_batch
 
+pytestmark = pytest.mark.slow  # compiling a world takes ten seconds
 SMALL = WorldSettings(context=48, questions=16, most_nodes=40, most_asked=3)
 WORLDS = 256
 
@@ -27,7 +28,6 @@ def worlds() -> World:
     return jax.tree.map(np.asarray, jax.jit(jax.vmap(partial(make_world, SMALL)))(keys))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("part", [8, 4])
 def test_parts_of_a_batch_are_those_of_the_whole(batch: dict[str, Any], part: int) -> None:
     parts = [world_batch(SMALL, 7, 3, first, part) for first in range(0, 16, part)]
@@ -35,7 +35,6 @@ def test_parts_of_a_batch_are_those_of_the_whole(batch: dict[str, Any], part: in
         assert np.array_equal(np.concatenate([made[name] for made in parts]), whole), name
 
 
-@pytest.mark.slow
 def test_a_batch_depends_on_seed_and_step_only(batch: dict[str, Any]) -> None:
     other_step, other_seed = world_batch(SMALL, 7, 4, 0, 16), world_batch(SMALL, 8, 3, 0, 16)
     again = world_batch(SMALL, jnp.int32(7), jnp.int32(3), 0, 16)

@@ -344,6 +344,7 @@ class TestFaults:
             assert time.monotonic() - started < 60
         assert not workers(os.getpid())
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
     def test_a_stopped_program_leaves_no_worker_and_a_terminated_one_no_shared_memory(
         self, rows: Path, sent: signal.Signals

@@ -173,8 +173,9 @@ def reference_tokens(measurements: EncodableMeasurements) -> list[list[int]]:
     ]
 
 
-def test_the_vectorised_encoder_agrees_with_the_reference_on_a_million_random_measurements() -> None:
-    for seed in range(20):
+@pytest.mark.parametrize("seeds", [range(1), pytest.param(range(1, 21), marks=pytest.mark.slow)], ids=str)
+def test_the_vectorised_encoder_agrees_with_the_reference_on_a_million_random_measurements(seeds: range) -> None:
+    for seed in seeds:
         measurements = random_measurements(np.random.default_rng(seed), 50_000)
         tokens, lengths = encode(measurements)
         expected = reference_tokens(measurements)

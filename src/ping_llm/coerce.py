@@ -80,7 +80,8 @@ def _epoch_floats(values: npt.NDArray[np.float64]) -> tuple[npt.NDArray[np.int64
     bad = ~np.isfinite(values)
     usable = np.where(bad, 0.0, values)
     scale = np.select([usable < bound for bound, _ in _EPOCH_UNITS], [unit for _, unit in _EPOCH_UNITS])
-    return np.round(np.clip(usable * scale, -1, 9e18)).astype(np.int64), bad
+    with np.errstate(over="ignore"):  # infinity is clipped like any other time too far away
+        return np.round(np.clip(usable * scale, -1, 9e18)).astype(np.int64), bad
 
 
 def _text_times(column: Any) -> tuple[npt.NDArray[np.int64], Flags, Flags]:
