@@ -25,7 +25,7 @@ setup: $(VENV)/.ready
 $(VENV)/.ready: requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "Python 3.11 or newer is needed; name one with: make PYTHON=python3.12"; exit 1; }
-	@echo "Setting up $(VENV) (about a minute the first time)"
+	@echo "Setting up $(VENV) (about two minutes the first time)"
 	@$(PYTHON) -m venv $(VENV)
 	@$(PIP) install -r requirements.lock
 	@$(PIP) install --no-deps --no-build-isolation --editable .
