@@ -3,14 +3,17 @@
 import json
 import logging
 import os
+import queue
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -346,9 +349,7 @@ class TestFaults:
 
     @pytest.mark.slow
     @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-    def test_a_stopped_program_leaves_no_worker_and_a_terminated_one_no_shared_memory(
-        self, rows: Path, sent: signal.Signals
-    ) -> None:
+    def test_a_stopped_program_leaves_no_worker_and_no_shared_memory(self, rows: Path, sent: signal.Signals) -> None:
         arguments = ["inspect", "batches", str(rows), "--steps", "0:1000000", "--workers", "2", "--batch-size", "8"]
         process = subprocess.Popen(
             [sys.executable, "-m", "ping_llm", *arguments],
@@ -365,14 +366,35 @@ class TestFaults:
         _, errors = process.communicate(timeout=30)
         _, alive = psutil.wait_procs(started, timeout=15)
         assert not alive
-        if sent is signal.SIGKILL:  # nobody could give back the memory of a batch that was on its way
-            return
         deadline = time.monotonic() + 15  # Python's resource tracker gives the memory back when all are gone
         while shared_memory(process.pid) and time.monotonic() < deadline:
             time.sleep(0.1)
         assert not shared_memory(process.pid)
-        assert process.returncode == 128 + sent
+        assert process.returncode == (-sent if sent is signal.SIGKILL else 128 + sent)
         assert "Traceback" not in errors
+
+    @pytest.mark.slow
+    def test_it_closes_after_ctrl_c_in_the_middle_of_a_queue(self, rows: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        taken = queue.Queue._get
+
+        def interrupted(self: Any) -> Any:
+            """After an element was taken, and before the thread that waits for room is told."""
+            element = taken(self)
+            if threading.current_thread() is threading.main_thread():
+                raise KeyboardInterrupt
+            return element
+
+        loader = Loader(spec_of(rows), LoaderSettings(worker_count=2, buffer_size=1))
+        next(loader)
+        time.sleep(1.0)
+        with monkeypatch.context() as patched:
+            patched.setattr(queue.Queue, "_get", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                take(loader, 10)
+        started = time.monotonic()
+        loader.close()
+        assert time.monotonic() - started < 30
+        assert not workers(os.getpid())
 
 
 def workers(parent: int) -> list[psutil.Process]:

@@ -1,9 +1,9 @@
 """From worker processes to the training process: what arrives is what was sent, in order, through one memory."""
 
 import pickle
-import secrets
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ping_llm.pipeline.batch import PackedTokens
-from ping_llm.pipeline.ring import FOLDER, Ring
+from ping_llm.pipeline.ring import Ring
 from ping_llm.pipeline.transport import Made, join, split
 
 
 @pytest.fixture
 def ring() -> Iterator[Ring]:
-    created = Ring.create(f"ping-llm-test-{secrets.token_hex(4)}-", 3, 1000)
+    created = Ring.create(3, 1000)
     if created is None:
         pytest.skip("no shared memory here")
     yield created
@@ -87,8 +87,7 @@ class TestRing:
         assert [int(ring.get(number)[0]) for number in (1, 2, 3)] == [1, 2, 3]
 
     def test_no_one_waits_when_it_is_closed_and_nothing_is_left(self) -> None:
-        name = f"ping-llm-test-{secrets.token_hex(4)}-"
-        ring = Ring.create(name, 1, 1000)
+        ring = Ring.create(1, 1000)
         if ring is None:
             pytest.skip("no shared memory here")
         ring.put(0, element(0))
@@ -97,7 +96,9 @@ class TestRing:
         ring.close()
         waiting.join(5)
         assert not waiting.is_alive()
-        assert not list(FOLDER.glob(f"{name}*"))
+        del ring, waiting
+        opened = [file.readlink() for file in Path("/proc/self/fd").iterdir() if file.is_symlink()]
+        assert not any("ping-llm-ring" in str(memory) for memory in opened)
 
     def test_there_is_none_where_memory_is_short(self) -> None:
-        assert Ring.create(f"ping-llm-test-{secrets.token_hex(4)}-", 1, 1 << 60) is None
+        assert Ring.create(1, 1 << 60) is None

@@ -22,7 +22,7 @@ import psutil
 from ping_llm.errors import PingLlmError
 from ping_llm.pipeline.batch import Batch, expand
 from ping_llm.pipeline.report import PipelineReport
-from ping_llm.pipeline.ring import FOLDER, Ring
+from ping_llm.pipeline.ring import Ring
 from ping_llm.pipeline.source import BatchSource
 from ping_llm.pipeline.spec import DataSpec, DataState
 from ping_llm.pipeline.transport import ELEMENT_BYTES, Elements, Made, Source, deliver
@@ -30,6 +30,9 @@ from ping_llm.workers import available_cores
 
 STAGES: Final = ("plan", "sample", "read", "fill", "encode")
 _SHOW_EVERY_S: Final = 60.0
+_END_S: Final = 5.0
+
+_SHARED_MEMORY: Final = Path("/dev/shm")
 
 _log = logging.getLogger(__name__)
 
@@ -177,7 +180,7 @@ class Loader:
         ahead = max(1, buffer // steps)
         # Where a place is too small (a segment takes 8 bytes, a token at most 4), the element goes another way.
         place_bytes = steps * (4 * batch_tokens + 1024 * self.batch_size + 4096)
-        ring = Ring.create(self._memory_name, workers * (ahead + 2), place_bytes) if workers else None
+        ring = Ring.create(workers * (ahead + 2), place_bytes) if workers else None
         elements = Elements(
             self._make_source(),
             self.stages,
@@ -200,12 +203,11 @@ class Loader:
         elements, self._elements = self._elements, None
         if elements is not None:
             self._show()
-            with suppress(Exception):  # a pool that broke already says so again
-                elements.close()
+            elements.close()
         del elements
-        psutil.wait_procs(self._workers, timeout=10)  # they end by themselves; none is to be left when this returns
+        _end(self._workers)
         self._workers = []
-        for left_over in FOLDER.glob(f"{self._memory_name}*"):  # batches that were on their way
+        for left_over in _SHARED_MEMORY.glob(f"{self._memory_name}*"):  # batches that were on their way
             left_over.unlink(missing_ok=True)
 
     def __enter__(self) -> Self:
@@ -219,6 +221,15 @@ class Loader:
     def __del__(self) -> None:
         with suppress(Exception):
             self.close()
+
+
+def _end(workers: list[psutil.Process]) -> None:
+    """They end by themselves, now that no one wants their batches; any that does not is ended here."""
+    _, still_there = psutil.wait_procs(workers, timeout=_END_S)
+    for worker in still_there:
+        with suppress(psutil.Error):
+            worker.kill()
+    psutil.wait_procs(still_there, timeout=_END_S)
 
 
 def _is_worker(process: psutil.Process) -> bool:

@@ -3,6 +3,9 @@
 A new shared memory segment for every element costs more than what is written to it: each of its pages has to be made,
 cleared and mapped twice. Here the same pages are used over and over. The only thing to agree on is one number, how many
 elements were taken: element i goes to place i modulo the number of places, once element i less that number was taken.
+
+The memory has no name in the file system: it needs no room in /dev/shm (64 MB in a container, unless one asks for
+more), and it is gone with the last process that uses it, however that ends.
 """
 
 import mmap
@@ -15,10 +18,10 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
+import psutil
 
 Bytes = npt.NDArray[np.uint8]
 
-FOLDER: Final = Path("/dev/shm")
 _HEAD: Final = 4096
 _LOOK_AGAIN_S: Final = 0.0005
 _CLOSED: Final = 1 << 62
@@ -27,25 +30,25 @@ _CLOSED: Final = 1 << 62
 class Ring:
     """Can be sent to other processes; each maps the memory when it first uses it."""
 
-    def __init__(self, path: Path, places: int, place_bytes: int) -> None:
+    def __init__(self, path: Path, places: int, place_bytes: int, *, descriptor: int | None = None) -> None:
+        """`path` leads to the memory as long as the process that made it keeps its `descriptor` open."""
         self._path = path
         self._places = places
         self._place_bytes = place_bytes
+        self._descriptor = descriptor
 
     @classmethod
-    def create(cls, name: str, places: int, place_bytes: int) -> "Ring | None":
-        """A new ring, or None where there is no shared memory to spare."""
+    def create(cls, places: int, place_bytes: int) -> "Ring | None":
+        """A new ring, or None where there is no memory to spare, or none that processes can share."""
         size = _HEAD + places * place_bytes
-        try:
-            space = os.statvfs(FOLDER)
-            if size > space.f_bavail * space.f_frsize // 2:
-                return None
-            path = FOLDER / f"{name}ring"
-            with path.open("xb") as file:
-                file.truncate(size)
-        except OSError:
+        if size > psutil.virtual_memory().available // 2:
             return None
-        return cls(path, places, place_bytes)
+        try:
+            descriptor = os.memfd_create("ping-llm-ring")
+        except (AttributeError, OSError):
+            return None
+        os.ftruncate(descriptor, size)
+        return cls(Path(f"/proc/{os.getpid()}/fd/{descriptor}"), places, place_bytes, descriptor=descriptor)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Ring, (self._path, self._places, self._place_bytes)
@@ -84,4 +87,6 @@ class Ring:
     def close(self) -> None:
         """No one waits for a place any more. The memory goes when no process has it mapped."""
         self._taken[0] = _CLOSED
-        self._path.unlink(missing_ok=True)
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None

@@ -6,7 +6,9 @@ and what it cost: through a ring in shared memory, so that Grain has only the el
 """
 
 import multiprocessing
+import threading
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import shared_memory
 from typing import Any, Final, Protocol
@@ -21,6 +23,7 @@ from ping_llm.workers import exit_with_parent
 
 ENDLESS: Final = 1 << 40
 ELEMENT_BYTES: Final = 2 << 20
+_CLOSE_S: Final = 5.0
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -146,7 +149,13 @@ class FromWorkers:
         self._ready = iter(())
         if self._ring is not None:
             self._ring.close()
-        if hasattr(self._elements, "close"):
+        # A Ctrl-C in the middle of one of Grain's queues may leave it such that Grain waits for it forever.
+        closing = threading.Thread(target=self._close_grain, daemon=True)
+        closing.start()
+        closing.join(_CLOSE_S)
+
+    def _close_grain(self) -> None:
+        with suppress(Exception):  # workers that died already said so
             self._elements.close()
 
 
