@@ -88,6 +88,17 @@ class TestKeys:
         assert main(["", "nowhere.yml", "run_name=x"]) == 1
         assert capsys.readouterr().err.count("\n") == 1
 
+    def test_processes_that_are_not_all_described_are_one_line(
+        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("JAX_COORDINATOR_ADDRESS", "localhost:1234")
+        monkeypatch.setenv("JAX_NUM_PROCESSES", "2")
+        monkeypatch.delenv("JAX_PROCESS_ID", raising=False)
+        assert main(["", str(CONFIG), "run_name=x"]) == 1
+        printed = capsys.readouterr().err
+        assert "JAX_PROCESS_ID must be, too" in printed
+        assert printed.count("\n") == 1
+
     def test_a_refused_configuration_ends_the_program(self, network: dict[str, Any], tmp_path: Path) -> None:
         outcome = start(network | {"attention": "cudnn_flash_jax"}, tmp_path / "notes").finish()
         assert outcome.code != 0

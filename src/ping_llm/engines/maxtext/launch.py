@@ -121,18 +121,14 @@ def _names(model: Any) -> Collection[str]:
 
 def _join_processes() -> None:
     """With JAX_COORDINATOR_ADDRESS set, as for our own trainer. Otherwise MaxText finds the others in its own ways."""
-    address = os.environ.get("JAX_COORDINATOR_ADDRESS")
-    if not address:
+    if not os.environ.get("JAX_COORDINATOR_ADDRESS"):
         return
     import jax
 
-    try:
-        processes, number = (int(os.environ[name]) for name in ("JAX_NUM_PROCESSES", "JAX_PROCESS_ID"))
-    except (KeyError, ValueError) as error:
-        raise PingLlmError(
-            f"JAX_COORDINATOR_ADDRESS is set, so JAX_NUM_PROCESSES and JAX_PROCESS_ID must be numbers, too ({error})"
-        ) from None
-    jax.distributed.initialize(address, processes, number)
+    from ping_llm.train.processes import find_place
+
+    if place := find_place(os.environ):
+        jax.distributed.initialize(**place)
 
 
 def _log_as_maxtext_does() -> None:
