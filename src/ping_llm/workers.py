@@ -10,6 +10,7 @@ reason a script that uses the pool needs an `if __name__ == "__main__":` guard.
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -63,6 +64,8 @@ def _stop_feeding(pool: ProcessPoolExecutor) -> None:
     Python does so itself from 3.11.5 on (gh-94777); before, a pool that broke while a large task was on its way to a
     worker could never be shut down.
     """
+    if sys.version_info >= (3, 11, 5):
+        return
     reader = getattr(getattr(pool, "_call_queue", None), "_reader", None)
     if reader is not None:
         reader.close()

@@ -116,7 +116,7 @@ class Loader:
     def restore(self, state: DataState, *, allow_change: bool = False) -> None:
         """Go on from a state, of this or another number of hosts and workers."""
         resumed = state.resume(self.spec, allow_change=allow_change)
-        self.close()
+        self._stop()
         self._state = resumed
         self._source = None
 
@@ -199,7 +199,11 @@ class Loader:
         return BatchSource(self.spec, self._state.mixture)
 
     def close(self) -> None:
-        """End the worker processes and give back their shared memory."""
+        """End the worker processes and give back all memory. Nothing can be taken any more."""
+        self._stop()
+        self._keep_alive = None
+
+    def _stop(self) -> None:
         elements, self._elements = self._elements, None
         if elements is not None:
             self._show()
