@@ -100,5 +100,22 @@ class TestRing:
         opened = [file.readlink() for file in Path("/proc/self/fd").iterdir() if file.is_symlink()]
         assert not any("ping-llm-ring" in str(memory) for memory in opened)
 
+    def test_one_who_comes_too_late_does_not_write_to_the_file_that_took_its_place(self, tmp_path: Path) -> None:
+        ring = Ring.create(1, 1000)
+        if ring is None:
+            pytest.skip("no shared memory here")
+        sent, number = pickle.dumps(ring), ring._descriptor
+        ring.get(0)  # a mapping has a number of its own
+        ring.close()
+        path = tmp_path / "metrics.jsonl"
+        path.write_bytes(bytes(10_000))
+        taken = [path.open("r+b") for _ in range(20)]  # one of them has the number of the ring
+        assert sum(file.fileno() == number for file in taken) == 1
+        with pytest.raises(FileNotFoundError):
+            pickle.loads(sent).put(0, element(1))
+        for file in taken:
+            file.close()
+        assert path.read_bytes() == bytes(10_000)
+
     def test_there_is_none_where_memory_is_short(self) -> None:
         assert Ring.create(1, 1 << 60) is None

@@ -30,9 +30,10 @@ _CLOSED: Final = 1 << 62
 class Ring:
     """Can be sent to other processes; each maps the memory when it first uses it."""
 
-    def __init__(self, path: Path, places: int, place_bytes: int, *, descriptor: int | None = None) -> None:
+    def __init__(self, path: Path, inode: int, places: int, place_bytes: int, *, descriptor: int | None = None) -> None:
         """`path` leads to the memory as long as the process that made it keeps its `descriptor` open."""
         self._path = path
+        self._inode = inode
         self._places = places
         self._place_bytes = place_bytes
         self._descriptor = descriptor
@@ -48,14 +49,17 @@ class Ring:
         except (AttributeError, OSError):
             return None
         os.ftruncate(descriptor, size)
-        return cls(Path(f"/proc/{os.getpid()}/fd/{descriptor}"), places, place_bytes, descriptor=descriptor)
+        path, inode = Path(f"/proc/{os.getpid()}/fd/{descriptor}"), os.fstat(descriptor).st_ino
+        return cls(path, inode, places, place_bytes, descriptor=descriptor)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Ring, (self._path, self._places, self._place_bytes)
+        return Ring, (self._path, self._inode, self._places, self._place_bytes)
 
     @cached_property
     def _memory(self) -> Bytes:
         with self._path.open("r+b") as file:
+            if os.fstat(file.fileno()).st_ino != self._inode:  # another file has the number of a closed ring
+                raise FileNotFoundError("the ring was closed")
             return np.frombuffer(mmap.mmap(file.fileno(), 0), dtype=np.uint8)
 
     @cached_property
