@@ -63,7 +63,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--model", action="append", help="a run, an exported folder, or completer (several: repeat)")
-    parser.add_argument("--sets", default="", help="only those whose names begin like one of these: planetlab-5,later")
+    parser.add_argument("--sets", default="", help="only these, of planetlab-5, planetlab (all three), menog, later …")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--questions", type=int, default=2000, help="to ask models, of each set and seed")
@@ -74,10 +74,10 @@ def main() -> None:
     parser.add_argument("--no-models", action="store_true")
     parser.add_argument("--write-known", type=Path, help="write what is known as CSV files, and do nothing else")
     options = parser.parse_args()
-    wanted = tuple(options.sets.split(","))
+    wanted = options.sets.split(",") if options.sets else ["planetlab", "menog", "later"]
     seeds = range(options.first_seed, options.first_seed + options.seeds)
     pings = menog_pings(options.folder)
-    chosen = [one for one in sets(options.folder, pings) if one.name.startswith(wanted)]
+    chosen = [one for one in sets(options.folder, pings) if _is_among(one.name, wanted)]
     if options.write_known:
         for one in chosen:
             for seed in seeds:
@@ -96,8 +96,12 @@ def main() -> None:
             _show(name, [_of_baseline(one, one.baselines(seed)[place], seed) for seed in seeds])
         for name, model in models.items():
             _show(name, [_of_model(one, model, seed, options.questions) for seed in seeds])
-    if "later".startswith(wanted):
+    if "later" in wanted:
         _later(pings, models, options.questions, seeds, baselines=not options.no_baselines)
+
+
+def _is_among(name: str, wanted: list[str]) -> bool:
+    return any(name == one or name.startswith(f"{one}-") for one in wanted)
 
 
 def _of_baseline(one: Set, baseline: Baseline, seed: int) -> Scores:

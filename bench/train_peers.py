@@ -107,7 +107,7 @@ def _result(options: argparse.Namespace, real_tokens: int, step_s: float, **more
 def _ours(options: argparse.Namespace, *, scan: bool) -> dict[str, Any]:
     from ping_llm.train import hardware
 
-    config = _config(options)
+    config = _config(options, "opt_type=adamw")
     hardware.start_processes(config)
     import jax
 
@@ -122,10 +122,11 @@ def _ours(options: argparse.Namespace, *, scan: bool) -> dict[str, Any]:
         _scan_over_layers()
     change = optimizer(config)
     state = create(config, change, hardware.make_mesh(config))
-    step = make_train_step(task_of(config), change, config)
+    train_step = make_train_step(task_of(config), change, config)
+    step = jax.jit(lambda state, batch: train_step(state, batch, rounded_up(most)), donate_argnums=0)
     placed = [jax.device_put(batch) for batch in batches]
     began = time.perf_counter()
-    compiled = step.lower(state, placed[0], rounded_up(most)).compile()  # type: ignore[attr-defined]
+    compiled = step.lower(state, placed[0]).compile()
     compile_s = time.perf_counter() - began
     for i in range(WARM_UP):
         state, values = compiled(state, placed[i % 8])

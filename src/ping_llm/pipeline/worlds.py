@@ -15,7 +15,7 @@ from ping_llm.errors import PingLlmError
 from ping_llm.pipeline.mixture import Mixture
 from ping_llm.pipeline.spec import DataState
 
-WORLDS_VERSION = 5
+WORLDS_VERSION = 6
 """Raised whenever the same numbers would give other worlds."""
 
 COMPLETER_DATA: Final = ("worlds", "measured")
