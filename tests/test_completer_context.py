@@ -99,11 +99,12 @@ def test_many_measurements_of_one_pair_do_not_displace_other_pairs() -> None:
     assert sum(row >= 50 for row in rows) >= 10
 
 
+@pytest.mark.parametrize(("nodes", "count"), [(12, 150), (12, 3000), (60, 1000)])
 @pytest.mark.parametrize("seed", range(6))
-def test_training_and_prediction_choose_the_same(seed: int) -> None:
-    nodes, room = 12, (16, 40, 100)[seed % 3]
-    known = random_observations(150, nodes, seed)
-    source, others = 3, np.array([5, 7, 9][: 1 + seed % 3])
+def test_training_and_prediction_choose_the_same(seed: int, nodes: int, count: int) -> None:
+    room = (16, 40, 100)[seed % 3]
+    known = random_observations(count, nodes, seed)
+    source, others = 3, np.array([5, 7, 9, 1, 2, 10][: 1 + seed])
     kin = kin_of(some_addresses(nodes, seed))
     index = Known(known, room, kin)
     expected = index.given[index.choose(source, others, np.nan)]

@@ -1,8 +1,8 @@
 """The contexts of real questions: which of all known measurements each may look at.
 
 The rule is the one written out in `selection`, which training uses; a test holds the two to the same answer. Here it is
-NumPy over all known measurements at once, some 8 ms for 100,000 of them. Questions with one source and one time (or one
-destination, where there are fewer of those) can share a context, and share that work.
+NumPy over all pairs at once. Questions with one source and one time (or one destination, where there are fewer of
+those) can share a context, and share that work.
 
 What a question may look at was measured strictly before it: its own answer, and anything later, plays no part. Nodes
 are numbered in the order in which a context names them, so their ids make no difference.
@@ -10,7 +10,7 @@ are numbered in the order in which a context names them, so their ids make no di
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,10 @@ from ping_llm.completer.worlds import ANSWERED, FAILED, NOTHING, UNKNOWN_AGE
 
 Singles = npt.NDArray[np.float32]
 Columns = dict[str, npt.NDArray[Any]]
+
+_TWICE: Final = 1 << 22
+"""What doubling a distance adds to its key."""
+_WORST_KEY: Final = 1 << 31
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +57,11 @@ def groups(questions: Questions, most: int) -> Iterator[Group]:
 
 
 class Known:
-    """All known measurements, ordered by pair and time, so that what a question may see of a pair comes first."""
+    """All known measurements, ordered by pair and time: what a question may see of a pair are its first ones.
+
+    Most of the rule is about pairs, of which there are far fewer than measurements. Single measurements are looked at
+    only where they may be chosen.
+    """
 
     def __init__(self, known: Observations, room: int, kin: Ints) -> None:
         """`kin` of all nodes (see `kinship`), also of those that were never measured."""
@@ -69,11 +77,12 @@ class Known:
         self.time_s = time[self.given]
         self.source, self.destination = source[self.given], destination[self.given]
         self.rtt_ms = known.rtt_ms[self.given].astype(np.float64)
-        pair = pair[self.given]
-        self.starts = np.flatnonzero(np.diff(pair, prepend=-1))
-        self.counts = np.diff(self.starts, append=len(pair))
-        self.pair = pair
-        self._seen: tuple[float, Bools, Ints] | None = None
+        self.pair = pair[self.given]
+        self.starts = np.flatnonzero(np.diff(self.pair, prepend=-1))
+        self.counts = np.diff(self.starts, append=len(self.pair))
+        self.low, self.high = low[self.given][self.starts], high[self.given][self.starts]
+        self.fastest = _least_so_far(np.fmin(self.rtt_ms, FAR_MS).astype(np.float32), self.pair)  # failed: far
+        self._usable: tuple[float, Ints] | None = None
 
     def __len__(self) -> int:
         return len(self.pair)
@@ -85,27 +94,47 @@ class Known:
         at = np.minimum(np.searchsorted(self.nodes, node), len(self.nodes) - 1)
         return np.where(self.nodes[at] == node, at, len(self.nodes))
 
-    def before(self, time_s: float) -> tuple[Bools, Ints]:
-        """Which measurements were made strictly before, and how many later ones of those each has in its pair."""
-        if self._seen is None or not (self._seen[0] == time_s or np.isnan([self._seen[0], time_s]).all()):
-            seen = np.ones(len(self), dtype=bool) if np.isnan(time_s) else self.time_s < time_s
-            usable = np.add.reduceat(seen, self.starts, dtype=np.int64) if len(self) else np.zeros(0, np.int64)
-            self._seen = time_s, seen, (self.starts + usable)[self.pair] - 1 - np.arange(len(self))
-        return self._seen[1], self._seen[2]
+    def usable(self, time_s: float) -> Ints:
+        """Of each pair, how many measurements were made strictly before."""
+        if np.isnan(time_s) or not len(self):
+            return self.counts
+        if self._usable is None or self._usable[0] != time_s:
+            self._usable = time_s, np.add.reduceat(self.time_s < time_s, self.starts, dtype=np.int64)
+        return self._usable[1]
 
     def choose(self, common: int, others: Ints, time_s: float) -> Ints:
         """Rows of the context of questions between one node and others, best first."""
-        known, round_ = self.before(time_s)
-        if not known.any():
-            return np.zeros(0, np.int64)
+        usable = self.usable(time_s)
+        pairs = np.flatnonzero(usable)
+        usable = usable[pairs]
+        class_, distance = self._distances(pairs, usable, common, others)
+        parts = [np.flatnonzero(class_ == number) for number in range(NEVER)]
+        own, shared, others_, more_shared, more_own = _shares([int(usable[part].sum()) for part in parts], self.room)
+        counts = own + more_own, shared + more_shared, others_
+        first = [
+            self._best(pairs[part], usable[part], None if number == 0 else distance[:, part], count)
+            for number, (part, count) in enumerate(zip(parts, counts, strict=True))
+        ]
+        return np.concatenate([first[0][:own], first[1][:shared], first[2], first[1][shared:], first[0][own:]])
+
+    def _distances(self, pairs: Ints, usable: Ints, common: int, others: Ints) -> tuple[Ints, Singles]:
+        """Of pairs their class, and how far their measurements count as being: from low to high, from high to low."""
         size = len(self.nodes) + 1
         is_common, is_asked = np.zeros(size, dtype=bool), np.zeros(size, dtype=bool)
         is_common[self.number(common)], is_asked[self.number(others)] = True, True
         is_common[-1], is_asked[-1] = False, False
-        rows = np.flatnonzero(known)
-        kin_of_both = self._kin_distance(np.array([common])), self._kin_distance(others)
-        class_, keys = self._keys(rows, round_[rows], is_common, is_asked, kin_of_both)
-        return rows[_chosen(class_, keys, self.given[rows], self.room)]
+        low, high, rtt = self.low[pairs], self.high[pairs], self.fastest[self.starts[pairs] + usable - 1]
+        direct_common, near_common = _near(low, high, rtt, self._kin_distance(np.array([common])), is_common)
+        direct_asked, near_asked = _near(low, high, rtt, self._kin_distance(others), is_asked)
+        is_end = is_common | is_asked
+        is_pair = is_common[low] & is_asked[high] | is_common[high] & is_asked[low]
+        shares = is_end[low] | is_end[high]
+        by_both = (direct_common < FAR_MS) & (direct_asked < FAR_MS)
+        shared = np.minimum(direct_common, direct_asked) + np.where(by_both, 0.0, FAR_MS).astype(np.float32)
+        stand_in = np.minimum(near_common[low] + near_asked[high], near_common[high] + near_asked[low])
+        thirds = np.where(is_end[low], high, low), np.where(is_end[high], low, high)
+        distance = np.stack([np.where(shares, shared[third], stand_in) for third in thirds])
+        return np.where(is_pair, 0, np.where(shares, 1, 2)), distance
 
     def _kin_distance(self, targets: Ints) -> Singles:
         """Of each measured node, how far the nearest of its kin among the targets counts as being."""
@@ -116,27 +145,30 @@ class Known:
             distance[:-1][related] = KIN_MS[level]
         return distance
 
-    def _keys(
-        self, rows: Ints, round_: Ints, is_common: Bools, is_asked: Bools, kin: tuple[Singles, Singles]
-    ) -> tuple[Ints, Ints]:
-        source, destination = self.source[rows], self.destination[rows]
-        rtt = np.fmin(self.rtt_ms[rows], FAR_MS).astype(np.float32)  # of a failed one: far
-        direct_common, near_common = _near(source, destination, rtt, kin[0], is_common)
-        direct_asked, near_asked = _near(source, destination, rtt, kin[1], is_asked)
-        is_end = is_common | is_asked
-        is_pair = is_common[source] & is_asked[destination] | is_common[destination] & is_asked[source]
-        shares = is_end[source] | is_end[destination]
-        third = np.where(is_end[source], destination, source)
-        by_both = (direct_common < FAR_MS) & (direct_asked < FAR_MS)
-        shared = np.minimum(direct_common, direct_asked) + np.where(by_both, 0.0, FAR_MS).astype(np.float32)
-        stand_in = np.minimum(
-            near_common[source] + near_asked[destination], near_common[destination] + near_asked[source]
-        )
-        distance = np.where(shares, shared[third], stand_in)
-        doubled = (distance + np.float32(HALF_MS)) * np.exp2(np.minimum(round_, MOST_ROUNDS)).astype(np.float32)
-        score = np.where(is_pair, round_.astype(np.float32), doubled)
-        class_ = np.where(is_pair, 0, np.where(shares, 1, 2))
-        return class_, (class_ << 30) | (score.view(np.uint32) >> 1).astype(np.int64)
+    def _best(self, pairs: Ints, usable: Ints, distance: Singles | None, count: int) -> Ints:
+        """Measurements of these pairs, best first: by distance, or, where that does not count, the latest ones.
+
+        Of equal ones those that were given first.
+        """
+        if count == 0:
+            return np.zeros(0, np.int64)
+        rounds = np.minimum(usable, count)
+        if distance is not None:
+            nearest, farthest = _keys(distance.min(axis=0)), _keys(distance.max(axis=0))
+            worst = np.partition(farthest, count - 1)[count - 1] if count <= len(pairs) else _WORST_KEY
+            in_reach = (worst - nearest) // _TWICE + 1  # rounds whose keys are not above the worst
+            rounds = np.where(in_reach > MOST_ROUNDS, usable, np.clip(in_reach, 0, usable))
+        member, round_ = _counted_up(rounds)
+        rows = (self.starts[pairs] + usable - 1)[member] - round_
+        if distance is None:
+            keys = round_
+        else:
+            backwards = (self.source[rows] != self.low[pairs[member]]).astype(np.int64)
+            keys = _keys(distance[backwards, member]) + np.minimum(round_, MOST_ROUNDS) * _TWICE
+        if count < len(rows):
+            near = keys <= np.partition(keys, count - 1)[count - 1]
+            rows, keys = rows[near], keys[near]
+        return rows[np.lexsort((self.given[rows], keys))][:count]
 
     def columns(self, rows: Ints, time_s: float) -> tuple[Columns, Ints, Ints]:
         """Context of a batch, of these rows, and the ids of their ends."""
@@ -196,25 +228,31 @@ def _numbered(asked: Questions, source: Ints, destination: Ints) -> tuple[Ints, 
     return rank[numbers], ids[np.sort(first)]
 
 
-def _chosen(class_: Ints, keys: Ints, given: Ints, room: int) -> Ints:
-    """Which of the rows, best first; of equal ones, those that were given first."""
-    parts = [np.flatnonzero(class_ == number) for number in range(NEVER)]
-    own, shared = min(len(parts[0]), -(-room // 4)), min(len(parts[1]), room // 2)
-    others = min(len(parts[2]), room - own - shared)
-    more_shared = min(len(parts[1]) - shared, room - own - shared - others)
-    more_own = min(len(parts[0]) - own, room - own - shared - others - more_shared)
-    first = [
-        _best(part, keys, given, count)
-        for part, count in zip(parts, (own + more_own, shared + more_shared, others), strict=True)
-    ]
-    return np.concatenate([first[0][:own], first[1][:shared], first[2], first[1][shared:], first[0][own:]])
+def _shares(there_are: list[int], room: int) -> tuple[int, int, int, int, int]:
+    """How many of each class are chosen: own, sharing an end, others; then what is left over of the first two."""
+    own, shared = min(there_are[0], -(-room // 4)), min(there_are[1], room // 2)
+    others = min(there_are[2], room - own - shared)
+    more_shared = min(there_are[1] - shared, room - own - shared - others)
+    more_own = min(there_are[0] - own, room - own - shared - others - more_shared)
+    return own, shared, others, more_shared, more_own
 
 
-def _best(part: Ints, keys: Ints, given: Ints, count: int) -> Ints:
-    if 0 < count < len(part):
-        worst = np.partition(keys[part], count - 1)[count - 1]
-        part = part[keys[part] <= worst]
-    return part[np.lexsort((given[part], keys[part]))][:count]
+def _keys(distance: Singles) -> Ints:
+    """Numbers that order distances as `selection` does: all but the last bit of the sum with `HALF_MS`."""
+    return ((distance + np.float32(HALF_MS)).view(np.uint32) >> 1).astype(np.int64)
+
+
+def _counted_up(counts: Ints) -> tuple[Ints, Ints]:
+    """`[2, 3]` to `[0, 0, 1, 1, 1]` and `[0, 1, 0, 1, 2]`."""
+    member = np.repeat(np.arange(len(counts)), counts)
+    return member, np.arange(len(member)) - np.repeat(np.cumsum(counts) - counts, counts)
+
+
+def _least_so_far(values: Singles, group: Ints) -> Singles:
+    """The least of each value and those before it in its group; groups lie one after the other."""
+    falling = group.astype(np.int64) << 32  # bits of floats that are not negative are ordered as these
+    least = np.minimum.accumulate(values.view(np.uint32).astype(np.int64) - falling) + falling
+    return least.astype(np.uint32).view(np.float32)
 
 
 def _near(

@@ -1,0 +1,33 @@
+"""The mean of models of one shape: `python scripts/average_weights.py MODEL OTHER … --output FOLDER`.
+
+Models are runs, exported folders, or `completer`. Configuration and card are those of the first. The completer of the
+package is the mean of the weights before and after the last part of its training.
+"""
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+
+from ping_llm.card import model_card
+from ping_llm.train.trained import load_trained, save_trained
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="+")
+    parser.add_argument("--output", type=Path, required=True)
+    options = parser.parse_args()
+    first, *others = (load_trained(where) for where in options.models)
+    weights = jax.tree.map(
+        lambda *leaves: jnp.mean(jnp.stack([leaf.astype(jnp.float32) for leaf in leaves]), axis=0),
+        first.weights,
+        *(other.weights for other in others),
+    )
+    save_trained(replace(first, weights=weights), options.output, model_card(first))
+
+
+if __name__ == "__main__":
+    main()
