@@ -109,8 +109,8 @@ class Known:
         usable = usable[pairs]
         class_, distance = self._distances(pairs, usable, common, others)
         parts = [np.flatnonzero(class_ == number) for number in range(NEVER)]
-        own, shared, others_, more_shared, more_own = _shares([int(usable[part].sum()) for part in parts], self.room)
-        counts = own + more_own, shared + more_shared, others_
+        own, shared, rest, more_shared, more_own = _shares([int(usable[part].sum()) for part in parts], self.room)
+        counts = own + more_own, shared + more_shared, rest
         first = [
             self._best(pairs[part], usable[part], None if number == 0 else distance[:, part], count)
             for number, (part, count) in enumerate(zip(parts, counts, strict=True))
@@ -153,7 +153,7 @@ class Known:
         if count == 0:
             return np.zeros(0, np.int64)
         rounds = np.minimum(usable, count)
-        if distance is not None:
+        if distance is not None:  # at least `count` measurements have keys up to the worst
             nearest, farthest = _keys(distance.min(axis=0)), _keys(distance.max(axis=0))
             worst = np.partition(farthest, count - 1)[count - 1] if count <= len(pairs) else _WORST_KEY
             in_reach = (worst - nearest) // _TWICE + 1  # rounds whose keys are not above the worst
