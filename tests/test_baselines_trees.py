@@ -40,6 +40,7 @@ class TestPrefixTrees:
         fitted = PrefixTrees(nodes=addresses(family), trees=60, rate=0.2).fit(train)
         assert median_error(fitted, asked) < 0.1 < median_error(GlobalMedian().fit(train), asked)
 
+    @pytest.mark.slow
     def test_without_neighbours_it_learns_nothing_from_them(self) -> None:
         rng = np.random.default_rng(0)
         scattered = tuple(f"{a}.{b}.{c}.1" for a, b, c in rng.integers(1, 250, (SITES * HOSTS, 3)))

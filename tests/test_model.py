@@ -112,6 +112,7 @@ def test_rotation_depends_on_distance_alone() -> None:
     assert product(5, 3) != pytest.approx(product(5, 2), rel=1e-3)
 
 
+@pytest.mark.slow
 def test_recomputing_activations_changes_no_gradient() -> None:
     batch = batch_of([[20, 30], [64]])
     kept, again = (loss_and_slope(dataclasses.replace(TINY, remat=remat), batch) for remat in ("none", "full"))

@@ -218,6 +218,7 @@ class TestDestinations:
         for address, value in likelihood.items():
             assert value == pytest.approx(logs[int.from_bytes(ip_address(address).packed[-2:], "big")], abs=1e-4)
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(("family", "beam"), [(4, 20), (6, 3)])
     def test_a_narrow_beam_gives_exact_probabilities_and_says_what_it_missed(self, family: int, beam: int) -> None:
         model, source = untrained(), SOURCES[family]

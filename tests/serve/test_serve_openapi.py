@@ -60,6 +60,7 @@ def api() -> Iterator[Any]:
         yield schemathesis.openapi.from_asgi("/openapi.json", app)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("path", "method", "mode"), [*ALLOWED, *FORBIDDEN])
 def test_no_request_makes_the_server_fail(api: Any, path: str, method: str, mode: GenerationMode) -> None:
     asked = 0
