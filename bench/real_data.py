@@ -59,6 +59,13 @@ def sets(folder: Path, pings: Pings) -> Iterator[Set]:
         yield Set(name=f"menog-{100 * known:g}", pairs=pairs, known=known, nodes=pings.nodes, symmetric=False)
 
 
+_NAMES = (
+    *(f"planetlab-{100 * known:g}" for known in PLANETLAB_KNOWN),
+    *(f"menog-{100 * known:g}" for known in MENOG_KNOWN),
+    "later",
+)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
@@ -75,6 +82,8 @@ def main() -> None:
     parser.add_argument("--write-known", type=Path, help="write what is known as CSV files, and do nothing else")
     options = parser.parse_args()
     wanted = options.sets.split(",") if options.sets else ["planetlab", "menog", "later"]
+    if unknown := [one for one in wanted if not any(_is_among(name, [one]) for name in _NAMES)]:
+        parser.error(f"--sets {','.join(unknown)}: there are {', '.join(_NAMES)}; planetlab, menog")
     seeds = range(options.first_seed, options.first_seed + options.seeds)
     pings = menog_pings(options.folder)
     chosen = [one for one in sets(options.folder, pings) if _is_among(one.name, wanted)]

@@ -5,6 +5,7 @@ package is the mean of the weights before and after the last part of its trainin
 """
 
 import argparse
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +13,8 @@ import jax
 import jax.numpy as jnp
 
 from ping_llm.card import model_card
-from ping_llm.train.trained import load_trained, save_trained
+from ping_llm.errors import PingLlmError
+from ping_llm.train.trained import check_replaceable, load_trained, save_trained
 
 
 def main() -> None:
@@ -20,13 +22,17 @@ def main() -> None:
     parser.add_argument("models", nargs="+")
     parser.add_argument("--output", type=Path, required=True)
     options = parser.parse_args()
-    first, *others = (load_trained(where) for where in options.models)
-    weights = jax.tree.map(
-        lambda *leaves: jnp.mean(jnp.stack([leaf.astype(jnp.float32) for leaf in leaves]), axis=0),
-        first.weights,
-        *(other.weights for other in others),
-    )
+    try:
+        check_replaceable(options.output, overwrite=False)
+        first, *others = (load_trained(where) for where in options.models)
+        weights = jax.tree.map(_mean, first.weights, *(other.weights for other in others))
+    except (PingLlmError, ValueError) as error:
+        sys.exit(f"error: {error}")
     save_trained(replace(first, weights=weights), options.output, model_card(first))
+
+
+def _mean(*leaves: jax.Array) -> jax.Array:
+    return jnp.mean(jnp.stack([leaf.astype(jnp.float32) for leaf in leaves]), axis=0)
 
 
 if __name__ == "__main__":

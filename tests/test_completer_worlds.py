@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from ping_llm.completer.disturbances import Disturbances, make_disturbances
 from ping_llm.completer.draws import Draws
 from ping_llm.completer.settings import WorldSettings
 from ping_llm.completer.worlds import ANSWERED, FAILED, NOTHING, World, make_world, world_batch
@@ -141,6 +142,19 @@ def test_failures_are_there_but_not_everywhere(worlds: World) -> None:
 def test_worlds_show_failures_in_contexts() -> None:
     kinds = np.concatenate([np.ravel(world_batch(SMALL, 0, step, 0, 16)["context_kind"]) for step in range(6)])
     assert FAILED in kinds
+
+
+def test_routes_seldom_change_in_most_worlds_often_in_some_and_go_back_for_many_pairs() -> None:
+    def one(key: jax.Array) -> Disturbances:
+        return make_disturbances(Draws(key), 4, 400, noisy=jnp.asarray(True), interval_s=jnp.asarray(60.0))
+
+    made = jax.tree.map(np.asarray, jax.jit(jax.vmap(one))(jax.random.split(jax.random.key(2), WORLDS)))
+    changed = np.isfinite(made.pair_change_s)
+    assert np.median(changed.mean(axis=(1, 2))) < 0.1
+    assert 0.15 < np.mean(changed.mean(axis=(1, 2)) > 0.2) < 0.4
+    before = made.pair_before
+    unclipped = (np.abs(before) < 1).all(axis=1)
+    assert 0.3 < np.mean((before[:, 0] == -before[:, 1])[unclipped]) < 0.5
 
 
 def test_draws_are_uniform_normal_and_independent() -> None:

@@ -65,6 +65,7 @@ def make_disturbances(draw: Draws, nodes: int, pairs: int, *, noisy: jax.Array, 
     node_changed = draw.chance(draw.half_normal(0.04), (nodes,))
     steps_ms = jnp.where(node_changed, draw.log_normal(8.0, 1.2, (2, nodes)), 0.0)
     pair_change = interval_s * draw.log_uniform(0.5, 300.0, (2, pairs))
+    # Where routes seldom change, a model learns to trust many old pings more than a few new ones.
     restless = sometimes(0.3, draw.uniform(0.1, 0.6))
     pair_changed = draw.chance(draw.half_normal(0.06) + restless, (2, pairs))
     size = 0.15 * draw.normal((2, pairs)) * jnp.exp(0.8 * draw.normal((2, pairs)))
