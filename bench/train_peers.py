@@ -1,4 +1,4 @@
-"""Training speed on one GPU: ours, ours with `lax.scan` over layers, and the same model in PyTorch, on equal batches.
+"""Training speed on one GPU: ours in 8 and 16 bits, with `lax.scan` over layers, and the same model in PyTorch.
 
     ping-llm simulate --measurements 20000000 --output data/raw
     ping-llm prepare --input "data/raw/*.parquet" --output data/rows
@@ -6,8 +6,9 @@
 
 Every contender runs in a process of its own, one after the other, on batches that the pipeline made from these rows.
 `trainer` is the whole product (`ping-llm train`: loader, metrics and all), the others are steps on batches that lie on
-the device already. PyTorch gets what its users would write: `torch.compile`, scaled dot product attention, causal over
-the whole sequence (it looks across segments, which is wrong but cheap), bfloat16 autocast, fused AdamW.
+the device already. Products are in 8 bits where the GPU can (`quantization=auto`), and in 16 where the name says so.
+PyTorch gets what its users would write: `torch.compile`, scaled dot product attention, causal over the whole sequence
+(it looks across segments, which is wrong but cheap), bfloat16 autocast, fused AdamW.
 """
 
 import argparse
@@ -22,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-CONTENDERS = ("trainer", "trainer-muon", "ours", "ours-scan", "torch")
+CONTENDERS = ("trainer", "trainer-muon", "trainer-16-bit", "ours", "ours-16-bit", "ours-16-bit-scan", "torch-16-bit")
 PEAK_FLOPS = 989e12
 WARM_UP, TIMED = 5, 30
 
@@ -52,20 +53,22 @@ def main() -> None:
 
 def _line(name: str, result: dict[str, Any]) -> str:
     if "error" in result:
-        return f"{name:14} failed: {result['error']}"
+        return f"{name:16} failed: {result['error']}"
     memory = "" if result.get("memory_gib") is None else f"  {result['memory_gib']:5.1f} GiB"
     compiling = "" if result.get("compile_s") is None else f"  compiling {result['compile_s']:5.1f} s"
     mfu = "" if result["mfu"] is None else f"  MFU {result['mfu']:.1%}"
-    return f"{name:14} {result['real_tokens_per_s']:>9,.0f} real tokens/s{mfu}{memory}{compiling}"
+    return f"{name:16} {result['real_tokens_per_s']:>9,.0f} real tokens/s{mfu}{memory}{compiling}"
 
 
 def _contender(name: str) -> Callable[[argparse.Namespace], dict[str, Any]]:
     return {
-        "trainer": lambda options: _trainer(options, "adamw"),
-        "trainer-muon": lambda options: _trainer(options, "muon"),
-        "ours": lambda options: _ours(options, scan=False),
-        "ours-scan": lambda options: _ours(options, scan=True),
-        "torch": _torch,
+        "trainer": lambda options: _trainer(options, "opt_type=adamw", "quantization=auto"),
+        "trainer-muon": lambda options: _trainer(options, "opt_type=muon", "quantization=auto"),
+        "trainer-16-bit": lambda options: _trainer(options, "opt_type=adamw"),
+        "ours": lambda options: _ours(options, "quantization=auto"),
+        "ours-16-bit": lambda options: _ours(options),
+        "ours-16-bit-scan": lambda options: _ours(options, scan=True),
+        "torch-16-bit": _torch,
     }[name]
 
 
@@ -76,12 +79,12 @@ def _config(options: argparse.Namespace, *more: str) -> Any:
     return load_config(None, [*data, f"per_device_batch_size={options.batch_size}", *options.set, *more])
 
 
-def _trainer(options: argparse.Namespace, optimizer: str) -> dict[str, Any]:
+def _trainer(options: argparse.Namespace, *keys: str) -> dict[str, Any]:
     from ping_llm.train import train
 
     with tempfile.TemporaryDirectory() as folder:
-        more = ["enable_checkpointing=false", "steps=120", f"base_output_directory={folder}", f"opt_type={optimizer}"]
-        summary = train(_config(options, *more))
+        more = ["enable_checkpointing=false", "steps=120", f"base_output_directory={folder}"]
+        summary = train(_config(options, *more, *keys))
     return {name: summary[name] for name in ("real_tokens_per_s", "mfu", "data_wait_fraction")}
 
 
@@ -104,10 +107,10 @@ def _result(options: argparse.Namespace, real_tokens: int, step_s: float, **more
     return {"real_tokens_per_s": rate, "mfu": rate * flops / PEAK_FLOPS, "step_ms": 1e3 * step_s, **more}
 
 
-def _ours(options: argparse.Namespace, *, scan: bool) -> dict[str, Any]:
+def _ours(options: argparse.Namespace, *keys: str, scan: bool = False) -> dict[str, Any]:
     from ping_llm.train import hardware
 
-    config = _config(options, "opt_type=adamw")
+    config = _config(options, "opt_type=adamw", *keys)
     hardware.start_processes(config)
     import jax
 

@@ -104,6 +104,15 @@ class TestRun:
         assert len(set(values)) == 1
 
     @pytest.mark.slow
+    def test_evaluation_is_in_16_bits_whatever_training_is(self, tiny: Config) -> None:
+        config = tiny.replace(dtype="bfloat16", steps=1, eval_interval=1, learning_rate=1e-30, adam_weight_decay=0.0)
+        runs = [config.replace(run_name=kind, quantization=kind) for kind in ("none", "fp8")]
+        for run in runs:
+            train(run)
+        assert losses(runs[0]) != losses(runs[1])
+        assert eval_losses(runs[0]) == eval_losses(runs[1])
+
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         "change",
         [
@@ -409,8 +418,15 @@ def test_a_signal_saves_ends_cleanly_and_the_same_command_goes_on(
 
 
 @pytest.mark.slow
-def test_two_processes_have_the_losses_of_one_and_one_goes_on_from_two(tiny: Config) -> None:
-    one = constant_rate(tiny).replace(run_name="one", steps=10, grain_worker_count=1)
+@pytest.mark.parametrize(
+    ("keys", "tolerance"),
+    [({}, 1e-5), ({"dtype": "bfloat16", "quantization": "fp8"}, 5e-3)],
+    ids=["32 bits", "8 bits"],
+)
+def test_two_processes_have_the_losses_of_one_and_one_goes_on_from_two(
+    tiny: Config, keys: dict[str, Any], tolerance: float
+) -> None:
+    one = constant_rate(tiny).replace(run_name="one", steps=10, grain_worker_count=1, **keys)
     train(one)
     two = one.replace(run_name="two")
     with socket.socket() as free:
@@ -433,5 +449,5 @@ def test_two_processes_have_the_losses_of_one_and_one_goes_on_from_two(tiny: Con
         _, errors = process.communicate(timeout=240)
         assert process.returncode == 0, errors
     assert train(two)["resumed_from"] == 6
-    np.testing.assert_allclose(losses(two), losses(one), rtol=1e-5)
-    np.testing.assert_allclose(np.array(eval_losses(two)), np.array(eval_losses(one)), rtol=1e-5)
+    np.testing.assert_allclose(losses(two), losses(one), rtol=tolerance)
+    np.testing.assert_allclose(np.array(eval_losses(two)), np.array(eval_losses(one)), rtol=tolerance)

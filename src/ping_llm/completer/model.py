@@ -23,7 +23,8 @@ from ping_llm.completer.kinship import LEVEL_SHARES, LEVELS, OWN_SHARE
 from ping_llm.completer.settings import CompleterSettings
 from ping_llm.completer.worlds import ANSWERED, NOTHING, Batch
 from ping_llm.model.attention import choose
-from ping_llm.model.transformer import Layer, linear, norm
+from ping_llm.model.norm import norm
+from ping_llm.model.transformer import Layer, linear
 
 _SHARPNESS = 2.0
 """Queries and keys have length √64 each: scores lie within ±16, enough to single out one of thousands."""

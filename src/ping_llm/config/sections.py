@@ -142,6 +142,12 @@ class ModelKeys(Section):
     final_logits_soft_cap: float = key(0.0, "Squeeze logits into ± this; 0 = not.", at_least(0))
     dtype: str = key("bfloat16", "Of activations and matrix products.", one_of("bfloat16", "float32"))
     weight_dtype: str = key("float32", "Of the weights that the optimizer holds.", one_of("bfloat16", "float32"))
+    quantization: str = key(
+        "none",
+        "`fp8` = the language model trains with products in 8 bits, `auto` = on GPUs with units for it (Hopper and "
+        "newer); evaluation and prediction use `dtype`.",
+        one_of("none", "fp8", "auto"),
+    )
     attention: str = key(
         "auto",
         "`cudnn` = packed layout (Hopper and newer), `plain` = masked, anywhere.",

@@ -78,7 +78,7 @@ def choose(wanted: str, dtype: str) -> str:
     """What `auto` stands for on this machine; what cannot run here is an error."""
     if wanted not in IMPLEMENTATIONS:
         raise PingLlmError(f"attention={wanted} is none of {', '.join(IMPLEMENTATIONS)}")
-    possible = dtype in ("bfloat16", "float16") and _is_hopper_or_newer()
+    possible = dtype in ("bfloat16", "float16") and is_hopper_or_newer()
     if wanted == "cudnn" and not possible:
         raise PingLlmError(
             "attention=cudnn needs an NVIDIA GPU of the Hopper generation or newer and dtype=bfloat16; "
@@ -89,7 +89,7 @@ def choose(wanted: str, dtype: str) -> str:
     return wanted
 
 
-def _is_hopper_or_newer() -> bool:
+def is_hopper_or_newer() -> bool:
     device = jax.local_devices()[0]
     if device.platform != "gpu":
         return False

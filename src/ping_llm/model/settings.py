@@ -29,6 +29,8 @@ class ModelSettings:
     """Of activations and of the matrices they are multiplied with. Norms, angles, logits and the loss are float32."""
     weight_dtype: str = "float32"
     """Of the parameters that the optimizer changes."""
+    quantization: str = "none"
+    """`fp8`: the products of the layers, and their slopes, in 8 bits (`model.float8`)."""
     attention: str = "auto"
     remat: str = "none"
     """`none` keeps all activations for the backward pass; `full` keeps a layer's input and computes the rest again."""

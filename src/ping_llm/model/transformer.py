@@ -14,19 +14,13 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from ping_llm.model import float8
 from ping_llm.model.attention import attend, choose, segments_of
+from ping_llm.model.norm import norm
 from ping_llm.model.settings import ModelSettings
 
 Attention = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 """From query, key and value, [batch, length, heads, head size] each, to what was attended to."""
-
-_NORM_EPSILON = 1e-6
-
-
-def norm(x: jax.Array) -> jax.Array:
-    """To a root mean square of 1. No learnt scale: the matrix that follows can hold it."""
-    wide = x.astype(jnp.float32)
-    return (wide * jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + _NORM_EPSILON)).astype(x.dtype)
 
 
 def rotation(position: jax.Array, head_dim: int, period: float) -> tuple[jax.Array, jax.Array]:
@@ -76,13 +70,22 @@ class Layer(nnx.Module):
 
     def query_key_value(self, x: jax.Array) -> list[jax.Array]:
         s = self.settings
-        return jnp.split(self.qkv(norm(x)).reshape(*x.shape[:2], 3 * s.heads, s.head_dim), 3, axis=2)
+        return jnp.split(self._project(x).reshape(*x.shape[:2], 3 * s.heads, s.head_dim), 3, axis=2)
 
     def add(self, x: jax.Array, attended: jax.Array) -> jax.Array:
         """To `x` what was attended to, and what the MLP makes of both."""
-        x = x + self.out(attended.reshape(*x.shape[:2], self.settings.heads * self.settings.head_dim))
+        x = x + self._join(attended.reshape(*x.shape[:2], self.settings.heads * self.settings.head_dim))
+        return x + self._mlp(x)
+
+    def _project(self, x: jax.Array) -> jax.Array:
+        return self.qkv(norm(x))
+
+    def _join(self, attended: jax.Array) -> jax.Array:
+        return self.out(attended)
+
+    def _mlp(self, x: jax.Array) -> jax.Array:
         gate, up = jnp.split(self.gate_up(norm(x)), 2, axis=-1)
-        return x + self.down(jax.nn.silu(gate) * up)
+        return self.down(jax.nn.silu(gate) * up)
 
 
 class Block(Layer):
@@ -93,6 +96,20 @@ class Block(Layer):
         return self.add(x, look(rotate(query, *turn), rotate(key, *turn), value))
 
 
+class Float8Block(Block):
+    """The same layer, its products in 8 bits."""
+
+    def _project(self, x: jax.Array) -> jax.Array:
+        return float8.normed_linear(x, self.qkv.kernel[...])
+
+    def _join(self, attended: jax.Array) -> jax.Array:
+        value = self.qkv.kernel[..., -attended.shape[-1] :]  # what is attended to is an average of values
+        return float8.linear(attended, self.out.kernel[...], float8.product_bound(value))
+
+    def _mlp(self, x: jax.Array) -> jax.Array:
+        return float8.normed_mlp(x, self.gate_up.kernel[...], self.down.kernel[...])
+
+
 class Transformer(nnx.Module):
     """The language model. Call it with a batch's inputs, positions and segments."""
 
@@ -101,7 +118,8 @@ class Transformer(nnx.Module):
         table = nnx.initializers.normal(0.02)
         shape = settings.padded_vocabulary, settings.width
         self.embedding = nnx.Param(table(rngs.params(), shape, jnp.dtype(settings.weight_dtype)))
-        self.blocks = nnx.List([Block(settings, rngs) for _ in range(settings.layers)])
+        kind = Float8Block if settings.quantization == "fp8" else Block
+        self.blocks = nnx.List([kind(settings, rngs) for _ in range(settings.layers)])
         self.head = linear(settings, settings.width, settings.padded_vocabulary, rngs)
 
     def __call__(

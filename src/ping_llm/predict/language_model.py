@@ -67,7 +67,7 @@ class LanguageModel:
 
     @classmethod
     def of(cls, trained: Trained) -> Self:
-        settings = replace(model_settings(trained.config), attention="plain")
+        settings = replace(model_settings(trained.config), attention="plain", quantization="none")
         return cls(config=trained.config, settings=settings, weights=trained.weights, step=trained.steps)
 
     @classmethod

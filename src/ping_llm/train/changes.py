@@ -27,6 +27,7 @@ _TELLING: Final = (
     "learning_rate_schedule",
     "steps",
     "dtype",
+    "quantization",
     "adam_weight_decay",
     "z_loss_multiplier",
 )

@@ -97,7 +97,7 @@ class _Run:
         self.loader = self._open_loader(data)
         self.data_state = self.loader.state()
         self.train_step = make_train_step(self.task, change, config)
-        self.eval_step = make_eval_step(self.task)
+        self.eval_step = make_eval_step(task_of(config.replace(quantization="none")))  # as the model will be used
         self.rates = rates(config)
         peak = hardware.peak_flops(config)
         self.pace = Pace(self.task.flops_per_token, None if peak is None else peak * jax.device_count())

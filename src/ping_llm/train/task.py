@@ -19,7 +19,7 @@ from ping_llm.completer.worlds import Batch
 from ping_llm.config import Config
 from ping_llm.config.kinds import TEXT
 from ping_llm.errors import PingLlmError
-from ping_llm.model import ModelSettings, Transformer, attention
+from ping_llm.model import ModelSettings, Transformer, attention, float8
 from ping_llm.model.loss import Sums, loss_sums
 from ping_llm.pipeline.device import DeviceBatch
 from ping_llm.pipeline.measured import measurements_of
@@ -54,6 +54,7 @@ def model_settings(config: Config) -> ModelSettings:
         vocabulary=vocabulary(config),
         rope_period=config.rope_max_timescale,
         logits_soft_cap=config.final_logits_soft_cap,
+        quantization=config.quantization,
         remat=config.remat_policy,
     )
 
@@ -89,7 +90,11 @@ def _of_either(config: Config) -> dict[str, Any]:
 
 def _language_model(config: Config) -> Task:
     s = model_settings(config)
-    s = replace(s, attention=attention.choose(s.attention, s.dtype))
+    s = replace(
+        s,
+        attention=attention.choose(s.attention, s.dtype),
+        quantization=float8.choose(s.quantization, s.dtype, has_units=attention.is_hopper_or_newer()),
+    )
 
     def sums(model: Transformer, batch: DeviceBatch, data: None, most_segments: int) -> Sums:
         logits = model(batch["inputs"], batch["inputs_position"], batch["inputs_segmentation"], most_segments)
@@ -99,7 +104,7 @@ def _language_model(config: Config) -> Task:
     return Task(
         description=f"{s.layers} layers of {s.width}, {s.heads} heads of {s.head_dim}, MLP {s.mlp_width}), "
         f"{s.flops_per_token(config.max_target_length) / 1e9:,.3f} GFLOP a token, {s.dtype} on {s.weight_dtype} "
-        f"weights, attention {s.attention}",
+        f"weights{', products in 8 bits' if s.quantization == 'fp8' else ''}, attention {s.attention}",
         parameters=s.parameters,
         flops_per_token=s.flops_per_token(config.max_target_length),
         make=partial(Transformer, s),
@@ -109,6 +114,8 @@ def _language_model(config: Config) -> Task:
 
 
 def _completer(config: Config) -> Task:
+    if config.quantization == "fp8":
+        raise PingLlmError("quantization=fp8 is for the language model: leave it out for a completer")
     s = completer_settings(config)
     s = replace(s, attention=attention.choose(s.attention, s.dtype))
     worlds = world_settings(config)
