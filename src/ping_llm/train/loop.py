@@ -101,7 +101,7 @@ class _Run:
         self.rates = rates(config)
         peak = hardware.peak_flops(config)
         self.pace = Pace(self.task.flops_per_token, None if peak is None else peak * jax.device_count())
-        self.metrics = Metrics(config, self.folder, self.step) if self.is_main else None
+        self.metrics = Metrics(config, self.folder, self.step, self.task.arithmetic) if self.is_main else None
         self.most_segments = 1
         self.compiled_for = 0
         self.in_flight: deque[tuple[int, StepValues]] = deque()
@@ -157,7 +157,10 @@ class _Run:
         c = self.config
         devices = f"{jax.device_count()} × {jax.devices()[0].device_kind}"
         err.print(f"run [bold]{self.folder}[/] on {devices}, {jax.process_count()} process(es)", soft_wrap=True)
-        err.print(f"model: {self.task.parameters / 1e6:,.1f} M parameters ({self.task.description}", soft_wrap=True)
+        err.print(
+            f"model: {self.task.parameters / 1e6:,.1f} M parameters ({self.task.description}, {self.task.arithmetic}",
+            soft_wrap=True,
+        )
         what = "contexts" if c.dataset_type in COMPLETER_DATA else f"sequences of {c.max_target_length} tokens"
         sequences = int(c.per_device_batch_size * jax.device_count())
         err.print(

@@ -37,12 +37,12 @@ def read_metrics(file: Path) -> Iterator[Record]:
 class Metrics:
     """Writes the records of a run, each step once: those after the checkpoint that a run resumes from are dropped."""
 
-    def __init__(self, config: Config, folder: RunFolder, first_step: int) -> None:
+    def __init__(self, config: Config, folder: RunFolder, first_step: int, arithmetic: str) -> None:
         kept = [record for record in read_metrics(folder.metrics) if _is_before(record, first_step)]
         folder.write(folder.metrics, "".join(json.dumps(record) + "\n" for record in kept))
         self._file = folder.metrics.open("a", buffering=1)
         self._sessions = folder.path / SESSIONS
-        self._say({"event": "begin", "first_step": first_step, **_machine(config)})
+        self._say({"event": "begin", "first_step": first_step, "arithmetic": arithmetic, **_machine(config)})
         self._others: list[Callable[[Record], None]] = []
         self._closers: list[Callable[[], None]] = []
         if config.enable_tensorboard:

@@ -30,6 +30,8 @@ from ping_llm.tokens.vocabulary import VOCABULARY_SIZE
 @dataclass(frozen=True, kw_only=True)
 class Task:
     description: str
+    """Its shape."""
+    arithmetic: str
     parameters: int
     flops_per_token: int
     """Of a training step. A token is a place of the model's input."""
@@ -103,8 +105,9 @@ def _language_model(config: Config) -> Task:
 
     return Task(
         description=f"{s.layers} layers of {s.width}, {s.heads} heads of {s.head_dim}, MLP {s.mlp_width}), "
-        f"{s.flops_per_token(config.max_target_length) / 1e9:,.3f} GFLOP a token, {s.dtype} on {s.weight_dtype} "
-        f"weights{', products in 8 bits' if s.quantization == 'fp8' else ''}, attention {s.attention}",
+        f"{s.flops_per_token(config.max_target_length) / 1e9:,.3f} GFLOP a token",
+        arithmetic=f"{s.dtype} on {s.weight_dtype} weights"
+        f"{', products in 8 bits' if s.quantization == 'fp8' else ''}, attention {s.attention}",
         parameters=s.parameters,
         flops_per_token=s.flops_per_token(config.max_target_length),
         make=partial(Transformer, s),
@@ -132,8 +135,8 @@ def _completer(config: Config) -> Task:
 
     return Task(
         description=f"completer, {s.layers} layers of {s.width}, {s.heads} heads of {s.head_dim}, MLP {s.mlp_width}), "
-        f"{worlds.context} measurements and {worlds.questions} questions a world, {flops / 1e9:,.3f} GFLOP a place, "
-        f"{s.dtype} on {s.weight_dtype} weights, attention {s.attention}",
+        f"{worlds.context} measurements and {worlds.questions} questions a world, {flops / 1e9:,.3f} GFLOP a place",
+        arithmetic=f"{s.dtype} on {s.weight_dtype} weights, attention {s.attention}",
         parameters=s.parameters,
         flops_per_token=flops,
         make=partial(SetTransformer, s),

@@ -32,7 +32,7 @@ def model_and_data(run: Run, found: Figures) -> Markup:
         ("devices", hardware(run) or None),
         ("processes", machine.get("processes")),
         ("peak of a device", f"{short(peak, SI, chr(32))}FLOP/s" if isinstance(peak, int | float) else "unknown"),
-        ("arithmetic", _joined(s.get("dtype"), "on", s.get("weight_dtype"), "weights")),
+        ("arithmetic", machine.get("arithmetic") or _joined(s.get("dtype"), "on", s.get("weight_dtype"), "weights")),
         ("ping-llm", machine.get("ping_llm")),
         ("JAX", machine.get("jax")),
         ("Python", machine.get("python")),
