@@ -78,6 +78,7 @@ def test_another_vocabulary_on_resume_is_refused_and_harms_no_checkpoint(tmp_pat
     assert train(config.replace(vocab_size=512, steps=3))["resumed_from"] == 2
 
 
+@pytest.mark.slow
 def test_training_goes_on_to_its_end_when_the_data_has_ended(tmp_path: Path) -> None:
     config = config_of(tmp_path, "parquet", [texts(10)], num_epoch=1, steps=8)
     assert train(config)["complete"]

@@ -52,6 +52,7 @@ def test_help_lists_every_command() -> None:
         assert command[0] in text
 
 
+@pytest.mark.slow
 def test_the_whole_path_from_simulation_to_batches(tmp_path: Path) -> None:
     made = json.loads(run("simulate", "-n", 20_000, "--seed", 3, "-o", tmp_path / "raw", "--json").stdout)
     assert made["measurements"] == 20_000

@@ -34,6 +34,7 @@ def distribution(answers: Answers) -> BinDistribution:
     return BinDistribution(p_failed=np.zeros(len(grid)), probability=grid)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", [None, *range(1 + PRECISIONS)])
 def test_the_density_of_training_is_that_of_prediction(part: int | None) -> None:
     answers = some_answers() if part is None else only(some_answers(), part)

@@ -161,6 +161,7 @@ class TestModel:
         ]
         assert shapes[0] == shapes[1]
 
+    @pytest.mark.slow
     def test_loss_and_gradient_stay_close_to_those_in_16_bits(self) -> None:
         batch = batch_of([[20, 30, 14], [40, 3], [64]])
         (loss, slopes), (wanted, wanted_slopes) = (loss_and_slope(s, batch) for s in (EIGHT_BITS, SIXTEEN_BITS))

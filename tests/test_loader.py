@@ -71,7 +71,9 @@ def take(loader: Loader, count: int) -> list[str]:
 
 
 class TestSameBatches:
-    @pytest.mark.parametrize(("hosts", "workers"), [(2, 0), (4, 0), (8, 0), (1, 1), (1, 3), (2, 2)])
+    @pytest.mark.parametrize(
+        ("hosts", "workers"), [(2, 0), (4, 0), (8, 0), (1, 1), (1, 3), pytest.param(2, 2, marks=pytest.mark.slow)]
+    )
     def test_for_any_number_of_hosts_and_workers(self, rows: Path, hosts: int, workers: int) -> None:
         spec = spec_of(rows)
         assert digests(spec, 0, 8, hosts=hosts, workers=workers) == digests(spec, 0, 8)
@@ -81,6 +83,7 @@ class TestSameBatches:
         backward = [digest(one_batch(spec, step)) for step in reversed(range(8))]
         assert backward == digests(spec, 0, 8)[::-1]
 
+    @pytest.mark.slow
     def test_in_another_process(self, rows: Path) -> None:
         arguments = ["inspect", "batches", str(rows), "--steps", "3:6", "--digest", "--json"]
         arguments += ["--batch-size", "8", "--length", "512", "--workers", "1"]
@@ -192,6 +195,7 @@ class TestBlend:
         counts = [sum(any(np.array_equal(row, mine) for mine in source) for row in blended) for source in alone]
         assert counts == [16, 48]
 
+    @pytest.mark.slow
     def test_is_the_same_for_hosts_and_workers(self, rows: Path, other_rows: Path) -> None:
         spec = spec_of(rows, other_rows, weights=(Fraction(1, 3), Fraction(2, 3)))
         assert digests(spec, 0, 6, hosts=2, workers=1) == digests(spec, 0, 6)
@@ -280,6 +284,7 @@ class TestBoundOnSegments:
 
 
 class TestUnpreparedFiles:
+    @pytest.mark.slow
     def test_give_the_batches_that_prepared_rows_give(self, rows: Path, tmp_path: Path) -> None:
         raw = rows.parent / "raw.parquet"
         prepare(PrepareSettings(inputs=(str(raw),), output=tmp_path / "all", train_ratio=1.0, workers=1))
@@ -407,6 +412,7 @@ def shared_memory(owner: int) -> set[str]:
     return {path.name for path in Path("/dev/shm").glob(f"ping-llm-{owner}-*")}
 
 
+@pytest.mark.slow
 def test_closing_takes_no_time_even_when_large_batches_wait_to_be_taken(rows: Path) -> None:
     spec = replace(spec_of(rows, batch=256), contexts=ContextSettings(length=1024))  # half a megabyte a batch
     with Loader(spec, LoaderSettings(worker_count=2, buffer_size=2)) as loader:

@@ -155,6 +155,7 @@ def test_what_is_not_a_data_frame_is_refused(shipped: Predictor) -> None:
         shipped.predict_df(pa.table({"src": ["192.0.2.1"]}))
 
 
+@pytest.mark.slow
 def test_both_models_answer_through_the_same_calls(shipped: Predictor, language_run: Path) -> None:
     language = Predictor.from_pretrained(language_run)
     assert isinstance(shipped.model, Completer)
@@ -182,6 +183,7 @@ def test_what_only_addresses_can_tell_is_asked_of_a_language_model_only(shipped:
         _ = shipped.language_model
 
 
+@pytest.mark.slow
 def test_an_exported_model_answers_like_its_run(language_run: Path, tmp_path: Path) -> None:
     save_trained(load_trained(language_run), tmp_path / "model", "a card")
     known, asked = plane()
@@ -210,6 +212,7 @@ def test_a_model_that_was_damaged_or_is_incomplete_is_refused(language_run: Path
         load_trained(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_run_begins_with_the_weights_it_was_told_to(language_run: Path, tmp_path: Path) -> None:
     before = load_trained(language_run)
     config = before.config.replace(
@@ -251,6 +254,7 @@ def run(*arguments: str | int | Path) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_the_command_answers_for_a_pair_without_any_training(tmp_path: Path) -> None:
     known, asked = plane()
     csv.write_csv(known, tmp_path / "pings.csv")

@@ -60,6 +60,7 @@ def test_output_to_a_store_is_the_local_one_and_work_is_done_on_this_disk(
     assert not list((tmp_path / "cache").rglob("*.run")), "the work folder is gone"
 
 
+@pytest.mark.slow
 def test_work_in_a_store_gives_the_same_bytes_and_is_removed(tmp_path: Path, raw: Path, bucket: Location) -> None:
     run(raw, tmp_path / "local")
     run(raw, bucket / "rows", work=str(bucket / "tmp"))

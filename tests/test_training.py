@@ -209,6 +209,7 @@ class TestResume:
         with pytest.raises(PingLlmError, match="none of the 1 checkpoints"):
             train(tiny)
 
+    @pytest.mark.slow
     def test_another_model_is_refused_and_the_run_left_as_it_was(self, tiny: Config) -> None:
         train(tiny.replace(steps=2))
         with pytest.raises(PingLlmError, match="base_emb_dim: 32 then, 64 now"):
@@ -231,6 +232,7 @@ class TestResume:
             train(other)
         assert train(other.replace(allow_data_change=True))["resumed_from"] == 2
 
+    @pytest.mark.slow
     def test_the_best_checkpoint_is_kept_beside_the_newest(self, tiny: Config) -> None:
         config = tiny.replace(eval_interval=2, checkpoint_period=2, max_num_checkpoints_to_keep=1, learning_rate=0.5)
         train(config)
