@@ -15,6 +15,7 @@ from ping_llm.errors import PingLlmError
 from ping_llm.model import Transformer, float8
 from ping_llm.model.norm import norm
 from ping_llm.model.quantise import SLOPE, VALUE, Quantised, gate, gate_slopes, quantise, quantise_normed, to_float8
+from ping_llm.model.transformer import Block, Float8Block
 from ping_llm.train.optimizer import optimizer
 from ping_llm.train.state import first_state
 from ping_llm.train.step import make_train_step
@@ -112,9 +113,10 @@ class TestProducts:
             assert ours.dtype == theirs.dtype
             assert 0 < error(ours, theirs) < limit
 
-    def test_the_gated_mlp_is_that_in_32_bits_but_for_a_few_per_cent(self) -> None:
+    @pytest.mark.parametrize("size", [0.1, 3.0], ids=["small", "thousands inside"])
+    def test_the_gated_mlp_is_that_in_32_bits_but_for_a_few_per_cent(self, size: float) -> None:
         x = 3 * random(2, 64, 64)
-        gate_up, down = 0.1 * random(64, 96, dtype=jnp.float32), 0.1 * random(48, 64, seed=1, dtype=jnp.float32)
+        gate_up, down = size * random(64, 96, dtype=jnp.float32), 0.1 * random(48, 64, seed=1, dtype=jnp.float32)
 
         def mlp(x: jax.Array, gate_up: jax.Array, down: jax.Array) -> jax.Array:
             left, right = jnp.split(norm(x).astype(jnp.float32) @ gate_up, 2, axis=-1)
@@ -125,9 +127,26 @@ class TestProducts:
         for ours, theirs, limit in zip(found, wanted, (0.08, 0.12, 0.12, 0.12), strict=True):
             assert 0 < error(ours, theirs) < limit
 
+    def test_slopes_of_weights_are_summed_in_32_bits(self) -> None:
+        """The units' own sums are too short for so many tokens. A CPU has no such units: look at what is asked for."""
+        x, weights = random(64, 32), random(32, 48, seed=1, dtype=jnp.float32)
+        program = jax.make_jaxpr(jax.grad(lambda x, w: float8.normed_linear(x, w).sum().astype(jnp.float32), (0, 1)))
+        products = [e for e in program(x, weights).eqns if e.primitive.name == "dot_general"]
+        asked = {e.outvars[0].aval.shape: e.params["precision"] for e in products}
+        assert asked[32, 48] == (jax.lax.Precision.HIGHEST,) * 2
+        assert asked[64, 32] is None
+
 
 class TestBounds:
     """Forwards, nothing is ever cut off."""
+
+    def test_nor_is_what_was_attended_to_however_large_the_values(self) -> None:
+        ours, theirs = (kind(SIXTEEN_BITS, nnx.Rngs(0)) for kind in (Float8Block, Block))
+        for block in (ours, theirs):
+            block.qkv.kernel[...] *= 100
+        value = theirs.query_key_value(random(2, 16, 32))[2].reshape(2, 16, 32)
+        assert float(jnp.abs(value).max()) > 200
+        assert 0 < error(ours._join(value), theirs._join(value)) < 0.05
 
     @settings(deadline=None)
     @given(st.sampled_from([8, 100]), st.integers(0, 2**31), st.floats(0.01, 100.0))
