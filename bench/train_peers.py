@@ -45,7 +45,8 @@ def main() -> None:
         command = [sys.executable, __file__, *sys.argv[1:], "--run", name]
         done = subprocess.run(command, capture_output=True, text=True)
         lines = done.stdout.strip().splitlines()
-        results[name] = json.loads(lines[-1]) if done.returncode == 0 else {"error": done.stderr.strip()[-300:]}
+        why = (done.stderr.strip().splitlines() or ["without a word"])[-1]
+        results[name] = json.loads(lines[-1]) if done.returncode == 0 else {"error": why[-300:]}
         sys.stdout.write(_line(name, results[name]) + "\n")
         sys.stdout.flush()
     sys.stdout.write(json.dumps(results) + "\n")
