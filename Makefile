@@ -38,6 +38,7 @@ lint: setup
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check --quiet .
 	@$(BIN)/mypy
+	@report=$$($(BIN)/lint-imports --no-cache) || { echo "$$report"; exit 1; }
 
 test: lint
 	@$(BIN)/python -m pytest

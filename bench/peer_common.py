@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from array_record.python.array_record_module import ArrayRecordReader
 
-from ping_llm.pipeline.contexts import MODE_SHARES, UNTIMED_SHARES, ContextSettings
+from ping_llm.batches.contexts import MODE_SHARES, UNTIMED_SHARES, ContextSettings
 from ping_llm.rows.dataset import RowSet
 from ping_llm.rows.format import LONG_GAP_S, ProbeRow, decode_row
 from ping_llm.tokens.encode import FIELD_ORDERS, EncodableMeasurements, TimeKind, encode, token_counts

@@ -319,7 +319,7 @@ def _simulated_rows(measurements: int, folder: Path) -> Path:
 
 
 def _check_rows(folder: Path, parser: argparse.ArgumentParser) -> None:
-    from ping_llm.errors import PingLlmError
+    from ping_llm.core.errors import PingLlmError
     from ping_llm.rows.dataset import RowSet
 
     try:

@@ -1,7 +1,7 @@
 """Real measurements, all predictors: `python bench/real_data.py FOLDER [--model completer] [--seeds 3] …`.
 
 FOLDER holds `planetlab-rtt-frame1.npz` and `ripe-atlas-ping-menog.jsonl.bz2`. A part of the pairs is known, the others
-are asked about (`ping_llm.completer.evaluate_real`). Classical methods are fitted to the known part and asked about
+are asked about (`ping_llm.evaluate.real`). Classical methods are fitted to the known part and asked about
 everything else; models get the known part as context and are asked a random part of the same questions. And single
 pings of pairs that were measured before, each asked from what lies before it.
 
@@ -17,10 +17,10 @@ from pathlib import Path
 
 import numpy as np
 
-from ping_llm.baselines.catalogue import standard_baselines
-from ping_llm.baselines.interface import Baseline, Observations
 from ping_llm.baselines.prefix_trees import PrefixTrees
-from ping_llm.completer.evaluate_real import (
+from ping_llm.baselines.tuning import standard_baselines
+from ping_llm.core.observations import Baseline, Observations
+from ping_llm.evaluate.real import (
     MENOG_KNOWN,
     PLANETLAB_KNOWN,
     Pings,

@@ -23,7 +23,7 @@ import psutil
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from ping_llm.benchmarks.memory import run_measured
+from ping_llm.benchmarks.prepare import run_measured
 
 PROGRAM: Final = [sys.executable, "-m", "ping_llm"]
 MEASUREMENTS_PER_ROW: Final = 4
@@ -107,9 +107,9 @@ def prepare(scratch: Path, measurements: int, workers: int, memory_limit_gb: flo
 
 def load(folder: Path) -> dict[str, Any]:
     """Runs in its own process. What was allocated is told apart from what is only mapped, which the system may drop."""
-    from ping_llm.pipeline.contexts import ContextSettings
-    from ping_llm.pipeline.loader import Loader, LoaderSettings
-    from ping_llm.pipeline.spec import DataSpec, RowsSpec
+    from ping_llm.batches.contexts import ContextSettings
+    from ping_llm.batches.loader import Loader, LoaderSettings
+    from ping_llm.batches.spec import DataSpec, RowsSpec
 
     before = private_mb()
     started = time.perf_counter()

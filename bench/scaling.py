@@ -12,8 +12,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from ping_llm.config import load_config
-from ping_llm.train.metrics import read_metrics
-from ping_llm.train.task import model_settings
+from ping_llm.runs.metrics import read_metrics
+from ping_llm.runs.task import model_settings
 
 
 def main() -> None:

@@ -11,12 +11,12 @@ from collections import OrderedDict
 
 import numpy as np
 
-from ping_llm.console import out
-from ping_llm.pipeline.contexts import ContextSettings
-from ping_llm.pipeline.plan import SequencePlan
-from ping_llm.pipeline.source import BatchSource
-from ping_llm.pipeline.spec import DataSpec, RowsSpec
-from ping_llm.rows import arrayrecord_layout as layout
+from ping_llm.batches.contexts import ContextSettings
+from ping_llm.batches.plan import SequencePlan
+from ping_llm.batches.source import BatchSource
+from ping_llm.batches.spec import DataSpec, RowsSpec
+from ping_llm.core.console import out
+from ping_llm.rows import format as layout
 from ping_llm.rows.dataset import RowSet
 
 BATCH = 64

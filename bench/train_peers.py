@@ -81,7 +81,7 @@ def _config(options: argparse.Namespace, *more: str) -> Any:
 
 
 def _trainer(options: argparse.Namespace, *keys: str) -> dict[str, Any]:
-    from ping_llm.train import train
+    from ping_llm.training import train
 
     with tempfile.TemporaryDirectory() as folder:
         more = ["enable_checkpointing=false", "steps=120", f"base_output_directory={folder}"]
@@ -91,7 +91,7 @@ def _trainer(options: argparse.Namespace, *keys: str) -> dict[str, Any]:
 
 def _batches(options: argparse.Namespace) -> tuple[list[Any], int, int]:
     """Eight batches, the segments there are at most, and the mean number of real tokens."""
-    from ping_llm.pipeline.factory import make_train_loader
+    from ping_llm.data.registry import make_train_loader
 
     with make_train_loader(_config(options, "grain_worker_count=0")) as loader:
         most = max(loader.most_segments(step) for step in range(8))
@@ -101,7 +101,7 @@ def _batches(options: argparse.Namespace) -> tuple[list[Any], int, int]:
 
 
 def _result(options: argparse.Namespace, real_tokens: int, step_s: float, **more: float) -> dict[str, Any]:
-    from ping_llm.train.task import model_settings
+    from ping_llm.runs.task import model_settings
 
     flops = model_settings(_config(options)).flops_per_token(options.length)
     rate = real_tokens / step_s
@@ -109,17 +109,16 @@ def _result(options: argparse.Namespace, real_tokens: int, step_s: float, **more
 
 
 def _ours(options: argparse.Namespace, *keys: str, scan: bool = False) -> dict[str, Any]:
-    from ping_llm.train import hardware
+    from ping_llm.runs import devices as hardware
 
     config = _config(options, "opt_type=adamw", *keys)
     hardware.start_processes(config)
     import jax
 
-    from ping_llm.train.loop import rounded_up
-    from ping_llm.train.optimizer import optimizer
-    from ping_llm.train.state import create
-    from ping_llm.train.step import make_train_step
-    from ping_llm.train.task import task_of
+    from ping_llm.runs.checkpoints import create
+    from ping_llm.runs.task import task_of
+    from ping_llm.training.loop import rounded_up
+    from ping_llm.training.step import make_train_step, optimizer
 
     batches, most, real = _batches(options)
     if scan:
@@ -150,8 +149,8 @@ def _scan_over_layers() -> None:
     import jax.numpy as jnp
     from flax import nnx
 
-    from ping_llm.model.attention import attend, choose, segments_of
-    from ping_llm.model.transformer import Transformer, rotation
+    from ping_llm.models.lm.attention import attend, choose, segments_of
+    from ping_llm.models.lm.transformer import Transformer, rotation
 
     def call(self: Any, tokens: Any, position: Any, segmentation: Any, most_segments: int) -> Any:
         s = self.settings
@@ -177,7 +176,7 @@ def _torch(options: argparse.Namespace) -> dict[str, Any]:
     import torch.nn.functional as F  # noqa: N812
     from torch import nn
 
-    from ping_llm.train.task import model_settings
+    from ping_llm.runs.task import model_settings
 
     s = model_settings(_config(options))
     heads = s.heads * s.head_dim

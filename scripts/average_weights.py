@@ -12,9 +12,8 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 
-from ping_llm.card import model_card
-from ping_llm.errors import PingLlmError
-from ping_llm.train.trained import check_replaceable, load_trained, save_trained
+from ping_llm.core.errors import PingLlmError
+from ping_llm.runs.trained import check_replaceable, load_trained, model_card, save_trained
 
 
 def main() -> None:

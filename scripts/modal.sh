@@ -29,12 +29,12 @@ case $action in
         run modal volume create ping-llm-data 2> /dev/null || true # it may be there
         run modal volume put --force ping-llm-data "$1" raw
         ;;
-    prepare) run modal run -m ping_llm.engines.modal::prepare "$@" ;;
+    prepare) run modal run -m ping_llm.integrations.modal::prepare "$@" ;;
     train)
         [ $# -ge 1 ] || usage
         name=$1
         shift
-        run modal run --detach -m ping_llm.engines.modal::run --run-name "$name" "$@"
+        run modal run --detach -m ping_llm.integrations.modal::run --run-name "$name" "$@"
         ;;
     logs)
         if [ $# -eq 1 ]; then run modal app logs --follow "$1"; else run modal app list; fi

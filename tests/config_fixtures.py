@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from ping_llm.config import load_config
-from ping_llm.errors import PingLlmError
+from ping_llm.core.errors import PingLlmError
 
 ROOT = Path(__file__).resolve().parents[1]
 IN_TMP_PATH = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

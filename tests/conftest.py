@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from ping_llm.measurements import SCHEMA
+from ping_llm.core.measurements import SCHEMA
 
 # A shell starts background jobs with Ctrl-C ignored, and programs that tests start would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

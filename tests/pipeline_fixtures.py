@@ -14,10 +14,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ping_llm.measurements import SCHEMA
-from ping_llm.pipeline.batch import BatchBuilder
-from ping_llm.pipeline.contexts import ContextSettings, RowFacts
-from ping_llm.pipeline.plan import SequencePlan
+from ping_llm.batches.batch import BatchBuilder
+from ping_llm.batches.contexts import ContextSettings, RowFacts
+from ping_llm.batches.plan import SequencePlan
+from ping_llm.core.measurements import SCHEMA
 from ping_llm.rows.dataset import RowSet
 from ping_llm.rows.prepare import PrepareSettings, prepare
 from ping_llm.sources.simulator import SimulatorSettings, simulate

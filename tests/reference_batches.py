@@ -7,11 +7,11 @@ from typing import Final
 
 import numpy as np
 
-from ping_llm.pipeline.batch import Batch, BatchBuilder, PackedTokens
-from ping_llm.pipeline.contexts import Flags, RowFacts, Units
-from ping_llm.pipeline.plan import PackedBlock, SequencePlan, _make_room
-from ping_llm.pipeline.randomness import Ints, Purpose, key
-from ping_llm.rows.mapped import MappedRows
+from ping_llm.batches.batch import Batch, BatchBuilder, PackedTokens
+from ping_llm.batches.contexts import Flags, RowFacts, Units
+from ping_llm.batches.plan import PackedBlock, SequencePlan, _make_room
+from ping_llm.core.randomness import Ints, Purpose, key
+from ping_llm.rows.reader import MappedRows
 from ping_llm.tokens.encode import EncodableMeasurements, encode
 from reference_contexts import (
     Arrangement,

@@ -1,4 +1,4 @@
-"""Contexts in NumPy, a column at a time: the specification of `ping_llm.pipeline.kernels`.
+"""Contexts in NumPy, a column at a time: the specification of `ping_llm.batches.kernels`.
 
 The statistical tests are of these functions; `test_kernels.py` checks that the kernels do the same to the last bit.
 """
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ping_llm.pipeline.contexts import (
+from ping_llm.batches.contexts import (
     ABSOLUTE,
     BARE_4,
     BARE_6,
@@ -24,7 +24,7 @@ from ping_llm.pipeline.contexts import (
     RowFacts,
     Units,
 )
-from ping_llm.pipeline.randomness import Ints, Purpose, Words, bits, extend, uniform
+from ping_llm.core.randomness import Ints, Purpose, Words, bits, extend, uniform
 from ping_llm.rows.format import LONG_GAP_S
 from ping_llm.tokens.encode import FIELD_ORDERS, TimeKind, token_counts
 from reference_randomness import below, log_uniform, permute

@@ -5,8 +5,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from ping_llm.addresses import mix64
-from ping_llm.pipeline.randomness import Ints, Words, uniform
+from ping_llm.core.addresses import mix64
+from ping_llm.core.randomness import Ints, Words, uniform
 
 _GOLDEN: Final = np.uint64(0x9E3779B97F4A7C15)
 _ROUNDS: Final = 8

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ping_llm.config import Config
-from ping_llm.report.write import write_report
+from ping_llm.report.page import write_report
 
 BEGIN: dict[str, Any] = {
     "event": "begin",

@@ -10,19 +10,17 @@ import numpy as np
 import uvicorn
 from starlette.testclient import TestClient
 
-from ping_llm.baselines.interface import Observations
-from ping_llm.completer import Completer
-from ping_llm.completer.bins import Bins
-from ping_llm.completer.distribution import BinDistribution
+from ping_llm.core.observations import Observations
+from ping_llm.models.completer import Completer
+from ping_llm.models.completer.answers import BinDistribution, Bins
 from ping_llm.predict import Predictor
+from ping_llm.rows.load import Measured
 from ping_llm.serve.answers import Answers
-from ping_llm.serve.app import make_app
-from ping_llm.serve.known import Known
+from ping_llm.serve.api import Service
 from ping_llm.serve.model_thread import ModelThread
-from ping_llm.serve.server import _listen, _patient_protocol
-from ping_llm.serve.service import Service
+from ping_llm.serve.server import _listen, _patient_protocol, make_app
 from ping_llm.serve.settings import Limits, ServeSettings
-from ping_llm.sources.observations import Measured
+from ping_llm.serve.store import Known
 
 SOURCE, DESTINATION, OTHER = "192.0.2.1", "192.0.2.2", "192.0.2.3"
 NODES = (SOURCE, DESTINATION, OTHER, "198.51.100.7", "2001:db8::1", "2001:db8::2")

@@ -6,9 +6,9 @@ from ipaddress import ip_address
 
 import numpy as np
 
-from ping_llm.baselines.interface import Observations
+from ping_llm.core.observations import Observations
 from ping_llm.evaluate.split import SplitSettings
-from ping_llm.sources.observations import Measured
+from ping_llm.rows.load import Measured
 
 Measurement = tuple[str, str, float | None, float | None]
 """Source, destination, time and RTT. None: no time; failed."""

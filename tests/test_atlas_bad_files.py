@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from atlas_fixtures import as_lines, ping, visible
-from ping_llm.errors import PingLlmError
+from ping_llm.core.errors import PingLlmError
 from ping_llm.sources.atlas import import_atlas
 from ping_llm.sources.atlas import stream as atlas_stream
 

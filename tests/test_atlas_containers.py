@@ -17,10 +17,8 @@ from hypothesis import strategies as st
 from atlas_fixtures import as_lines, ping
 from ping_llm.sources.atlas import import_atlas
 from ping_llm.sources.atlas import stream as atlas_stream
-from ping_llm.sources.atlas.array import array_as_lines
-from ping_llm.sources.atlas.chunk import parse_chunk
-from ping_llm.sources.atlas.result import read_ping
-from ping_llm.sources.atlas.stream import read_chunks
+from ping_llm.sources.atlas.parse import read_ping
+from ping_llm.sources.atlas.stream import array_as_lines, parse_chunk, read_chunks
 
 ADDRESSES = {4: ["192.0.2.1", "198.51.100.7", "8.8.8.8"], 6: ["2001:db8::1", "2001:db8:5::9"]}
 PACKETS = st.one_of(

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from atlas_fixtures import ABSENT, TIME, as_lines, ping
-from ping_llm.errors import MeasurementError
-from ping_llm.measurements import MAX_RTT_MS
+from ping_llm.core.errors import MeasurementError
+from ping_llm.core.measurements import MAX_RTT_MS
 from ping_llm.sources.atlas import DROP_REASONS, import_atlas
 from ping_llm.sources.atlas import stream as atlas_stream
 

@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from atlas_fixtures import TIME, as_lines, ping, several_files, visible, written
-from ping_llm.errors import MeasurementError, PingLlmError
-from ping_llm.measurements import SCHEMA
+from ping_llm.core.errors import MeasurementError, PingLlmError
+from ping_llm.core.measurements import SCHEMA
 from ping_llm.sources.atlas import import_atlas
 from ping_llm.sources.atlas import stream as atlas_stream
 from ping_llm.sources.atlas.output import ROWS_PER_GROUP, MeasurementWriter

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from atlas_fixtures import several_files, written
-from ping_llm.errors import PingLlmError
+from ping_llm.core.errors import PingLlmError
 from ping_llm.sources.atlas import import_atlas
 
 

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from atlas_fixtures import ABSENT, TIME, ping
-from ping_llm.measurements import MAX_RTT_MS
-from ping_llm.sources.atlas.result import Unusable, read_ping
+from ping_llm.core.measurements import MAX_RTT_MS
+from ping_llm.sources.atlas.parse import Unusable, read_ping
 
 
 def rtts(result: dict[str, Any], each_packet: bool = False) -> list[float | None]:

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from backend_fixtures import digests, documents_of, state_after, take, text_config, text_of, texts, write_files
-from ping_llm.backends.grain import text_spec
-from ping_llm.backends.text import arrayrecord
-from ping_llm.backends.text.arrayrecord import LANES, Documents, TextPlan
-from ping_llm.backends.text.spec import TextSource, begin
+from ping_llm.batches.batch import expand
 from ping_llm.config import Config
-from ping_llm.errors import PingLlmError
-from ping_llm.pipeline.batch import expand
-from ping_llm.pipeline.factory import make_eval_loader, make_train_loader
+from ping_llm.core.errors import PingLlmError
+from ping_llm.data.grain import text_spec
+from ping_llm.data.registry import make_eval_loader, make_train_loader
+from ping_llm.data.text import arrayrecord
+from ping_llm.data.text.arrayrecord import LANES, Documents, TextPlan
+from ping_llm.data.text.spec import TextSource, begin
 
 pytest.importorskip("tiktoken", reason="the package tiktoken is not installed")
 

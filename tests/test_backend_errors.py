@@ -11,8 +11,8 @@ import pytest
 from backend_fixtures import text_config, texts, write_files
 from config_fixtures import refusal
 from ping_llm.config import Config
-from ping_llm.errors import PingLlmError
-from ping_llm.pipeline.factory import check_files
+from ping_llm.core.errors import PingLlmError
+from ping_llm.data.registry import check_files
 
 pytest.importorskip("tiktoken", reason="the package tiktoken is not installed")
 

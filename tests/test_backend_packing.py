@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backend_fixtures import example
-from ping_llm.backends.text.examples import NotAnExampleError, int_feature, text_feature
-from ping_llm.backends.text.packing import EMPTY, Laid, PackSettings, pack
-from ping_llm.pipeline.batch import expand
+from ping_llm.batches.batch import expand
+from ping_llm.data.text.arrayrecord import EMPTY, Laid, PackSettings, pack
+from ping_llm.data.text.files import NotAnExampleError, int_feature, text_feature
 
 sizes_of_documents = st.lists(st.integers(0, 40), max_size=30)
 

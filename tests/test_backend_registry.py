@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from config_fixtures import refusal
-from ping_llm.backends import registry
 from ping_llm.config import Config
-from ping_llm.config.kinds import DATASET_TYPES
-from ping_llm.pipeline.factory import make_eval_loader, make_train_loader
+from ping_llm.config.keys import DATASET_TYPES
+from ping_llm.data import registry
+from ping_llm.data.registry import make_eval_loader, make_train_loader
 
 _BACKEND = """
 import numpy as np
@@ -61,7 +61,7 @@ def test_every_dataset_type_has_a_module_with_both_functions() -> None:
 
 def test_finding_ours_imports_none_of_the_optional_packages() -> None:
     code = (
-        "import sys\nfrom ping_llm.backends import registry\nfrom ping_llm.config.kinds import DATASET_TYPES\n"
+        "import sys\nfrom ping_llm.backends import registry\nfrom ping_llm.config.keys import DATASET_TYPES\n"
         "for name in DATASET_TYPES: registry.find(name)\n"
         "print([m for m in ('tensorflow', 'datasets', 'sentencepiece', 'tiktoken', 'tokenizers') if m in sys.modules])"
     )

@@ -15,21 +15,11 @@ import pyarrow.parquet as pq
 import pytest
 from pyarrow import csv
 
-from backend_fixtures import (
-    digests,
-    reading,
-    state_after,
-    take,
-    text_config,
-    text_of,
-    texts,
-    write,
-    write_files,
-)
-from ping_llm.backends.text.readers import InterleavedFiles, ParquetReader, Share, opener
+from backend_fixtures import digests, reading, state_after, take, text_config, text_of, texts, write, write_files
 from ping_llm.config import Config
-from ping_llm.errors import PingLlmError
-from ping_llm.pipeline.factory import make_eval_loader, make_train_loader
+from ping_llm.core.errors import PingLlmError
+from ping_llm.data.registry import make_eval_loader, make_train_loader
+from ping_llm.data.text.readers import InterleavedFiles, ParquetReader, Share, opener
 
 pytest.importorskip("tiktoken", reason="the package tiktoken is not installed")
 

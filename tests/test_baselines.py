@@ -24,9 +24,8 @@ from ping_llm.baselines import (
     Vivaldi,
     standard_baselines,
 )
-from ping_llm.baselines.history import History
-from ping_llm.baselines.interface import DEFAULT_RTT_MS, Floats, Ints
 from ping_llm.baselines.pairs import PairTable
+from ping_llm.core.observations import DEFAULT_RTT_MS, Floats, History, Ints
 
 NODES = 150
 STANDARD = [pytest.param(baseline, id=baseline.name) for baseline in standard_baselines()]

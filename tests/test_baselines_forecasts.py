@@ -17,8 +17,7 @@ from ping_llm.baselines import (
     standard_baselines,
     with_residuals,
 )
-from ping_llm.baselines.known import BUCKETS, Familiarity
-from ping_llm.baselines.residuals import EDGES, cumulative, cumulative_by_bucket
+from ping_llm.baselines.forecasts import BUCKETS, EDGES, Familiarity, cumulative, cumulative_by_bucket
 
 
 def separable(count: int, *, seed: int, noise: float = 0.2, nodes: int = 60, since: float = 0.0) -> Observations:

@@ -17,17 +17,8 @@ from ping_llm.baselines import (
     Observations,
     Vivaldi,
 )
-from ping_llm.baselines.history import History
-from ping_llm.baselines.interface import Floats
-from ping_llm.completer.evaluate_real import (
-    MENOG_FILE,
-    PLANETLAB_FILE,
-    Pings,
-    menog_pairs,
-    menog_pings,
-    parted,
-    planetlab_pairs,
-)
+from ping_llm.core.observations import Floats, History
+from ping_llm.evaluate.real import MENOG_FILE, PLANETLAB_FILE, Pings, menog_pairs, menog_pings, parted, planetlab_pairs
 
 pytestmark = pytest.mark.slow
 

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from ping_llm.baselines import GlobalMedian, Observations, PrefixTrees, Questions
-from ping_llm.baselines.interface import DEFAULT_RTT_MS
 from ping_llm.baselines.pairs import PairTable
 from ping_llm.baselines.prefix_trees import _features, _keys, _Means, numbered_prefixes
+from ping_llm.core.observations import DEFAULT_RTT_MS
 
 SITES, HOSTS = 12, 20
 

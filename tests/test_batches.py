@@ -13,17 +13,15 @@ import pyarrow as pa
 import pytest
 
 from conftest import random_measurements
-from ping_llm.addresses import format_address
-from ping_llm.measurements import SCHEMA
-from ping_llm.pipeline.batch import Batch, BatchBuilder
-from ping_llm.pipeline.contexts import Mode
-from ping_llm.pipeline.timing import Stages
-from ping_llm.rows import arrayrecord_layout as layout
+from ping_llm.batches.batch import Batch, BatchBuilder, Stages
+from ping_llm.batches.contexts import Mode
+from ping_llm.core.addresses import format_address
+from ping_llm.core.measurements import SCHEMA
+from ping_llm.rows import format as layout
 from ping_llm.rows.dataset import RowSet
-from ping_llm.rows.mapped import CorruptRowError
+from ping_llm.rows.reader import CorruptRowError
 from ping_llm.tokens.decode import DecodedMeasurement, decode
-from ping_llm.tokens.encode import TimeKind
-from ping_llm.tokens.vocabulary import VOCABULARY_SIZE
+from ping_llm.tokens.encode import VOCABULARY_SIZE, TimeKind
 from pipeline_fixtures import START_S, Dataset, histories, in_batches, prepare_table, simulated
 
 NAMES = {

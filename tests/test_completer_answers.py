@@ -5,9 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ping_llm.completer.answers import FINE, KERNEL_WIDTHS, PRECISIONS, Answers
-from ping_llm.completer.bins import Bins
-from ping_llm.completer.distribution import BinDistribution
+from ping_llm.models.completer.answers import FINE, KERNEL_WIDTHS, PRECISIONS, Answers, BinDistribution, Bins
 
 NEVER = -1e9
 

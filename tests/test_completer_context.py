@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ping_llm.baselines.interface import Observations, Questions
-from ping_llm.completer.context import Known, filled, groups
-from ping_llm.completer.kinship import kin_of, without_kin
-from ping_llm.completer.selection import chosen, order_keys
-from ping_llm.completer.worlds import ANSWERED, FAILED, NOTHING
+from ping_llm.core.observations import Observations, Questions
+from ping_llm.models.completer.context import Known, filled, groups
+from ping_llm.prior.selection import chosen, order_keys
+from ping_llm.prior.shared_prefixes import kin_of, without_kin
+from ping_llm.prior.worlds import ANSWERED, FAILED, NOTHING
 
 
 def observations(rows: list[tuple[int, int, float, float]]) -> Observations:

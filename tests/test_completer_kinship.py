@@ -7,10 +7,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ping_llm.completer.kinship import LEVEL_SHARES, LEVELS, OWN_SHARE, kin_among, kin_distance_ms, kin_of, without_kin
-from ping_llm.completer.model import identities
-from ping_llm.completer.settings import WorldSettings
-from ping_llm.completer.worlds import make_world, world_batch
+from ping_llm.models.completer.model import identities
+from ping_llm.prior.settings import WorldSettings
+from ping_llm.prior.shared_prefixes import (
+    LEVEL_SHARES,
+    LEVELS,
+    OWN_SHARE,
+    kin_among,
+    kin_distance_ms,
+    kin_of,
+    without_kin,
+)
+from ping_llm.prior.worlds import make_world, world_batch
 
 ALIKE = ["192.0.2.1", "192.0.2.9", "192.0.3.1", "192.9.9.9", *(f"{n}.0.2.1" for n in range(193, 197))]
 """Less and less like the first."""

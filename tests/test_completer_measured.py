@@ -12,13 +12,13 @@ import pytest
 from pyarrow import csv
 
 from ping_llm.baselines import Observations
-from ping_llm.completer import WorldSettings
-from ping_llm.completer.measured import Measurements, measured_of, on_device_measurements
-from ping_llm.completer.worlds import ANSWERED, FAILED, NOTHING
 from ping_llm.config import Config
-from ping_llm.errors import PingLlmError
-from ping_llm.train import train
-from ping_llm.train.trained import load_trained
+from ping_llm.core.errors import PingLlmError
+from ping_llm.models.completer import WorldSettings
+from ping_llm.prior.measured import Measurements, measured_of, on_device_measurements
+from ping_llm.prior.worlds import ANSWERED, FAILED, NOTHING
+from ping_llm.runs.trained import load_trained
+from ping_llm.training import train
 
 SETTINGS = WorldSettings(context=48, questions=16)
 NODES = 20

@@ -10,8 +10,9 @@ import optax
 import pytest
 from flax import nnx
 
-from ping_llm.baselines.interface import Observations, Questions
-from ping_llm.completer import (
+from ping_llm.core.observations import Observations, Questions
+from ping_llm.evaluate.real import unseen_pairs
+from ping_llm.models.completer import (
     Completer,
     CompleterSettings,
     PredictionSettings,
@@ -20,9 +21,7 @@ from ping_llm.completer import (
     loss_sums,
     world_batch,
 )
-from ping_llm.completer.answers import Answers
-from ping_llm.completer.bins import Bins
-from ping_llm.completer.evaluate_real import unseen_pairs
+from ping_llm.models.completer.answers import Answers, Bins
 
 pytestmark = pytest.mark.slow  # compiling worlds and training a model take a minute
 

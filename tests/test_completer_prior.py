@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ping_llm.baselines.interface import Observations
-from ping_llm.completer.evaluate_real import MENOG_FILE, PLANETLAB_FILE, menog_pairs, menog_pings, planetlab_pairs
-from ping_llm.completer.statistics import Character, character, rtts_of_worlds
+from ping_llm.core.observations import Observations
+from ping_llm.evaluate.real import MENOG_FILE, PLANETLAB_FILE, menog_pairs, menog_pings, planetlab_pairs
+from prior_statistics import Character, character, rtts_of_worlds
 
 pytestmark = pytest.mark.slow
 WORLDS = 80

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from ping_llm.completer.wander import wandered
+from ping_llm.prior.disturbances import wandered
 
 SALT = jnp.uint32(12345)
 STEP_S = jnp.float32(100.0)

@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ping_llm.completer.disturbances import Disturbances, make_disturbances
-from ping_llm.completer.draws import Draws
-from ping_llm.completer.settings import WorldSettings
-from ping_llm.completer.worlds import ANSWERED, FAILED, NOTHING, World, make_world, world_batch
+from ping_llm.prior.disturbances import Disturbances, make_disturbances
+from ping_llm.prior.draws import Draws
+from ping_llm.prior.settings import WorldSettings
+from ping_llm.prior.worlds import ANSWERED, FAILED, NOTHING, World, make_world, world_batch
 
 pytestmark = pytest.mark.slow  # compiling a world takes ten seconds
 SMALL = WorldSettings(context=48, questions=16, most_nodes=40, most_asked=3)

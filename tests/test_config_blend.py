@@ -8,7 +8,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from ping_llm.config import parse_blend
-from ping_llm.errors import PingLlmError
+from ping_llm.core.errors import PingLlmError
 
 
 def whole(pattern: str) -> tuple[tuple[str, Fraction], ...]:

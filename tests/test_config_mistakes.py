@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from config_fixtures import IN_TMP_PATH, WriteYaml, refusal
 from ping_llm.config import load_config
-from ping_llm.errors import PingLlmError
+from ping_llm.core.errors import PingLlmError
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from config_fixtures import IN_TMP_PATH
 from ping_llm.config import Config, KeyInfo, describe_keys, load_config
-from ping_llm.errors import PingLlmError
+from ping_llm.core.errors import PingLlmError
 
 TEXT = st.text(st.characters(exclude_categories=("Cs", "Cc"), exclude_characters="\u2028\u2029"), max_size=12)
 AWKWARD = st.sampled_from(

@@ -12,7 +12,7 @@ import yaml
 
 from config_fixtures import ROOT
 from ping_llm.config import Config, describe_keys, key_tables, load_config
-from ping_llm.config.reference import updated
+from ping_llm.config.load import updated
 
 PAGE = ROOT / "docs" / "configuration.md"
 

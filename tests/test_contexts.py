@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ping_llm.pipeline.contexts import ContextSettings, Flags, Mode, RowFacts, Units
-from ping_llm.pipeline.randomness import Ints, key
+from ping_llm.batches.contexts import ContextSettings, Flags, Mode, RowFacts, Units
+from ping_llm.core.randomness import Ints, key
 from ping_llm.tokens.encode import FIELD_ORDERS, EncodableMeasurements, TimeKind, encode
 from pipeline_fixtures import START_S, facts_of, looks_like, looks_uniform
 from reference_contexts import (

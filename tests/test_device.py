@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from jax.sharding import SingleDeviceSharding
 
-from ping_llm.errors import PingLlmError
-from ping_llm.pipeline.batch import Batch
-from ping_llm.pipeline.device import on_device
+from ping_llm.batches.batch import Batch
+from ping_llm.batches.device import on_device
+from ping_llm.core.errors import PingLlmError
 
 
 def sharding() -> SingleDeviceSharding:

@@ -7,14 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ping_llm.baselines import PointWithResiduals
-from ping_llm.baselines.residuals import cumulative
-from ping_llm.completer.bins import Bins
-from ping_llm.completer.distribution import BinDistribution, averaged
-from ping_llm.distribution import CODE_MS, RttDistribution
-from ping_llm.evaluate.oracle import TrueDistribution
-from ping_llm.predict.code_distribution import CodeDistribution
+from ping_llm.baselines.forecasts import cumulative
+from ping_llm.core.distribution import CODE_MS, RttDistribution, code_bounds, encode_rtt
+from ping_llm.evaluate.protocols import TrueDistribution
+from ping_llm.models.completer.answers import BinDistribution, Bins, averaged
+from ping_llm.predict.language_model import CodeDistribution
 from ping_llm.sources.simulator import Distribution
-from ping_llm.tokens.rtt_code import code_bounds, encode_rtt
 
 ROWS = 4
 FIRST_BYTES = np.array([byte < 8 or byte & 4 > 0 for byte in range(256)])

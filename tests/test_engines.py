@@ -9,10 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ping_llm.engines.choice import EngineChoice
-from ping_llm.engines.local import local_engine
-from ping_llm.engines.tasks import Engine, Timing, summarise
-from ping_llm.errors import PingLlmError
+from ping_llm.core.errors import PingLlmError
+from ping_llm.tasks.engines import Engine, EngineChoice, Timing, local_engine, summarise
 
 
 def _square(number: int) -> int:

@@ -19,12 +19,12 @@ from ping_llm.baselines import (
     Questions,
     standard_baselines,
 )
-from ping_llm.baselines.residuals import cumulative
-from ping_llm.distribution import RttDistribution
+from ping_llm.baselines.forecasts import cumulative
+from ping_llm.core.distribution import RttDistribution
 from ping_llm.evaluate import Evaluation, evaluate, scores
 from ping_llm.evaluate.protocols import _is_mesh, _of_baselines
 from ping_llm.evaluate.split import Split, SplitSettings, leaks, split
-from ping_llm.sources.observations import Measured, read_observations
+from ping_llm.rows.load import Measured, read_observations
 from ping_llm.sources.simulator import SimulatorSettings, World, simulate
 
 BASELINES: tuple[Baseline, ...] = (GlobalMedian(), PairMedian(), LastValue(), MedianOfLast())

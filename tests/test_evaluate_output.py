@@ -15,17 +15,16 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from ping_llm.baselines import GlobalMedian, LastValue, Observations, PointWithResiduals, Questions
-from ping_llm.baselines.residuals import cumulative
-from ping_llm.commands.evaluate import evaluate as command
-from ping_llm.errors import PingLlmError
+from ping_llm.baselines.forecasts import cumulative
+from ping_llm.cli.evaluate import evaluate as command
+from ping_llm.core.errors import PingLlmError
 from ping_llm.evaluate import Evaluation, protocols
 from ping_llm.evaluate.plots import _equal_bins, plot
-from ping_llm.evaluate.results import Answers, ProtocolResult
+from ping_llm.evaluate.scores import Answers, ProtocolResult, comparison, tables
 from ping_llm.evaluate.split import SplitSettings, split
-from ping_llm.evaluate.table import comparison, tables
-from ping_llm.evaluate.write_split import write_split
+from ping_llm.evaluate.split_folder import write_split
+from ping_llm.rows.load import Measured, read_observations, rows_observations
 from ping_llm.rows.prepare import PrepareSettings, prepare
-from ping_llm.sources.observations import Measured, read_observations, rows_observations
 from ping_llm.sources.simulator import SimulatorSettings, simulate
 
 

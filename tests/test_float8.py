@@ -11,15 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ping_llm.config import Config
-from ping_llm.errors import PingLlmError
-from ping_llm.model import Transformer, float8
-from ping_llm.model.norm import norm
-from ping_llm.model.quantise import SLOPE, VALUE, Quantised, gate, gate_slopes, quantise, quantise_normed, to_float8
-from ping_llm.model.transformer import Block, Float8Block
-from ping_llm.train.optimizer import optimizer
-from ping_llm.train.state import first_state
-from ping_llm.train.step import make_train_step
-from ping_llm.train.task import task_of
+from ping_llm.core.errors import PingLlmError
+from ping_llm.models.lm import Transformer, float8
+from ping_llm.models.lm.attention import norm
+from ping_llm.models.lm.float8 import SLOPE, VALUE, Quantised, gate, gate_slopes, quantise, quantise_normed, to_float8
+from ping_llm.models.lm.transformer import Block, Float8Block
+from ping_llm.runs.checkpoints import first_state
+from ping_llm.runs.task import task_of
+from ping_llm.training.step import make_train_step, optimizer
 from test_model import TINY, batch_of, logits_of, loss_and_slope
 
 EIGHT_BITS = dataclasses.replace(TINY, dtype="bfloat16", quantization="fp8")

@@ -14,10 +14,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from atlas_fixtures import as_lines, ping, several_files, visible, written
-from ping_llm.engines.choice import EngineChoice
-from ping_llm.errors import MeasurementError, PingLlmError
-from ping_llm.sources.atlas import by_file, import_atlas
-from ping_llm.sources.atlas.by_file import ByFileReport, import_by_file
+from ping_llm.core.errors import MeasurementError, PingLlmError
+from ping_llm.sources.atlas import import_atlas
+from ping_llm.sources.atlas import importer as by_file
+from ping_llm.sources.atlas.importer import ByFileReport, import_by_file
+from ping_llm.tasks.engines import EngineChoice
 
 ONE = EngineChoice(workers=1)
 

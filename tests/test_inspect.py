@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from conftest import random_measurements
-from ping_llm.errors import PingLlmError
+from ping_llm.core.errors import PingLlmError
 from ping_llm.rows import prepare as prepare_module
 from ping_llm.rows.dataset import RowSet
 from ping_llm.rows.prepare import PrepareSettings, prepare

@@ -13,12 +13,14 @@ from hypothesis import strategies as st
 import reference_batches
 import reference_randomness
 from conftest import random_measurements
-from ping_llm.pipeline.batch import BatchBuilder, PackedTokens, expand
-from ping_llm.pipeline.contexts import ContextSettings
-from ping_llm.pipeline.kernels import draws, sorting, writing
-from ping_llm.pipeline.plan import SequencePlan
-from ping_llm.pipeline.randomness import permute
-from ping_llm.tokens.rtt_code import encode_rtt
+from ping_llm.batches.batch import BatchBuilder, PackedTokens, expand
+from ping_llm.batches.contexts import ContextSettings
+from ping_llm.batches.kernels import sampling as sorting
+from ping_llm.batches.kernels import writing
+from ping_llm.batches.plan import SequencePlan
+from ping_llm.core import draws
+from ping_llm.core.distribution import encode_rtt
+from ping_llm.core.randomness import permute
 from pipeline_fixtures import facts_of, histories, prepare_table, simulated
 
 SIZES = st.integers(1, 5) | st.integers(20, 100) | st.integers(500, 4_000)
@@ -148,6 +150,6 @@ def test_segments_are_laid_out_as_the_specification_says(dtype: Any) -> None:
 
 
 def test_commands_that_build_no_batches_do_not_load_the_compiler() -> None:
-    modules = "ping_llm.pipeline.loader, ping_llm.pipeline.explain, ping_llm.sources.observations, ping_llm.cli"
+    modules = "ping_llm.batches.loader, ping_llm.batches.explain, ping_llm.rows.load, ping_llm.cli.main"
     script = f"import sys, {modules}; sys.exit('numba' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0

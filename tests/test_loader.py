@@ -21,16 +21,16 @@ import pyarrow.parquet as pq
 import pytest
 
 from conftest import random_measurements
+from ping_llm.batches import loader as loader_module
+from ping_llm.batches.batch import Batch
+from ping_llm.batches.contexts import ContextSettings
+from ping_llm.batches.explain import digest, explain_sequence, global_batches, one_batch
+from ping_llm.batches.loader import Loader, LoaderSettings
+from ping_llm.batches.source import BatchSource
+from ping_llm.batches.spec import DataSpec, DataState, RowsSpec
 from ping_llm.config import Config
-from ping_llm.errors import PingLlmError
-from ping_llm.pipeline import loader as loader_module
-from ping_llm.pipeline.batch import Batch
-from ping_llm.pipeline.contexts import ContextSettings
-from ping_llm.pipeline.explain import digest, explain_sequence, global_batches, one_batch
-from ping_llm.pipeline.factory import make_eval_loader, make_train_loader
-from ping_llm.pipeline.loader import Loader, LoaderSettings
-from ping_llm.pipeline.source import BatchSource
-from ping_llm.pipeline.spec import DataSpec, DataState, RowsSpec
+from ping_llm.core.errors import PingLlmError
+from ping_llm.data.registry import make_eval_loader, make_train_loader
 from ping_llm.rows.prepare import PrepareSettings, prepare
 from ping_llm.tokens.decode import decode
 
@@ -169,7 +169,7 @@ class TestResume:
         state = DataState.start(spec_of(rows))
         with pytest.raises(PingLlmError, match=r"rows: \['[0-9a-f]+'\] then"):
             Loader(spec_of(other_rows), LoaderSettings(worker_count=0)).restore(state)
-        monkeypatch.setattr("ping_llm.pipeline.spec.TOKEN_VERSION", 99)
+        monkeypatch.setattr("ping_llm.batches.spec.TOKEN_VERSION", 99)
         with pytest.raises(PingLlmError, match="token_version: 1 then, 99 now"):
             Loader(spec_of(rows), LoaderSettings(worker_count=0)).restore(state)
 

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conftest import random_measurements
-from ping_llm.rows import arrayrecord_layout as layout
+from ping_llm.rows import format as layout
 from ping_llm.rows import prepare as prepare_module
 from ping_llm.rows.dataset import RowSet
 from ping_llm.rows.format import HEADER
-from ping_llm.rows.mapped import CHECKED_BYTES, CorruptRowError, MappedRows
+from ping_llm.rows.reader import CHECKED_BYTES, CorruptRowError, MappedRows
 from pipeline_fixtures import Dataset, histories, prepare_table
 
 Ints = npt.NDArray[np.int64]

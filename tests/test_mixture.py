@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ping_llm.errors import PingLlmError
-from ping_llm.pipeline.mixture import PERIOD, Mixture
+from ping_llm.batches.mixture import PERIOD, Mixture
+from ping_llm.core.errors import PingLlmError
 
 
 def weights(*parts: int) -> list[Fraction]:

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 import yaml
 
-from ping_llm.engines.rented import NotFinishedError
-from ping_llm.errors import PingLlmError
-from ping_llm.train.metrics import read_metrics
+from ping_llm.core.errors import PingLlmError
+from ping_llm.integrations.modal import NotFinishedError
+from ping_llm.runs.metrics import read_metrics
 from training_fixtures import simulated_rows, tiny_config
 
 pytest.importorskip("modal", reason="the package modal is not installed")
 
-from ping_llm.engines import modal as engine
+from ping_llm.integrations import modal as engine
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -136,7 +136,7 @@ class TestEntryPoints:
         ("name", "options"), [("run", "run-name steps batch-size wandb-project gpu"), ("prepare", "input output")]
     )
     def test_the_modal_command_knows_their_options(self, name: str, options: str) -> None:
-        shown = program("-m", "modal", "run", "-m", f"ping_llm.engines.modal::{name}", "--help")
+        shown = program("-m", "modal", "run", "-m", f"ping_llm.integrations.modal::{name}", "--help")
         assert shown.returncode == 0, shown.stderr
         for option in options.split():
             assert f"--{option}" in shown.stdout
@@ -149,7 +149,7 @@ def program(*arguments: str, **environment: str) -> "subprocess.CompletedProcess
 
 
 def test_without_the_package_an_error_says_how_to_install_it() -> None:
-    code = "import sys; sys.modules['modal'] = None; import ping_llm.engines.modal"
+    code = "import sys; sys.modules['modal'] = None; import ping_llm.integrations.modal"
     ended = program("-c", code)
     assert ended.returncode == 1
     assert 'needs the package modal: pip install "ping-llm[modal]"' in ended.stderr.splitlines()[-1]
@@ -159,8 +159,8 @@ def test_without_the_package_an_error_says_how_to_install_it() -> None:
     ("words", "expected"),
     [
         ("upload data/raw", ["volume create ping-llm-data", "volume put --force ping-llm-data data/raw raw"]),
-        ("prepare --input raw", ["run -m ping_llm.engines.modal::prepare --input raw"]),
-        ("train my-run --steps 5", ["run --detach -m ping_llm.engines.modal::run --run-name my-run --steps 5"]),
+        ("prepare --input raw", ["run -m ping_llm.integrations.modal::prepare --input raw"]),
+        ("train my-run --steps 5", ["run --detach -m ping_llm.integrations.modal::run --run-name my-run --steps 5"]),
         ("logs ap-1", ["app logs --follow ap-1"]),
         ("download my-run p", ["volume get ping-llm-runs p/my-run runs/p/"]),
         ("nonsense", []),

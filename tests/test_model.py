@@ -9,13 +9,12 @@ from flax import nnx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ping_llm.errors import PingLlmError
-from ping_llm.model import ModelSettings, Transformer
-from ping_llm.model.attention import attend, choose, segments_of
-from ping_llm.model.loss import loss_sums
-from ping_llm.model.transformer import rotate, rotation
-from ping_llm.pipeline.batch import PackedTokens, expand
-from ping_llm.train.loop import rounded_up
+from ping_llm.batches.batch import PackedTokens, expand
+from ping_llm.core.errors import PingLlmError
+from ping_llm.models.lm import ModelSettings, Transformer
+from ping_llm.models.lm.attention import attend, choose, segments_of
+from ping_llm.models.lm.transformer import loss_sums, rotate, rotation
+from ping_llm.training.loop import rounded_up
 
 TINY = ModelSettings(layers=2, width=32, heads=2, head_dim=16, mlp_width=48, dtype="float32")
 LENGTH = 64

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ping_llm.errors import PingLlmError
-from ping_llm.pipeline.contexts import ContextSettings, RowFacts
-from ping_llm.pipeline.plan import BLOCK_UNITS, PackedBlock, SequencePlan
-from ping_llm.pipeline.randomness import Ints
+from ping_llm.batches.contexts import ContextSettings, RowFacts
+from ping_llm.batches.plan import BLOCK_UNITS, PackedBlock, SequencePlan
+from ping_llm.core.errors import PingLlmError
+from ping_llm.core.randomness import Ints
 from pipeline_fixtures import Dataset, facts_of, histories, in_batches, prepare_table, simulated
 from reference_contexts import first_measurement
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from conftest import random_measurements
-from ping_llm.commands.plan import duration, plan, size
-from ping_llm.errors import PingLlmError
+from ping_llm.cli.plan import duration, plan, size
+from ping_llm.core.errors import PingLlmError
 from ping_llm.rows import prepare as prepare_module
 from ping_llm.rows.estimate import GIB, MEASURED, Rates, Scale, estimate
 from ping_llm.rows.prepare import MAX_RUNS, PrepareSettings, piece_groups, prepare

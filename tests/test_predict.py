@@ -7,17 +7,17 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from ping_llm.errors import PingLlmError
+from ping_llm.core.distribution import code_bounds, decode_rtt, encode_rtt, normalised_codes
+from ping_llm.core.errors import PingLlmError
 from ping_llm.predict import LanguageModel
-from ping_llm.predict.contexts import Prompt, prompt_for
+from ping_llm.predict.prompts import Prompt, prompt_for
 from ping_llm.rows.dataset import RowSet
 from ping_llm.rows.format import ProbeRow
+from ping_llm.runs.checkpoints import graph
+from ping_llm.runs.task import task_of
 from ping_llm.tokens.decode import decode
-from ping_llm.tokens.rtt_code import code_bounds, decode_rtt, encode_rtt, normalised_codes
-from ping_llm.tokens.vocabulary import Role
-from ping_llm.train import train
-from ping_llm.train.state import graph
-from ping_llm.train.task import task_of
+from ping_llm.tokens.encode import Role
+from ping_llm.training import train
 from training_fixtures import simulated_rows, tiny_config
 
 LENGTH = 256

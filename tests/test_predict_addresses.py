@@ -17,11 +17,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ping_llm.config import Config
-from ping_llm.errors import PingLlmError
-from ping_llm.model import ModelSettings, Transformer
+from ping_llm.core.errors import PingLlmError
+from ping_llm.models.lm import ModelSettings, Transformer
 from ping_llm.predict import LanguageModel, addresses
 from ping_llm.predict.addresses import complete, destinations, parse_prefix, rank
-from ping_llm.predict.sequences import spell
+from ping_llm.predict.scoring import spell
 from ping_llm.rows.format import ProbeRow
 from ping_llm.tokens.encode import FIELD_ORDERS
 from reference_encoder import encode_one

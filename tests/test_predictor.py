@@ -13,13 +13,13 @@ from pyarrow import csv
 from typer.testing import CliRunner
 
 from ping_llm.baselines import Observations, Questions
-from ping_llm.cli import app
-from ping_llm.completer import Completer
-from ping_llm.distribution import RttDistribution
-from ping_llm.errors import PingLlmError
+from ping_llm.cli.main import app
+from ping_llm.core.distribution import RttDistribution
+from ping_llm.core.errors import PingLlmError
+from ping_llm.models.completer import Completer
 from ping_llm.predict import LanguageModel, Predictor
-from ping_llm.train import train
-from ping_llm.train.trained import SHIPPED, load_trained, save_trained
+from ping_llm.runs.trained import SHIPPED, load_trained, save_trained
+from ping_llm.training import train
 from training_fixtures import simulated_rows, tiny_config
 
 NODES = 24

@@ -19,14 +19,13 @@ import pyarrow.csv
 import pytest
 
 from conftest import random_measurements
-from ping_llm.addresses import format_address
-from ping_llm.errors import MeasurementError, PingLlmError
+from ping_llm.core.addresses import format_address
+from ping_llm.core.errors import MeasurementError, PingLlmError
 from ping_llm.rows import prepare as prepare_module
 from ping_llm.rows import tasks
 from ping_llm.rows.dataset import RowSet
 from ping_llm.rows.manifest import Manifest
-from ping_llm.rows.prepare import MIB, PrepareSettings, bucket_ranges, prepare
-from ping_llm.rows.work_folder import WorkFolder
+from ping_llm.rows.prepare import MIB, PrepareSettings, WorkFolder, bucket_ranges, prepare
 from ping_llm.sources.simulator import SimulatorSettings, simulate
 from ping_llm.storage import locate
 

@@ -8,13 +8,13 @@ import pytest
 
 from atlas_fixtures import several_files
 from conftest import random_measurements
-from ping_llm.engines.choice import EngineChoice
-from ping_llm.errors import PingLlmError
+from ping_llm.core.errors import PingLlmError
 from ping_llm.rows import prepare as prepare_module
 from ping_llm.rows import tasks
 from ping_llm.rows.prepare import PrepareSettings, prepare
-from ping_llm.sources.atlas.by_file import import_by_file
+from ping_llm.sources.atlas.importer import import_by_file
 from ping_llm.storage import Location, locate
+from ping_llm.tasks.engines import EngineChoice
 from ray_fixtures import running_cluster
 from storage_fixtures import BUCKET, S3Server, s3, s3_server, status, truncated
 

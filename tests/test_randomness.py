@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ping_llm.pipeline.randomness import Purpose, bits, extend, key, permute, uniform
+from ping_llm.core.randomness import Purpose, bits, extend, key, permute, uniform
 from pipeline_fixtures import looks_uniform
 from reference_randomness import below
 

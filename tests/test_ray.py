@@ -14,12 +14,11 @@ import pytest
 
 from atlas_fixtures import several_files
 from conftest import random_measurements
-from ping_llm.engines.choice import EngineChoice
-from ping_llm.engines.tasks import Timing
-from ping_llm.errors import MeasurementError, PingLlmError
+from ping_llm.core.errors import MeasurementError, PingLlmError
 from ping_llm.rows import prepare as prepare_module
 from ping_llm.rows.prepare import PrepareSettings, prepare
-from ping_llm.sources.atlas.by_file import import_by_file
+from ping_llm.sources.atlas.importer import import_by_file
+from ping_llm.tasks.engines import EngineChoice, Timing
 from ray_fixtures import add_node, busy_workers, running_cluster
 
 pytest.importorskip("ray")

@@ -14,8 +14,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from ping_llm.commands.report import report
-from ping_llm.errors import PingLlmError
+from ping_llm.cli.train import report
+from ping_llm.core.errors import PingLlmError
 from report_fixtures import BEGIN, PIPELINE, finished, make_run, page_of, records
 
 HOSTILE = "<script>alert(1)<script>\"'><img src=x onerror=alert(2)>"

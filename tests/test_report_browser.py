@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ping_llm.report.write import write_report
+from ping_llm.report.page import write_report
 from report_fixtures import PIPELINE, finished
 
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from ping_llm.report.markup import element
-from ping_llm.report.scales import SI, Scale, short, shown
-from ping_llm.report.series import Floats, smoothed, spread, thinned
+from ping_llm.report.scales import SI, Floats, Scale, short, shown, smoothed, spread, thinned
 
 VALUES = arrays.arrays(np.float64, st.integers(1, 400), elements=st.floats(-1e6, 1e6))
 ANY_VALUES = arrays.arrays(np.float64, st.integers(1, 400), elements=st.floats(allow_nan=True, allow_infinity=True))

@@ -8,19 +8,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ping_llm.baselines.interface import Observations
+from ping_llm.batches.explain import explain_sequence
+from ping_llm.batches.source import BatchSource
 from ping_llm.config import Config
-from ping_llm.errors import PingLlmError
-from ping_llm.evaluate.results import Answers, Evaluation, ProtocolResult
-from ping_llm.evaluate.scores import scores
-from ping_llm.pipeline.explain import explain_sequence
-from ping_llm.pipeline.factory import spec_from_config
-from ping_llm.pipeline.source import BatchSource
+from ping_llm.core.errors import PingLlmError
+from ping_llm.core.observations import Observations
+from ping_llm.data.registry import spec_from_config
+from ping_llm.evaluate.scores import Answers, Evaluation, ProtocolResult, scores
 from ping_llm.report import page
 from ping_llm.report.evaluation_file import save_evaluation
-from ping_llm.report.reading import read_run
-from ping_llm.report.status import status_of
-from ping_llm.train import train
+from ping_llm.report.figures import status_of
+from ping_llm.report.page import write_at_end
+from ping_llm.report.run import read_run
+from ping_llm.training import train
 from report_fixtures import Page, finished, page_of
 from training_fixtures import simulated_rows, tiny_config
 
@@ -35,8 +35,8 @@ def config(rows: Path, tmp_path_factory: pytest.TempPathFactory) -> Config:
     """Of a run that was trained for four steps and then for two more."""
     runs = tmp_path_factory.mktemp("runs")
     config = tiny_config(rows, runs, max_target_length=128, steps=6, network_eval_files=str(rows), eval_steps=1)
-    train(config.replace(steps=4))
-    train(config)
+    train(config.replace(steps=4), at_end=write_at_end)
+    train(config, at_end=write_at_end)
     return config
 
 
@@ -72,7 +72,7 @@ class TestAtTheEndOfARun:
     def test_a_run_that_breaks_has_a_report_that_says_so(self, rows: Path, tmp_path: Path) -> None:
         broken = tiny_config(rows, tmp_path, opt_type="adamw", learning_rate=1e30, warmup_steps_fraction=0.0, steps=9)
         with pytest.raises(PingLlmError, match="is nan"):
-            train(broken.replace(gradient_clipping_threshold=0.0))
+            train(broken.replace(gradient_clipping_threshold=0.0), at_end=write_at_end)
         assert status_of(read_run(folder_of(broken))).word == "failed"
         assert "tiny failed" in Page((folder_of(broken) / "report.html").read_text()).text
 
@@ -84,7 +84,7 @@ class TestAtTheEndOfARun:
 
         monkeypatch.setattr(page, "page_of", fail)
         other = config.replace(base_output_directory=str(tmp_path), steps=2, enable_checkpointing=False)
-        assert train(other)["complete"]
+        assert train(other, at_end=write_at_end)["complete"]
         assert "warning: the report was not written: RuntimeError: no ink" in capsys.readouterr().err
         assert not (folder_of(other) / "report.html").exists()
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ping_llm.rows.format import SourceRuns, encode_rows
-from ping_llm.rows.sort import cut_into_rows
+from ping_llm.rows.partition import cut_into_rows
 
 MAX_ROW_BYTES = 4096
 

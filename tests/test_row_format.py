@@ -9,8 +9,8 @@ from array_record.python.array_record_module import ArrayRecordReader, ArrayReco
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ping_llm.addresses import ADDRESS_BYTES
-from ping_llm.rows import arrayrecord_layout as layout
+from ping_llm.core.addresses import ADDRESS_BYTES
+from ping_llm.rows import format as layout
 from ping_llm.rows.format import (
     HEADER,
     CorruptRecordError,

@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 
 from conftest import random_measurements
-from ping_llm.errors import PingLlmError
-from ping_llm.pipeline.batch import BatchBuilder
-from ping_llm.rows import arrayrecord_layout as layout
+from ping_llm.batches.batch import BatchBuilder
+from ping_llm.core.errors import PingLlmError
+from ping_llm.rows import format as layout
 from ping_llm.rows.dataset import RowSet
-from ping_llm.rows.mapped import CHECKED_BYTES, CorruptRowError, MappedRows
-from ping_llm.rows.reading import RowReader
+from ping_llm.rows.reader import CHECKED_BYTES, CorruptRowError, MappedRows, RowReader
 from pipeline_fixtures import Dataset, histories, prepare_table
 
 ROW = 1

@@ -18,13 +18,13 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from ping_llm.errors import PingLlmError
-from ping_llm.measurements import SCHEMA
+from ping_llm.core.errors import PingLlmError
+from ping_llm.core.measurements import SCHEMA
 from ping_llm.sources.simulator import SimulatorSettings, World, generate, generate_slice, simulate, slice_bounds
 from ping_llm.sources.simulator.distribution import Distribution, normal_cdf
-from ping_llm.sources.simulator.generate import MEASUREMENTS_PER_SLICE
 from ping_llm.sources.simulator.geography import great_circle_km
 from ping_llm.sources.simulator.schedule import source_sizes
+from ping_llm.sources.simulator.world import MEASUREMENTS_PER_SLICE
 
 Floats = npt.NDArray[np.float64]
 

@@ -11,7 +11,7 @@ from hypothesis import assume, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from ping_llm.errors import PingLlmError
+from ping_llm.core.errors import PingLlmError
 from ping_llm.evaluate.split import PROTOCOLS, Split, SplitSettings, leaks, split
 from reference_split import expected_split
 from split_fixtures import GENEROUS, NODES, Measurement, equal, measured, plain, random_world, without_times

@@ -12,13 +12,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from conftest import random_measurements
-from ping_llm.errors import PingLlmError
-from ping_llm.evaluate import write_split as write_split_module
+from ping_llm.core.errors import PingLlmError
+from ping_llm.core.measurements import SCHEMA
+from ping_llm.evaluate import split_folder as write_split_module
 from ping_llm.evaluate.split import PROTOCOLS, leaks, trained_on
-from ping_llm.evaluate.write_split import read_split, write_split
-from ping_llm.measurements import SCHEMA
+from ping_llm.evaluate.split_folder import read_split, write_split
+from ping_llm.rows.load import Measured, read_observations, rows_observations
 from ping_llm.rows.prepare import PrepareSettings, prepare
-from ping_llm.sources.observations import Measured, read_observations, rows_observations
 from split_fixtures import GENEROUS, equal, plain, random_world, without_times
 
 WriteParquet = Callable[..., Path]

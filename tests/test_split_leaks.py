@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ping_llm.baselines.interface import Observations
+from ping_llm.core.observations import Observations
 from ping_llm.evaluate.split import PROTOCOLS, Split, leaks, split, trained_on
-from ping_llm.sources.observations import Measured
+from ping_llm.rows.load import Measured
 from split_fixtures import random_world, without_times
 
 

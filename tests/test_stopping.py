@@ -30,7 +30,7 @@ def test_a_signal_that_falls_into_a_finaliser_still_ends_the_program(sent: signa
 
 
 def test_other_errors_in_finalisers_are_reported_as_ever() -> None:
-    program = "from ping_llm.stopping import stop_on_signals\nstop_on_signals()\n" + (
+    program = "from ping_llm.core.signals import stop_on_signals\nstop_on_signals()\n" + (
         "class Broken:\n    def __del__(self):\n        raise ValueError('told')\nBroken()"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ping_llm.errors import PingLlmError
+from ping_llm.core.errors import PingLlmError
 from ping_llm.storage import Location, MissingError, StorageError, filesystems, locate
-from ping_llm.storage.globs import pattern_of, split_pattern
+from ping_llm.storage.location import pattern_of, split_pattern
 from ping_llm.storage.retry import RetryPolicy
 from storage_fixtures import BUCKET, S3Server, bucket, run_python, s3, s3_server, slow, status, truncated
 

@@ -8,10 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ping_llm.errors import PingLlmError
+from ping_llm.core.errors import PingLlmError
 from ping_llm.storage import Location
-from ping_llm.storage.blocks import BLOCK, BlockFile
-from ping_llm.storage.cache import Cache, configure
+from ping_llm.storage.cache import BLOCK, BlockFile, Cache, configure
 from storage_fixtures import S3Server, bucket, run_python, s3, s3_server, slow, truncated
 
 __all__ = ["bucket", "s3", "s3_server"]

@@ -9,21 +9,18 @@ import numpy as np
 import pytest
 
 from conftest import random_measurements
-from ping_llm.errors import PingLlmError
-from ping_llm.pipeline.contexts import ContextSettings
-from ping_llm.pipeline.explain import digest, global_batches, one_batch
-from ping_llm.pipeline.spec import DataSpec, RowsSpec
-from ping_llm.rows import arrayrecord_layout as layout
-from ping_llm.rows import shard_files
-from ping_llm.rows.dataset import RowSet
+from ping_llm.batches.contexts import ContextSettings
+from ping_llm.batches.explain import digest, global_batches, one_batch
+from ping_llm.batches.spec import DataSpec, RowsSpec
+from ping_llm.core.errors import PingLlmError
+from ping_llm.rows import dataset as shard_files
+from ping_llm.rows import format as layout
+from ping_llm.rows.dataset import RemoteShards, RowSet, fetch_ahead
+from ping_llm.rows.load import rows_observations
 from ping_llm.rows.manifest import Manifest
-from ping_llm.rows.mapped import CorruptRowError, MappedRows
-from ping_llm.rows.reading import RowReader
-from ping_llm.rows.shard_files import RemoteShards, fetch_ahead
-from ping_llm.sources.observations import rows_observations
+from ping_llm.rows.reader import CorruptRowError, MappedRows, RowReader
 from ping_llm.storage import Location, locate
-from ping_llm.storage.blocks import BLOCK
-from ping_llm.storage.cache import Cache
+from ping_llm.storage.cache import BLOCK, Cache
 from pipeline_fixtures import Dataset, prepare_table
 from storage_fixtures import BUCKET, S3Server, bucket, run_python, s3, s3_server, slow, status, truncated
 

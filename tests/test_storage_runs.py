@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from ping_llm.config import Config
-from ping_llm.errors import PingLlmError
+from ping_llm.core.errors import PingLlmError
+from ping_llm.runs.metrics import read_metrics
+from ping_llm.runs.trained import load_trained
 from ping_llm.storage import Location
 from ping_llm.storage.cache import model_folder, work_folder
 from ping_llm.storage.mirror import STATE, Mirror, fetch
-from ping_llm.train import train
-from ping_llm.train.metrics import read_metrics
-from ping_llm.train.trained import load_trained
+from ping_llm.training import train
 from storage_fixtures import S3Server, bucket, s3, s3_server, slow, status
 from training_fixtures import simulated_rows, tiny_config
 

@@ -11,12 +11,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from conftest import random_measurements
-from ping_llm.backends.text.files import matching
-from ping_llm.errors import PingLlmError
+from ping_llm.core.errors import PingLlmError
+from ping_llm.data.text.files import matching
+from ping_llm.rows.load import read_observations
 from ping_llm.rows.manifest import Manifest
 from ping_llm.rows.prepare import PrepareSettings, prepare
 from ping_llm.sources import files
-from ping_llm.sources.observations import read_observations
 from ping_llm.storage import Location, locate
 from ping_llm.storage.cache import work_folder
 from storage_fixtures import S3Server, bucket, s3, s3_server, status, truncated

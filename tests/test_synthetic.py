@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from ping_llm.errors import PingLlmError
-from ping_llm.pipeline.synthetic import SyntheticLoader, SyntheticSettings
+from ping_llm.core.errors import PingLlmError
+from ping_llm.data.synthetic import SyntheticLoader, SyntheticSettings
 
 SETTINGS = SyntheticSettings(global_batch_size=6, length=128, seed=3)
 

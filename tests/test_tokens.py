@@ -14,12 +14,20 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from ping_llm.addresses import ADDRESS_BYTES, format_address
-from ping_llm.tokens.decode import Decoded, Fault, decode
-from ping_llm.tokens.encode import FIELD_ORDERS, EncodableMeasurements, TimeKind, encode, token_counts
-from ping_llm.tokens.rtt_code import decode_rtt, encode_rtt, normalised_codes
-from ping_llm.tokens.show import as_json, render
-from ping_llm.tokens.vocabulary import BYTES_AFTER, FIRST_BYTE, VOCABULARY_SIZE, Role
+from ping_llm.core.addresses import ADDRESS_BYTES, format_address
+from ping_llm.core.distribution import decode_rtt, encode_rtt, normalised_codes
+from ping_llm.tokens.decode import Decoded, Fault, as_json, decode, render
+from ping_llm.tokens.encode import (
+    BYTES_AFTER,
+    FIELD_ORDERS,
+    FIRST_BYTE,
+    VOCABULARY_SIZE,
+    EncodableMeasurements,
+    Role,
+    TimeKind,
+    encode,
+    token_counts,
+)
 from reference_encoder import encode_one, rtt_code
 
 NOON = 1_704_110_400  # 2024-01-01 12:00:00 UTC

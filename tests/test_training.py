@@ -19,14 +19,13 @@ import optax
 import optax.contrib
 import pytest
 
-from ping_llm.completer import WorldSettings
 from ping_llm.config import Config, load_config
-from ping_llm.errors import PingLlmError
-from ping_llm.pipeline.worlds import WorldsLoader
-from ping_llm.train import train
-from ping_llm.train.metrics import read_metrics
-from ping_llm.train.muon import orthogonalise, scale_by_muon
-from ping_llm.train.optimizer import schedule
+from ping_llm.core.errors import PingLlmError
+from ping_llm.data.completer import WorldsLoader
+from ping_llm.models.completer import WorldSettings
+from ping_llm.runs.metrics import read_metrics
+from ping_llm.training import train
+from ping_llm.training.step import orthogonalise, scale_by_muon, schedule
 from training_fixtures import simulated_rows, tiny_config
 
 SUMMARY_KEYS = {

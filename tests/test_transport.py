@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ping_llm.pipeline.batch import PackedTokens
-from ping_llm.pipeline.ring import Ring
-from ping_llm.pipeline.transport import Made, join, split
+from ping_llm.batches.batch import PackedTokens
+from ping_llm.batches.transport import Made, Ring, join, split
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from ping_llm.errors import PingLlmError
-from ping_llm.workers import map_in_order, worker_pool
+from ping_llm.core.errors import PingLlmError
+from ping_llm.tasks.pool import map_in_order, worker_pool
 
 
 def _double(number: int) -> int:

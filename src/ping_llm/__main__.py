@@ -1,4 +1,4 @@
-from ping_llm.cli import main
+from ping_llm.cli.main import main
 
 if __name__ == "__main__":
     main()

@@ -84,7 +84,7 @@ def network(rows: Path, tmp_path: Path) -> dict[str, Any]:
 
 def initialized(keys: dict[str, Any], config: str | Path = CONFIG) -> Any:
     """What MaxText makes of the keys, as its trainer would ask for it."""
-    from ping_llm.engines.maxtext.seams import taken_hold
+    from ping_llm.integrations.maxtext.launch import taken_hold
 
     with taken_hold():
         return importlib.import_module("maxtext.configs.pyconfig").initialize(["", str(config), *arguments(keys)])
@@ -163,7 +163,7 @@ def run(keys: dict[str, Any], notes: Path, *, processes: int = 1, config: str | 
 
 def run_here(keys: dict[str, Any], notes: Path, *, config: str | Path = CONFIG) -> Outcome:
     """A run in this process, which saves the time to load MaxText. What it logs is not kept."""
-    from ping_llm.engines.maxtext.launch import main
+    from ping_llm.integrations.maxtext.launch import main
 
     notes.mkdir(parents=True, exist_ok=True)
     code = main(["", str(config), *arguments(keys | {"metrics_file": notes / "metrics-0.jsonl"})])

@@ -19,7 +19,7 @@ def digests(batch: dict[str, Any]) -> list[str]:
 
 def main() -> int:
     sys.modules["tensorflow"] = None  # type: ignore[assignment]  # the extra `maxtext` has none, and it loads slowly
-    from ping_llm.engines.maxtext import iterators, launch
+    from ping_llm.integrations.maxtext import iterators, launch
 
     given = iterators.LocalBatches.__next__
 

@@ -12,12 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from maxtext_runs import initialized, run_here
 
-from ping_llm.engines.maxtext import iterators
-from ping_llm.engines.maxtext.checks import ARRAYS, check_batch, check_segments
-from ping_llm.engines.maxtext.shares import share_of
-from ping_llm.errors import PingLlmError
-from ping_llm.pipeline.batch import Batch
-from ping_llm.pipeline.synthetic import SyntheticLoader, SyntheticSettings
+from ping_llm.batches.batch import Batch
+from ping_llm.core.errors import PingLlmError
+from ping_llm.data.synthetic import SyntheticLoader, SyntheticSettings
+from ping_llm.integrations.maxtext import iterators
+from ping_llm.integrations.maxtext.iterators import ARRAYS, check_batch, check_segments, share_of
 
 pytest.importorskip("maxtext", reason="MaxText is not installed here; `make test-maxtext` makes an environment with it")
 

@@ -16,10 +16,10 @@ import pytest
 from maxtext_runs import CONFIG, initialized, start
 
 from ping_llm.config.sections import find_key
-from ping_llm.engines.maxtext import seams
-from ping_llm.engines.maxtext.keys import NETWORK_KEYS
-from ping_llm.engines.maxtext.launch import main
-from ping_llm.errors import PingLlmError
+from ping_llm.core.errors import PingLlmError
+from ping_llm.integrations.maxtext import launch as seams
+from ping_llm.integrations.maxtext.config import NETWORK_KEYS
+from ping_llm.integrations.maxtext.launch import main
 
 pytest.importorskip("maxtext", reason="MaxText is not installed here; `make test-maxtext` makes an environment with it")
 
@@ -32,7 +32,7 @@ class TestKeys:
         assert config.network_train_files == network["network_train_files"]
 
     def test_our_keys_are_typed_documented_and_have_our_defaults(self) -> None:
-        from ping_llm.engines.maxtext.config import NetworkConfig
+        from ping_llm.integrations.maxtext.config import NetworkConfig
 
         for name in NETWORK_KEYS:
             field, key = NetworkConfig.model_fields[name], find_key(name)
@@ -171,7 +171,9 @@ def test_no_file_of_maxtext_was_changed() -> None:
 
 def test_worker_processes_do_not_load_maxtext() -> None:
     """They import the program that started them, and what makes batches."""
-    program = "import ping_llm.engines.maxtext.__main__, ping_llm.pipeline.loader, sys; print('maxtext' in sys.modules)"
+    program = (
+        "import ping_llm.integrations.maxtext.__main__, ping_llm.batches.loader, sys; print('maxtext' in sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 

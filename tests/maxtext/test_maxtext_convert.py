@@ -12,19 +12,23 @@ from flax import nnx
 from maxtext_runs import CONFIG, ON_A_CPU, REPOSITORY, TINY, arguments, run_here
 from typer.testing import CliRunner
 
-from ping_llm.cli import app
+from ping_llm.cli.main import app
 from ping_llm.config import Config, load_config
-from ping_llm.engines.maxtext.architecture import maxtext_keys, our_config, read_keys
-from ping_llm.engines.maxtext.checkpoints import write_weights
-from ping_llm.engines.maxtext.convert import convert_from_maxtext, convert_to_maxtext
-from ping_llm.engines.maxtext.weights import from_maxtext, to_maxtext
-from ping_llm.errors import PingLlmError
-from ping_llm.model import ModelSettings, Transformer
-from ping_llm.pipeline.factory import make_train_loader
-from ping_llm.pipeline.synthetic import SyntheticLoader, SyntheticSettings
-from ping_llm.train import train
-from ping_llm.train.task import model_settings, task_of
-from ping_llm.train.trained import Trained, by_name, load_trained
+from ping_llm.core.errors import PingLlmError
+from ping_llm.data.registry import make_train_loader
+from ping_llm.data.synthetic import SyntheticLoader, SyntheticSettings
+from ping_llm.integrations.maxtext.architecture import maxtext_keys, our_config, read_keys
+from ping_llm.integrations.maxtext.convert import (
+    convert_from_maxtext,
+    convert_to_maxtext,
+    from_maxtext,
+    to_maxtext,
+    write_weights,
+)
+from ping_llm.models.lm import ModelSettings, Transformer
+from ping_llm.runs.task import model_settings, task_of
+from ping_llm.runs.trained import Trained, by_name, load_trained
+from ping_llm.training import train
 
 pytest.importorskip("maxtext", reason="MaxText is not installed here; `make test-maxtext` makes an environment with it")
 
@@ -46,7 +50,7 @@ def maxtext_logits(config: Path, load_parameters_path: Path, **changes: Any) -> 
     from maxtext.configs import pyconfig
     from maxtext.utils import maxtext_utils, model_creation_utils
 
-    from ping_llm.engines.maxtext.seams import taken_hold
+    from ping_llm.integrations.maxtext.launch import taken_hold
 
     keys = ON_A_CPU | {"run_name": "x", "base_output_directory": "x", "enable_checkpointing": False} | changes
     keys |= {"load_parameters_path": load_parameters_path, "per_device_batch_size": 3, "dataset_type": "synthetic"}

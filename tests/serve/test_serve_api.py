@@ -10,16 +10,7 @@ pytest.importorskip("fastapi", reason="ping-llm serve needs the extra `serve`")
 
 from starlette.testclient import TestClient
 
-from serving_fixtures import (
-    DESTINATION,
-    FILE,
-    OTHER,
-    SOURCE,
-    csv,
-    question,
-    running,
-    some_known,
-)
+from serving_fixtures import DESTINATION, FILE, OTHER, SOURCE, csv, question, running, some_known
 
 
 @pytest.fixture(scope="module")

@@ -15,15 +15,13 @@ pytest.importorskip("fastapi", reason="ping-llm serve needs the extra `serve`")
 
 from starlette.testclient import TestClient
 
-from ping_llm.baselines.interface import Observations
 from ping_llm.config import Config
-from ping_llm.model import ModelSettings, Transformer
+from ping_llm.core.observations import Observations
+from ping_llm.models.lm import ModelSettings, Transformer
 from ping_llm.predict import LanguageModel, Predictor
-from ping_llm.serve.answers import Answers, steady_predictor
-from ping_llm.serve.known import Known
-from ping_llm.serve.uploads import read_upload
-from ping_llm.serve.warm_up import warm_up
-from ping_llm.sources.observations import Measured
+from ping_llm.rows.load import Measured
+from ping_llm.serve.answers import Answers, steady_predictor, warm_up
+from ping_llm.serve.store import Known, read_upload
 from serving_fixtures import FILE, csv, running
 
 LENGTH = 128

@@ -20,11 +20,11 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
+from ping_llm.serve import api as data_api
 from ping_llm.serve import api as model_api
-from ping_llm.serve import data_api
-from ping_llm.serve.app import make_app
+from ping_llm.serve.api import Service
 from ping_llm.serve.model_thread import ModelThread
-from ping_llm.serve.service import Service
+from ping_llm.serve.server import make_app
 from ping_llm.serve.settings import Limits, ServeSettings
 from serving_fixtures import NODES, quick_answers, some_known
 

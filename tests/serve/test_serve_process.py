@@ -16,8 +16,8 @@ pytest.importorskip("fastapi", reason="ping-llm serve needs the extra `serve`")
 
 import typer
 
-from ping_llm.commands.serve import serve as serve_command
-from ping_llm.errors import PingLlmError
+from ping_llm.cli.serve import serve as serve_command
+from ping_llm.core.errors import PingLlmError
 from ping_llm.serve.server import _listen
 from ping_llm.serve.settings import Limits
 from serving_fixtures import csv, listening, question
@@ -126,7 +126,7 @@ class TestCommand:
         with _listen("127.0.0.1", 0) as free:
             port = free.getsockname()[1]
         code = (
-            "import typer\nfrom ping_llm.commands.serve import serve\nfrom ping_llm.stopping import stop_on_signals\n"
+            "import typer\nfrom ping_llm.cli.serve import serve\nfrom ping_llm.core.signals import stop_on_signals\n"
             "stop_on_signals()\napp = typer.Typer()\napp.command()(serve)\napp()"
         )
         command = [sys.executable, "-c", code, "--port", str(port), "--rows", str(file), "--context", "64"]

@@ -17,11 +17,10 @@ pytest.importorskip("fastapi", reason="ping-llm serve needs the extra `serve`")
 
 from starlette.testclient import TestClient
 
-from ping_llm.errors import PingLlmError
-from ping_llm.serve import app as app_module
-from ping_llm.serve import scoring
-from ping_llm.serve.answers import Answers
-from ping_llm.serve.scoring import completed_bits
+from ping_llm.core.errors import PingLlmError
+from ping_llm.serve import answers as scoring
+from ping_llm.serve import server as app_module
+from ping_llm.serve.answers import Answers, completed_bits
 from ping_llm.serve.settings import Limits, ServeSettings
 from serving_fixtures import FILE, SOURCE, csv, question, quick_answers, running, some_known
 

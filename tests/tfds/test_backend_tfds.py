@@ -13,9 +13,9 @@ import pytest
 
 from backend_fixtures import digests, example, state_after, take, text_config, text_of, texts, write_tfrecord
 from ping_llm.config import Config, load_config
-from ping_llm.errors import PingLlmError
-from ping_llm.pipeline.factory import check_files, make_eval_loader, make_train_loader
-from ping_llm.train import train
+from ping_llm.core.errors import PingLlmError
+from ping_llm.data.registry import check_files, make_eval_loader, make_train_loader
+from ping_llm.training import train
 
 pytest.importorskip("tensorflow_datasets", reason="TensorFlow is not here; `make test-tensorflow` makes a place for it")
 

@@ -15,20 +15,21 @@ residuals    distributions of errors; forecasts puts them around any baseline
 catalogue    all of them
 """
 
-from ping_llm.baselines.catalogue import standard_baselines
-from ping_llm.baselines.dmfsgd import Dmfsgd
-from ping_llm.baselines.failures import FailureRates
-from ping_llm.baselines.forecasts import FittedForecaster, Rehearsal, WithResiduals, with_residuals
-from ping_llm.baselines.interface import Baseline, FittedBaseline, NodeIds, Observations, Questions
-from ping_llm.baselines.known import Known
-from ping_llm.baselines.log_factors import LogFactors
-from ping_llm.baselines.medians import GlobalMedian, PairMedian
+from ping_llm.baselines.coordinates import Descent, Dmfsgd, Vivaldi
+from ping_llm.baselines.factors import GlobalMedian, LogFactors, PairMedian
+from ping_llm.baselines.forecasts import (
+    FailureRates,
+    FittedForecaster,
+    Known,
+    PointWithResiduals,
+    Rehearsal,
+    WithResiduals,
+    with_residuals,
+)
 from ping_llm.baselines.prefix_trees import PrefixTrees
-from ping_llm.baselines.residuals import PointWithResiduals
 from ping_llm.baselines.sequential import LastValue, MedianOfLast, MovingAverage
-from ping_llm.baselines.sgd import Descent
-from ping_llm.baselines.tuning import BestOf
-from ping_llm.baselines.vivaldi import Vivaldi
+from ping_llm.baselines.tuning import BestOf, standard_baselines
+from ping_llm.core.observations import Baseline, FittedBaseline, NodeIds, Observations, Questions
 
 __all__ = [
     "Baseline",

@@ -1,22 +1,200 @@
-"""Any baseline with a predictive distribution around its answers, learnt from the training data alone.
+"""P(failed) from smoothed frequencies: the pair's, resting on those of its ends, which rest on that of everything.
 
-To see what errors a baseline makes, it is fitted to a part of the training data and asked about the rest: all
-measurements of some sources, all of some other pairs, and of what remains the latest. Errors are kept apart by how
-familiar a question is (see `known`). A causal baseline is also asked about every training measurement, one step ahead,
-and the errors for measured pairs are kept apart by the age of the latest measurement.
-
-Then the baseline is fitted to everything: twice the time of one fit. Several baselines can share one `Rehearsal`.
+A Beta prior stands behind every frequency: as if some more probes had been seen that failed as often as the prior says.
+The two ends are put together by adding their log odds relative to the global ones.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final
+from typing import ClassVar, Final
 
 import numpy as np
 
-from ping_llm.baselines.interface import Baseline, Bools, FittedBaseline, Floats, Observations, Questions
-from ping_llm.baselines.known import BUCKETS, Known
-from ping_llm.baselines.residuals import PointWithResiduals, cumulative_by_bucket
+from ping_llm.baselines.pairs import rows_of
+from ping_llm.core.distribution import RttDistribution
+from ping_llm.core.measurements import MAX_RTT_MS
+from ping_llm.core.observations import Baseline, Bools, FittedBaseline, Floats, History, Ints, Observations, Questions
+
+DEFAULT_FAILED: Final = 0.035
+"""Share of failed probes in a RIPE Atlas extract, for where nothing at all is known."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FailureRates:
+    """`causal` counts only what was measured before a question, otherwise all training data counts."""
+
+    node_strength: float = 10.0
+    pair_strength: float = 3.0
+    causal: bool = False
+
+    def fit(self, train: Observations) -> "FittedFailureRates":
+        failed = np.isnan(train.rtt_ms)
+        return FittedFailureRates(
+            settings=self,
+            everything=History.of(np.zeros(len(train), np.int64), train.time_s, failed),
+            by_source=History.of(train.source, train.time_s, failed),
+            by_destination=History.of(train.destination, train.time_s, failed),
+            by_pair=History.of(train.pair, train.time_s, failed),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class FittedFailureRates:
+    settings: FailureRates
+    everything: History
+    by_source: History
+    by_destination: History
+    by_pair: History
+
+    def probability(self, questions: Questions) -> Floats:
+        """P(failed) of each question, never 0 or 1."""
+        node, pair = self.settings.node_strength, self.settings.pair_strength
+        time_s = questions.time_s if self.settings.causal else np.full(len(questions), np.nan)
+        zeros = np.zeros(len(questions), np.int64)
+        overall = self.everything.mean_before(zeros, time_s, prior=DEFAULT_FAILED, strength=1.0)
+        source = self.by_source.mean_before(questions.source, time_s, prior=overall, strength=node)
+        destination = self.by_destination.mean_before(questions.destination, time_s, prior=overall, strength=node)
+        together = 1.0 / (1.0 + np.exp(-(_log_odds(source) + _log_odds(destination) - _log_odds(overall))))
+        return self.by_pair.mean_before(questions.pair, time_s, prior=together, strength=pair)
+
+
+def _log_odds(probability: Floats) -> Floats:
+    return np.asarray(np.log(probability) - np.log1p(-probability))
+
+
+# Measurements that predictors may look at, with what every distribution needs of them, computed once for all.
+#
+# How much is known about a question decides how wrong a baseline is likely to be: errors differ by ten times.
+#
+#     0 an end was never measured   1 the pair was never measured   2.. the pair was measured, the longer ago the less
+
+AGES_S: Final = np.array([86_400.0, 3_600.0, 600.0])
+"""Ages that separate the buckets of measured pairs, oldest first: a day, an hour, ten minutes."""
+
+BUCKETS: Final = 2 + len(AGES_S) + 1
+
+
+class Known:
+    """Measurements, and what was familiar and what had failed at any time."""
+
+    def __init__(self, observations: Observations) -> None:
+        self.observations = observations
+
+    @cached_property
+    def familiarity(self) -> "Familiarity":
+        return Familiarity.of(self.observations)
+
+    @cached_property
+    def failures(self) -> FittedFailureRates:
+        return FailureRates(causal=True).fit(self.observations)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Familiarity:
+    """How much was known about the ends and the pair of a question at its time (NaN: of all that was measured)."""
+
+    first_s: Floats
+    """When each node was first measured, infinite for one that never was; the last one is every unknown node."""
+    by_pair: History
+
+    @classmethod
+    def of(cls, measured: Observations) -> "Familiarity":
+        known = measured.answered
+        first_s = np.full(max(known.source.max(initial=-1), known.destination.max(initial=-1)) + 2, np.inf)
+        for node in (known.source, known.destination):
+            np.fmin.at(first_s, node, known.time_s)
+        return cls(first_s=first_s, by_pair=History.of(known.pair, known.time_s, np.zeros(len(known))))
+
+    def bucket(self, questions: Questions) -> Ints:
+        time_s = np.where(np.isnan(questions.time_s), np.inf, questions.time_s)
+        known = np.ones(len(questions), dtype=bool)
+        for node in (questions.source, questions.destination):
+            known &= self.first_s[rows_of(node, len(self.first_s) - 1)] < time_s
+        start, stop = self.by_pair.span(questions.pair, questions.time_s)
+        age = self.by_pair.age(questions.pair, questions.time_s)
+        freshness = len(AGES_S) - np.searchsorted(AGES_S[::-1], age)
+        return np.where(stop > start, 2 + freshness, known.astype(np.int64))
+
+
+# A point prediction becomes a distribution: the errors it made on held-out training data, put around it.
+#
+# Errors are those of ln RTT, counted in bins that are fine near zero (a hundredth of a per cent) and wide far out. A
+# little of a Cauchy distribution of the same spread is mixed in, so that no RTT has probability zero. Errors are
+# centred: the median of the distribution is the point itself. To correct its bias instead would change the surprise
+# by 0.05 bits either way, and the answers themselves for the worse as often as for the better.
+
+_OUTWARD: Final = np.geomspace(1e-4, 17.0, 120)
+EDGES: Final = np.concatenate([-_OUTWARD[::-1], _OUTWARD])
+"""Edges of the bins of ln(measured / predicted): a factor of 24 million either way, zero in the middle of a bin."""
+
+FEWEST: Final = 50
+"""A bucket with fewer errors than this borrows the errors of the next one."""
+
+_CAUCHY_SHARE: Final = 0.01
+_CAUCHY_ERRORS: Final = 5.0
+
+
+def cumulative(errors: Floats) -> Floats:
+    """P(error <= edge) for every edge: 0 at the first, 1 at the last, strictly rising, and a half at no error."""
+    errors = errors - np.median(errors) if len(errors) else errors
+    spread = float(np.median(np.abs(errors))) if len(errors) else 0.5
+    cauchy = np.diff(np.arctan(EDGES / max(spread, 1e-3)))
+    counts, _ = np.histogram(np.clip(errors, EDGES[0], EDGES[-1]), bins=EDGES)
+    mass = counts + (_CAUCHY_SHARE * len(errors) + _CAUCHY_ERRORS) * cauchy / cauchy.sum()
+    total = np.concatenate([[0.0], np.cumsum(mass)])
+    return np.asarray(total / total[-1])
+
+
+def cumulative_by_bucket(errors: Floats, bucket: Ints, buckets: int) -> Floats:
+    """One row for each bucket. Buckets are ordered by how much is known, and borrow from the side where it is less."""
+    count = np.bincount(bucket, minlength=buckets)
+    enough = np.flatnonzero(count >= FEWEST)
+    rows = []
+    for number in range(buckets):
+        nearest = enough[np.argmin(np.abs(enough - number))] if len(enough) else None
+        rows.append(cumulative(errors if nearest is None else errors[bucket == nearest]))
+    return np.stack(rows)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PointWithResiduals(RttDistribution):
+    """A baseline's answer: its point, times what measurements were of such points in the past; ten minutes at most."""
+
+    point_ms: Floats
+    """What the baseline itself predicts, and the median."""
+    bucket: Ints
+    cumulative: Floats
+    """[buckets, edges]: P(error <= edge)"""
+
+    _SHARED: ClassVar[frozenset[str]] = frozenset({"cumulative"})
+
+    def _cdf(self, rtt_ms: Floats) -> Floats:
+        with np.errstate(divide="ignore"):
+            error = np.log(rtt_ms / self.point_ms[:, None])
+        until = self._each_bucket(error, lambda row, errors: np.interp(errors, EDGES, row))
+        return np.where(rtt_ms < MAX_RTT_MS, until, 1.0)
+
+    def _quantile(self, level: Floats) -> Floats:
+        error = self._each_bucket(level, lambda row, levels: np.interp(levels, row, EDGES))
+        return np.minimum(self.point_ms[:, None] * np.exp(error), MAX_RTT_MS)
+
+    def _each_bucket(self, values: Floats, look_up: Callable[[Floats, Floats], Floats]) -> Floats:
+        result = np.empty(values.shape)
+        for number, row in enumerate(self.cumulative):
+            mine = self.bucket == number
+            result[mine] = look_up(row, values[mine])
+        return result
+
+
+# Any baseline with a predictive distribution around its answers, learnt from the training data alone.
+#
+# To see what errors a baseline makes, it is fitted to a part of the training data and asked about the rest: all
+# measurements of some sources, all of some other pairs, and of what remains the latest. Errors are kept apart by how
+# familiar a question is (see `known`). A causal baseline is also asked about every training measurement, one step
+# ahead, and the errors for measured pairs are kept apart by the age of the latest measurement.
+#
+# Then the baseline is fitted to everything: twice the time of one fit. Several baselines can share one `Rehearsal`.
 
 _MOST_ERRORS: Final = 500_000
 

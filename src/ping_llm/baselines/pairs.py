@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ping_llm.baselines.interface import MIN_RTT_MS, Floats, Ints, Observations, Questions
+from ping_llm.core.observations import MIN_RTT_MS, Floats, Ints, Observations, Questions
 
 
 @dataclass(frozen=True, kw_only=True)

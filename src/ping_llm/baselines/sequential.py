@@ -12,8 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from ping_llm.baselines.history import History
-from ping_llm.baselines.interface import DEFAULT_RTT_MS, MIN_RTT_MS, Floats, Ints, Observations, Questions
+from ping_llm.core.observations import DEFAULT_RTT_MS, MIN_RTT_MS, Floats, History, Ints, Observations, Questions
 
 _SHRINK: Final = 2.0
 """Measurements that the prior of a node's mean is worth."""

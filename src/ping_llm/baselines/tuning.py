@@ -9,8 +9,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ping_llm.baselines.interface import Baseline, FittedBaseline, Observations
+from ping_llm.baselines.coordinates import Descent, Dmfsgd, Vivaldi
+from ping_llm.baselines.factors import GlobalMedian, LogFactors, PairMedian
 from ping_llm.baselines.pairs import PairTable
+from ping_llm.baselines.sequential import LastValue, MedianOfLast, MovingAverage
+from ping_llm.core.observations import Baseline, FittedBaseline, Observations
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,3 +50,22 @@ def _split(train: Observations, share: float, seed: int) -> tuple[Observations, 
     _, number = np.unique((low.astype(np.int64) << 32) | (high & 0xFFFFFFFF), return_inverse=True)
     drawn = np.random.default_rng(seed).random(number.max(initial=-1) + 1) < share
     return train.take(~drawn[number]), PairTable.of(train.take(drawn[number]))
+
+
+# The baselines that every comparison should show, with the settings that proved best.
+
+
+def standard_baselines(*, symmetric: bool = False, seed: int = 0) -> list[Baseline]:
+    """All of them, simplest first. `symmetric` for data where RTT(i, j) = RTT(j, i)."""
+    vivaldi = Vivaldi(descent=Descent(rate=0.03, seed=seed))
+    return [
+        GlobalMedian(),
+        PairMedian(),
+        LastValue(),
+        MedianOfLast(),
+        MovingAverage(),
+        vivaldi,
+        Dmfsgd(symmetric=symmetric, descent=Descent(seed=seed)),
+        LogFactors(symmetric=symmetric, seed=seed),
+        LogFactors(symmetric=symmetric, seed=seed, base=vivaldi, name="vivaldi + log factors"),
+    ]

@@ -2,8 +2,7 @@
 
 from ping_llm.config.blend import parse_blend
 from ping_llm.config.keys import KeyInfo
-from ping_llm.config.load import load_config
-from ping_llm.config.reference import key_tables
+from ping_llm.config.load import key_tables, load_config
 from ping_llm.config.sections import Config, describe_keys
 
 __all__ = ["Config", "KeyInfo", "describe_keys", "key_tables", "load_config", "parse_blend"]

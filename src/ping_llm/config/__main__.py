@@ -3,8 +3,8 @@
 import sys
 from pathlib import Path
 
-from ping_llm.config.reference import key_tables, update
-from ping_llm.errors import PingLlmError
+from ping_llm.config.load import key_tables, update
+from ping_llm.core.errors import PingLlmError
 
 
 def main(arguments: list[str]) -> int:

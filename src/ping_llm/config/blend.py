@@ -4,7 +4,7 @@ import re
 from fractions import Fraction
 from typing import Final
 
-from ping_llm.errors import PingLlmError
+from ping_llm.core.errors import PingLlmError
 
 Blend = tuple[tuple[str, Fraction], ...]
 

@@ -1,7 +1,4 @@
-"""What a key is: a type, a default, one line of help and a rule, kept as data beside the field that declares it.
-
-A value is checked by `KeyInfo.checked` wherever it comes from: a file, an override, or Python.
-"""
+"""The kinds of data there are: those that come with the package, and those that other packages add."""
 
 import dataclasses
 import difflib
@@ -10,9 +7,35 @@ import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any, ClassVar, Final, Self, TypeVar, cast
 
-from ping_llm.errors import PingLlmError
+from ping_llm.core.errors import PingLlmError
+
+DATASET_TYPES: Final = ("network", "grain", "hf", "tfds", "c4_mlperf", "synthetic", "worlds", "measured")
+"""Those that come with the package."""
+
+TEXT: Final = ("grain", "hf", "tfds", "c4_mlperf")
+"""Those of them that need a tokenizer."""
+
+GROUP: Final = "ping_llm.backends"
+"""Entry points of this group are backends; docs/backends.md says what they must offer."""
+
+
+@cache
+def added() -> dict[str, EntryPoint]:
+    """The backends of other packages, by the name that `dataset_type` calls them."""
+    return {entry.name: entry for entry in entry_points(group=GROUP) if entry.name not in DATASET_TYPES}
+
+
+def is_dataset_type(name: str) -> bool:
+    return name in DATASET_TYPES or name in added()
+
+
+# What a key is: a type, a default, one line of help and a rule, kept as data beside the field that declares it.
+#
+# A value is checked by `KeyInfo.checked` wherever it comes from: a file, an override, or Python.
 
 Value = bool | int | float | str
 T = TypeVar("T", bool, int, float, str)

@@ -8,7 +8,6 @@ table, plots          for people
 """
 
 from ping_llm.evaluate.protocols import Predictor, evaluate
-from ping_llm.evaluate.results import Evaluation
-from ping_llm.evaluate.scores import scores
+from ping_llm.evaluate.scores import Evaluation, scores
 
 __all__ = ["Evaluation", "Predictor", "evaluate", "scores"]

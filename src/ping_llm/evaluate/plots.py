@@ -9,11 +9,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from ping_llm.baselines.interface import Floats, Ints
-from ping_llm.errors import PingLlmError
-from ping_llm.evaluate.results import ORACLE, Answers, Evaluation, ProtocolResult
-from ping_llm.evaluate.scores import errors
-from ping_llm.evaluate.table import TITLES
+from ping_llm.core.errors import PingLlmError
+from ping_llm.core.observations import Floats, Ints
+from ping_llm.evaluate.scores import ORACLE, TITLES, Answers, Evaluation, ProtocolResult, errors
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

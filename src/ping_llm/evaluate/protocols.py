@@ -1,39 +1,81 @@
-"""Models beside the classical predictors, by three protocols that are always reported apart.
-
-    unseen pair    two nodes that are known, but nothing that one measured to the other
-    seen pair      two nodes that measured each other before, at a later time
-    unseen probe   a source of which nothing was learnt, from what it measured before the question
-
-What may be learnt from and what is asked follows from the split (see `split`). Models get the history, of which they
-may look at what lies strictly before a question, and so do causal baselines. Static baselines are fitted to the part
-for training; for unseen probes also to what these measured before the cut, or they could say nothing about them.
-Distributions around the baselines' answers are learnt from the part for training alone.
-"""
+"""The truth about simulated measurements, as a prediction: no predictor can be expected to do better."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import Protocol
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, Self
 
 import numpy as np
 
 from ping_llm.baselines import (
     Baseline,
     Known,
-    Observations,
     PrefixTrees,
-    Questions,
     Rehearsal,
     standard_baselines,
     with_residuals,
 )
-from ping_llm.baselines.history import History
-from ping_llm.baselines.interface import Ints
-from ping_llm.console import Advance
-from ping_llm.distribution import RttDistribution
-from ping_llm.evaluate.oracle import Oracle
-from ping_llm.evaluate.results import ORACLE, Answers, Evaluation, ProtocolResult
+from ping_llm.core.console import Advance
+from ping_llm.core.distribution import Floats, RttDistribution
+from ping_llm.core.observations import History, Ints, Observations, Questions
+from ping_llm.evaluate.scores import ORACLE, Answers, Evaluation, ProtocolResult
 from ping_llm.evaluate.split import Split, sampled
-from ping_llm.sources.simulator import World
+from ping_llm.sources.simulator import Distribution, World
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TrueDistribution(RttDistribution):
+    truth: Distribution
+
+    @classmethod
+    def of(cls, truth: Distribution) -> Self:
+        return cls(p_failed=truth.failed_probability, truth=truth)
+
+    def take(self, rows: Any) -> Self:
+        truth = self.truth
+        return self.of(
+            Distribution(
+                failed_probability=truth.failed_probability[rows],
+                floor_ms=truth.floor_ms[rows],
+                weight=tuple(weight[rows] for weight in truth.weight),
+                log_median=tuple(log_median[rows] for log_median in truth.log_median),
+                sigma=truth.sigma,
+            )
+        )
+
+    @property
+    def mean(self) -> Floats:
+        return self.truth.mean()
+
+    def _cdf(self, rtt_ms: Floats) -> Floats:
+        return self.truth.cdf(rtt_ms.T).T
+
+    def _quantile(self, level: Floats) -> Floats:
+        return self.truth.quantile(level.T).T
+
+
+@dataclass(frozen=True)
+class Oracle:
+    """A predictor that knows how the simulated Internet was made."""
+
+    world: World
+
+    def predict(self, known: Observations, questions: Questions, nodes: Sequence[str]) -> TrueDistribution:
+        addresses = np.array(nodes, dtype=object)
+        return TrueDistribution.of(
+            self.world.distribution(addresses[questions.source], addresses[questions.destination], questions.time_s)
+        )
+
+
+# Models beside the classical predictors, by three protocols that are always reported apart.
+#
+#     unseen pair    two nodes that are known, but nothing that one measured to the other
+#     seen pair      two nodes that measured each other before, at a later time
+#     unseen probe   a source of which nothing was learnt, from what it measured before the question
+#
+# What may be learnt from and what is asked follows from the split (see `split`). Models get the history, of which they
+# may look at what lies strictly before a question, and so do causal baselines. Static baselines are fitted to the part
+# for training; for unseen probes also to what these measured before the cut, or they could say nothing about them.
+# Distributions around the baselines' answers are learnt from the part for training alone.
 
 
 class Predictor(Protocol):

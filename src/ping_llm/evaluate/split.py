@@ -21,10 +21,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ping_llm.addresses import UNPARSABLE, mix64, parse_addresses, source_hash
-from ping_llm.baselines.interface import Bools, Floats, Ints, Observations, Questions
-from ping_llm.errors import PingLlmError
-from ping_llm.sources.observations import Measured
+from ping_llm.core.addresses import UNPARSABLE, mix64, parse_addresses, source_hash
+from ping_llm.core.errors import PingLlmError
+from ping_llm.core.observations import Bools, Floats, Ints, Observations, Questions
+from ping_llm.rows.load import Measured
 
 PROTOCOLS: Final = ("unseen_pair", "seen_pair", "unseen_probe")
 

@@ -15,11 +15,11 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
-from ping_llm.addresses import ADDRESS_BYTES, format_address
-from ping_llm.errors import PingLlmError
-from ping_llm.predict.cached import Cache
+from ping_llm.core.addresses import ADDRESS_BYTES, format_address
+from ping_llm.core.errors import PingLlmError
+from ping_llm.predict.kv_cache import Cache
 from ping_llm.predict.language_model import LanguageModel
-from ping_llm.predict.sequences import (
+from ping_llm.predict.scoring import (
     Floats,
     Ints,
     Question,
@@ -31,7 +31,7 @@ from ping_llm.predict.sequences import (
     read_history,
 )
 from ping_llm.rows.format import ProbeRow
-from ping_llm.tokens.vocabulary import FIRST_BYTE
+from ping_llm.tokens.encode import FIRST_BYTE
 
 _BEAM: Final = 256
 _CANDIDATES_AT_ONCE: Final = 256

@@ -13,22 +13,22 @@ from typing import Any, Self
 
 import numpy as np
 
-from ping_llm.baselines.interface import Floats, Ints, Observations, Questions
-from ping_llm.completer import Completer, PredictionSettings
-from ping_llm.completer.context import Known
-from ping_llm.completer.kinship import kin_of
+from ping_llm.batches.spec import RowsSpec
 from ping_llm.config import parse_blend
-from ping_llm.console import Advance
-from ping_llm.distribution import RttDistribution
-from ping_llm.errors import PingLlmError
-from ping_llm.pipeline.spec import RowsSpec
-from ping_llm.predict.histories import Histories, prompts_for
+from ping_llm.core.console import Advance
+from ping_llm.core.distribution import RttDistribution
+from ping_llm.core.errors import PingLlmError
+from ping_llm.core.observations import Floats, Ints, Observations, Questions
+from ping_llm.models.completer import Completer, PredictionSettings
+from ping_llm.models.completer.context import Known
 from ping_llm.predict.language_model import LanguageModel
-from ping_llm.predict.surprise import surprises
+from ping_llm.predict.prompts import Histories, prompts_for
+from ping_llm.predict.scoring import surprises
 from ping_llm.predict.tables import History, answers_table, asked_of, like, measured_of, table_of
-from ping_llm.sources.observations import Measured, read_observations, rows_observations
-from ping_llm.train.task import completer_settings
-from ping_llm.train.trained import Trained, load_trained
+from ping_llm.prior.shared_prefixes import kin_of
+from ping_llm.rows.load import Measured, read_observations, rows_observations
+from ping_llm.runs.task import completer_settings
+from ping_llm.runs.trained import Trained, load_trained
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ping_llm.addresses import UNPARSABLE, format_address, parse_column
-from ping_llm.baselines.interface import Ints, Questions
-from ping_llm.coerce import time_microseconds
-from ping_llm.distribution import RttDistribution
-from ping_llm.errors import PingLlmError
-from ping_llm.sources.observations import Measured, read_observations, table_observations
+from ping_llm.core.addresses import UNPARSABLE, format_address, parse_column
+from ping_llm.core.distribution import RttDistribution
+from ping_llm.core.errors import PingLlmError
+from ping_llm.core.measurements import time_microseconds
+from ping_llm.core.observations import Ints, Questions
+from ping_llm.rows.load import Measured, read_observations, table_observations
 from ping_llm.sources.pieces import find_columns
 
 History = Any

@@ -7,10 +7,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from ping_llm.evaluate.results import Evaluation, ProtocolResult
-from ping_llm.evaluate.scores import errors
-from ping_llm.report.reading import EVALUATION
-from ping_llm.train.folder import RunFolder
+from ping_llm.evaluate.scores import Evaluation, ProtocolResult, errors
+from ping_llm.report.run import EVALUATION
+from ping_llm.runs.folder import RunFolder
 
 _SHARES: Final = np.linspace(0.02, 0.98, 49).round(2)
 """Of the answers, for the distribution of errors; and of probability, for calibration."""

@@ -5,23 +5,27 @@ A content security policy allows just this script, by its hash: text that got th
 
 import base64
 import hashlib
+import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 from ping_llm import __version__
-from ping_llm.report.figures import figures_of
+from ping_llm.core.console import err
+from ping_llm.report.figures import Note, figures_of, notes_of, status_of
 from ping_llm.report.markup import Content, Markup, element, join
-from ping_llm.report.reading import Run
-from ping_llm.report.sections.comparison import comparison, evaluations
-from ping_llm.report.sections.configuration import configuration, differences
+from ping_llm.report.run import Run
+from ping_llm.report.sections.configuration import configuration, differences, history, model_and_data
 from ping_llm.report.sections.curves import training
 from ping_llm.report.sections.evaluation import evaluation
-from ping_llm.report.sections.origin import history, model_and_data
-from ping_llm.report.sections.overview import overview
+from ping_llm.report.sections.overview import comparison, evaluations, overview
 from ping_llm.report.sections.pipeline import pipeline, pipelines
 from ping_llm.report.sections.sequences import sequences
-from ping_llm.report.status import Note, notes_of, status_of
+
+if TYPE_CHECKING:
+    from ping_llm.runs.folder import RunFolder
 
 _LINKS = (
     ("training", "Training"),
@@ -114,3 +118,42 @@ def distinct_names(runs: Sequence[Run]) -> list[str]:
 
 def _file(name: str) -> str:
     return files("ping_llm.report").joinpath(name).read_text(encoding="utf-8")
+
+
+# Writing a report: asked for by a command, or at the end of a run, where it must never be what fails.
+
+REPORT: Final = "report.html"
+
+
+def write_report(
+    runs: Sequence[Path], output: Path, *, evaluations: Sequence[Path] = (), with_sequences: bool = True
+) -> Path:
+    """One HTML file about a run, or about several side by side. `evaluations` belong to the runs in their order."""
+    from ping_llm.report.run import read_run
+    from ping_llm.runs.folder import RunFolder
+
+    given: list[Path | None] = [*evaluations, *[None] * (len(runs) - len(evaluations))]
+    read = [read_run(folder, file) for folder, file in zip(runs, given, strict=True)]
+    RunFolder(output.parent).write(output, page_of(read, with_sequences=with_sequences))
+    return output
+
+
+def write_at_end(folder: "RunFolder", loader: Any) -> None:
+    """The report of a run that ends, and what else of it only its process knows: how its data was made."""
+    if isinstance(sys.exception(), KeyboardInterrupt):  # a second Ctrl-C: somebody wants it to end at once
+        return
+    try:
+        _keep_what_the_loader_knows(folder, loader)
+        write_report([folder.path], folder.path / REPORT)
+    except Exception as error:  # a run does not fail for want of a picture
+        message = " ".join(f"{type(error).__name__}: {error}".split())
+        err.print(f"warning: the report was not written: {message}", markup=False, soft_wrap=True)
+
+
+def _keep_what_the_loader_knows(folder: "RunFolder", loader: Any) -> None:
+    from ping_llm.report.run import DATA
+
+    folder.write(folder.path / DATA, loader.state().to_json() + "\n")
+    report = getattr(loader, "report", None)
+    if report is not None and report.to_json()["batches"]:
+        report.write(folder.path)

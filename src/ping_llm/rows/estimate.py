@@ -9,8 +9,9 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from ping_llm.rows import prepare, spill
-from ping_llm.rows.shard import INDEX_SCHEMA
+from ping_llm.rows import partition as spill
+from ping_llm.rows import prepare
+from ping_llm.rows.manifest import INDEX_SCHEMA
 from ping_llm.rows.work import REQUESTS_AT_ONCE
 
 MIB: Final = 1 << 20

@@ -1,16 +1,146 @@
-"""The manifest: what a prepared dataset consists of. It is written last, so a folder without one is not a dataset."""
+"""Writing one shard: an ArrayRecord file of probe rows, and the index entries that say where each row lies."""
 
+import errno
 import hashlib
 import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, Self
 
-from ping_llm.errors import PingLlmError
-from ping_llm.rows.format import FORMAT_VERSION
-from ping_llm.rows.shard import ShardInfo
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from array_record.python.array_record_module import ArrayRecordWriter
+
+from ping_llm.core.errors import PingLlmError
+from ping_llm.rows import format as layout
+from ping_llm.rows.format import FORMAT_VERSION, MAGIC, SourceRuns, encode_rows
 from ping_llm.storage import Location, MissingError, locate
+
+INDEX_SCHEMA: Final = pa.schema(
+    [
+        pa.field("shard", pa.uint32(), nullable=False),
+        pa.field("position", pa.uint32(), nullable=False),
+        pa.field("offset", pa.uint64(), nullable=False),
+        pa.field("size", pa.uint32(), nullable=False),
+        pa.field("count", pa.uint32(), nullable=False),
+        pa.field("failed", pa.uint32(), nullable=False),
+        pa.field("long_gaps", pa.uint32(), nullable=False),
+        pa.field("family", pa.uint8(), nullable=False),
+        pa.field("time_unit_us", pa.uint32(), nullable=False),
+        pa.field("first_time_us", pa.int64(), nullable=False),
+        pa.field("last_time_us", pa.int64(), nullable=False),
+        pa.field("source", pa.binary(16), nullable=False),
+    ]
+)
+"""One entry per row: the shard's number, the record's position in it, the logical offset of its first byte and its
+size, then what the row holds. A row is of one family, so `count` and `family` give the IPv4/IPv6 counts."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardInfo:
+    """What the manifest says about a shard."""
+
+    file: str
+    rows: int
+    measurements: int
+    failed: int
+    bytes: int
+    sha256: str
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> Self:
+        return cls(**value)
+
+
+class ShardWriter:
+    """Appends rows to a new shard file. `close` checks the file and returns its description and index entries."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._writer = ArrayRecordWriter(str(path), layout.WRITER_OPTIONS)
+        self._next_chunk = layout.FIRST_CHUNK
+        self._entries: list[pa.RecordBatch] = []
+        self._rows = 0
+
+    def add(self, runs: SourceRuns) -> None:
+        if not len(runs.counts):
+            return
+        encoded = encode_rows(runs)
+        with self._write_errors():
+            for row in range(len(encoded)):
+                self._writer.write(encoded.record(row))
+        packed = np.zeros((len(encoded), 16), dtype=np.uint8)
+        packed[:, : runs.sources.shape[1]] = runs.sources
+        columns: dict[str, npt.NDArray[Any]] = {
+            "shard": np.zeros(len(encoded), dtype=np.uint32),  # numbered when all shards are known
+            "position": self._rows + np.arange(len(encoded), dtype=np.uint32),
+            "offset": self._next_chunk + encoded.starts,
+            "size": encoded.sizes,
+            "count": runs.counts,
+            "failed": encoded.failed,
+            "long_gaps": encoded.long_gaps,
+            "family": np.full(len(encoded), runs.family),
+            "time_unit_us": encoded.time_units_us,
+            "first_time_us": encoded.first_times_us,
+            "last_time_us": encoded.last_times_us,
+        }
+        numbers = [
+            pa.array(columns[f.name].astype(f.type.to_pandas_dtype())) for f in INDEX_SCHEMA if f.name in columns
+        ]
+        sources = pa.FixedSizeBinaryArray.from_buffers(pa.binary(16), len(encoded), [None, pa.py_buffer(packed)])
+        self._entries.append(pa.RecordBatch.from_arrays([*numbers, sources], schema=INDEX_SCHEMA))
+        self._next_chunk += encoded.chunk_bytes
+        self._rows += len(encoded)
+
+    def close(self) -> tuple[ShardInfo, pa.Table]:
+        with self._write_errors():
+            self._writer.close()
+        index = pa.Table.from_batches(self._entries, schema=INDEX_SCHEMA).combine_chunks()
+        self._check(index)
+        info = ShardInfo(
+            file=self._path.name,
+            rows=self._rows,
+            measurements=int(np.sum(index["count"].to_numpy(), dtype=np.int64)),
+            failed=int(np.sum(index["failed"].to_numpy(), dtype=np.int64)),
+            bytes=self._path.stat().st_size,
+            sha256=file_sha256(self._path),
+        )
+        return info, index
+
+    def _check(self, index: pa.Table) -> None:
+        """See that each record begins where the index says: mapped reads rely on what ArrayRecord does not promise."""
+        file = np.memmap(self._path, dtype=np.uint8, mode="r")
+        found = layout.gather_bytes(file, index["offset"].to_numpy().astype(np.int64), len(MAGIC))
+        if not (found == np.frombuffer(MAGIC, dtype=np.uint8)).all():
+            raise PingLlmError(
+                f"{self._path}: this array_record release lays records out in a way this version of ping-llm does not "
+                "know; install the array_record version named in the lock file"
+            )
+
+    @contextmanager
+    def _write_errors(self) -> Iterator[None]:
+        """ArrayRecord raises plain `RuntimeError`s; a full disk is the one that happens."""
+        try:
+            yield
+        except RuntimeError as error:
+            code = errno.ENOSPC if os.strerror(errno.ENOSPC) in str(error) else errno.EIO
+            raise OSError(code, os.strerror(code), str(self._path)) from error
+
+
+def file_sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+# The manifest: what a prepared dataset consists of. It is written last, so a folder without one is not a dataset.
 
 MANIFEST: Final = "manifest.json"
 _KIND: Final = "ping-llm probe rows"

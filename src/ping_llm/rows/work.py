@@ -16,11 +16,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from ping_llm.errors import PingLlmError
+from ping_llm.core.errors import PingLlmError
 from ping_llm.storage import Location
-from ping_llm.storage.entry import RandomFile
+from ping_llm.storage.filesystems import RandomFile
 from ping_llm.storage.retry import MissingError
-from ping_llm.workers import map_in_order
+from ping_llm.tasks.pool import map_in_order
 
 REQUESTS_AT_ONCE: Final = 16
 """An object store answers one request in some 30 ms whatever its size, but many at a time."""

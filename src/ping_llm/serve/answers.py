@@ -7,25 +7,27 @@ complete      the rest of an address
 surprise      bits of measurements, given those before
 """
 
-from collections.abc import Sequence
+import time
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import jax
 import numpy as np
 
-from ping_llm.baselines.interface import Floats, Ints
-from ping_llm.completer import Completer
-from ping_llm.distribution import RttDistribution
-from ping_llm.errors import PingLlmError
+from ping_llm.core.distribution import RttDistribution
+from ping_llm.core.errors import PingLlmError
+from ping_llm.core.observations import Floats, Ints, Observations
+from ping_llm.models.completer import Completer
 from ping_llm.predict import LanguageModel, Predictor, addresses
-from ping_llm.predict.contexts import Prompt
-from ping_llm.predict.histories import Histories, prompts_for
+from ping_llm.predict.language_model import STEADY_QUESTIONS, steady_histories
+from ping_llm.predict.prompts import Histories, Prompt, prompts_for
+from ping_llm.predict.scoring import pack, surprise
 from ping_llm.rows.format import ProbeRow
+from ping_llm.rows.load import Measured
+from ping_llm.runs.trained import SHIPPED
 from ping_llm.serve.model_thread import Job
 from ping_llm.serve.questions import Asked, Knowledge, by_time, questions_of
-from ping_llm.sources.observations import Measured
-from ping_llm.train.trained import SHIPPED
 
 _LEAST_TOKENS: Final = 12
 """Of a measurement. Bounds how many fit the context of a language model."""
@@ -226,3 +228,135 @@ def _best(found: Found, count: int) -> Found:
 
 def _none_if_nan(time_s: float) -> float | None:
     return None if np.isnan(time_s) else time_s
+
+
+# Surprise of measurements that came over the wire, a piece at a time, latest first, as far as the time goes.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scored:
+    which: Ints
+    bits: Floats
+    in_time: bool
+    """Whether all that were wanted have been scored."""
+
+
+def score(answers: Answers, measured: Measured, most: int, seconds: float) -> Job:
+    """Of the latest measurements: so many, or as many as there is time for."""
+    end = time.monotonic() + seconds
+    which = np.arange(len(measured.observations))[-most:]
+    scored, bits = [], []
+    pieces = completed_bits(answers, measured, which) if answers.is_completer else _read_bits(answers, measured, which)
+    for part, of_part in pieces:
+        scored.append(part)
+        bits.append(of_part)
+        yield None
+        if time.monotonic() > end:
+            break
+    done = np.concatenate(scored)
+    order = np.argsort(done)
+    return Scored(which=done[order], bits=np.concatenate(bits)[order], in_time=len(done) == len(which))
+
+
+def completed_bits(answers: Answers, measured: Measured, which: Ints) -> Generator[tuple[Ints, Floats], None, None]:
+    assert isinstance(answers.model, Completer)
+    known = measured.observations
+    for place in which[::-1].tolist():
+        one = np.array([place])
+        found = answers.model.predict(known, known.questions.take(one), measured.nodes)
+        yield one, found.bits(known.rtt_ms[one])
+
+
+def _read_bits(answers: Answers, measured: Measured, which: Ints) -> Generator[tuple[Ints, Floats], None, None]:
+    """Of a source at a time, in pieces before which stands as much as a context can hold."""
+    known = measured.observations
+    histories, timed = Histories(known, measured.nodes), not np.isnan(known.time_s).any()
+    for source in np.unique(known.source[which]).tolist():
+        row, places = histories.row(source)
+        first = int(np.searchsorted(places, which[0]))
+        for stop in range(len(places), first, -_SCORED_AT_ONCE):
+            start = max(first, stop - _SCORED_AT_ONCE)
+            piece = _piece(row, max(0, start - answers.looks_at), stop)
+            bits = surprise(answers.predictor.language_model, piece, timed=timed).result
+            yield places[start:stop], bits[start - stop :]
+
+
+def _piece(row: ProbeRow, start: int, stop: int) -> ProbeRow:
+    return replace(
+        row,
+        destinations=row.destinations[start:stop],
+        time_us=row.time_us[start:stop],
+        rtt_ms=row.rtt_ms[start:stop],
+    )
+
+
+# Asking each kind of question once: a shape that was met is compiled, and nobody waits for it again.
+
+_ENDS = {4: ("192.0.2.1", "192.0.2.2"), 6: ("2001:db8::1", "2001:db8::2")}
+
+
+def warm_up(answers: Answers) -> Job:
+    """First what a single question needs."""
+    yield None
+    if isinstance(answers.model, Completer):
+        yield from _completer(answers.model, answers.looks_at)
+    else:
+        yield from _language_model(answers.model)
+
+
+def _completer(model: Completer, most: int) -> Job:
+    shared = model.prediction.questions_per_context
+    for asked in (
+        (1,) if model.prediction.contexts_per_call == 1 else (1, shared + 1)
+    ):  # one context, or several at once
+        pairs = [Asked(source=_ENDS[4][0], destination=f"192.0.2.{2 + number}") for number in range(asked)]
+        questions, nodes = questions_of(pairs, ())
+        for count in (most, 1):
+            ends = np.zeros(count, np.int64)
+            times = np.arange(count, dtype=np.float64)
+            model.predict(
+                Observations(source=ends, destination=ends + 1, time_s=times, rtt_ms=np.ones(count, np.float32)),
+                questions,
+                nodes,
+            )
+            yield None
+
+
+def _language_model(model: LanguageModel) -> Job:
+    lengths = sorted({model.history_length(size) for size in range(1, model.config.max_target_length, 64)})
+    question = np.full(20, 1, np.uint16)
+
+    def prompts(length: int, histories: int, questions: int) -> list[Prompt]:
+        """Of different histories, as few as make a shape."""
+        return [
+            Prompt(history=np.full(length - 1, 1 + number, np.uint16), question=question, measurements=1)
+            for number in range(histories)
+            for _ in range(questions)
+        ]
+
+    for histories, questions in (*((count, 1) for count in steady_histories()), (1, STEADY_QUESTIONS)):
+        for length in lengths:
+            model.forecast(prompts(length, histories, questions))
+            yield None
+    for family, (source, destination) in _ENDS.items():
+        for length in lengths:
+            row = _row(model, family, length)
+            addresses.destinations(model, source, 10.0, history=row, count=1)
+            yield None
+            addresses.rank(model, source, [destination], 10.0, history=row)
+            yield None
+    surprise(model, _row(model, 4, 1))
+    yield None
+
+
+def _row(model: LanguageModel, family: int, length: int) -> ProbeRow:
+    """A history that is read at this length."""
+    source, destination = pack(_ENDS[family])
+    count = max(1, (length * 3 // 4) // (12 if family == 4 else 36))
+    return ProbeRow(
+        family=family,
+        source=source.tobytes(),
+        time_us=np.arange(count, dtype=np.int64) * 1_000_000,
+        destinations=np.tile(destination, (count, 1)),
+        rtt_ms=np.ones(count, np.float32),
+    )

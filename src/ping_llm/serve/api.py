@@ -1,17 +1,68 @@
-"""The routes that ask the model: each reads a request, has the model's thread answer it, and gives the answer back."""
+"""What the routes of the API share: the model's thread, what is known, and the limits."""
 
-from typing import Any, Final
+import asyncio
+from dataclasses import asdict
+from typing import Annotated, Any, Final
 
-from fastapi import APIRouter, Request, Response
+import numpy as np
+from fastapi import APIRouter, Query, Request, Response
 from starlette.concurrency import run_in_threadpool
 
-from ping_llm.errors import PingLlmError
+from ping_llm import __version__
+from ping_llm.core.errors import PingLlmError
+from ping_llm.rows.load import Measured
 from ping_llm.serve import schemas
-from ping_llm.serve.answers import Found, Grown
-from ping_llm.serve.known import Known
-from ping_llm.serve.questions import Asked, Knowledge, address_of, seconds_of
-from ping_llm.serve.replies import json_reply, measured_columns, predictions
-from ping_llm.serve.service import PROBLEMS, service_of
+from ping_llm.serve.answers import Answers, Found, Grown, Scored, score
+from ping_llm.serve.model_thread import BusyError, Job, ModelThread
+from ping_llm.serve.questions import Asked, Knowledge, address_of, json_reply, measured_columns, predictions, seconds_of
+from ping_llm.serve.settings import Limits
+from ping_llm.serve.store import Known, Role, TooManyError, measured_list, read_upload
+
+PROBLEMS: Final[dict[int | str, dict[str, Any]]] = {
+    code: {"model": schemas.Problem, "description": what}
+    for code, what in {
+        400: "not a request that can be read",
+        401: "no token, or a wrong one",
+        408: "the request came too slowly",
+        413: "more than the limits allow",
+        415: "a body of another type",
+        422: "a question that cannot be answered",
+        503: "busy, or no answer in time",
+    }.items()
+}
+
+
+class Service:
+    """What the routes need."""
+
+    def __init__(self, answers: Answers, known: Known | None, thread: ModelThread, limits: Limits) -> None:
+        self.answers, self.known, self.thread, self.limits = answers, known, thread, limits
+        self.warm = False
+
+    async def answer(self, job: Job) -> Any:
+        try:
+            return await asyncio.wait_for(asyncio.wrap_future(self.thread.submit(job)), self.limits.seconds)
+        except TimeoutError:
+            raise BusyError(f"no answer within {self.limits.seconds:g} seconds: ask for less at once") from None
+
+    async def knowledge(self, request: schemas.WithHistory) -> Knowledge:
+        history = None
+        if request.history:
+            self.check(len(request.history), self.limits.history, "measurements")
+            history = await run_in_threadpool(lambda: measured_list([one.model_dump() for one in request.history]))
+        return Knowledge(known=self.known if request.use_rows else None, history=history)
+
+    def check(self, count: int, most: int, what: str) -> None:
+        if count > most:
+            raise TooManyError(f"{count:,} {what} are more than the {most:,} that this server takes at once")
+
+
+def service_of(request: Request) -> Service:
+    service: Service = request.app.state.service
+    return service
+
+
+# The routes that ask the model: each reads a request, has the model's thread answer it, and gives the answer back.
 
 _CANDIDATES: Final = 64
 """Destinations of the rows among which a completer looks, if nobody names any."""
@@ -123,3 +174,126 @@ def _likely(found: Found) -> dict[str, Any]:
             one |= {"median": median, "p_failed": p_failed}
     among = "candidates" if found.covered is None else "all addresses"
     return {"among": among, "covered": found.covered, "destinations": listed}
+
+
+# The routes that give and take measurements: what is known, files, and how surprising they are.
+
+_SERIES: Final = 2_000
+"""Measurements of a pair that are shown, at most."""
+_SCORING_SHARE: Final = 0.7
+"""Of the time of a request, for scoring. What is done by then is the answer."""
+
+_A_FILE: Final = {
+    "requestBody": {
+        "required": True,
+        "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
+    }
+}
+
+data_router = APIRouter(prefix="/api/v1", responses=PROBLEMS)
+
+
+@data_router.get("/model", response_model=schemas.ModelReply)
+async def model(request: Request) -> Response:
+    """What is answering, what it knows, and how much may be asked at once."""
+    service = service_of(request)
+    trained = service.answers.predictor.trained
+    limits = asdict(service.limits)
+    return json_reply(
+        {
+            "name": "the completer that comes with ping-llm"
+            if service.answers.is_shipped
+            else service.answers.predictor.name,
+            "kind": "completer" if service.answers.is_completer else "language model",
+            "version": __version__,
+            "steps": trained.steps,
+            "context": service.answers.looks_at,
+            "warm": service.warm,
+            "limits": {name: limits[name] for name in schemas.LimitsInfo.model_fields},
+            "rows": _rows_info(service.known),
+        }
+    )
+
+
+def _rows_info(known: Known | None) -> dict[str, Any] | None:
+    if known is None or not len(known):
+        return None
+    times = known.measured.observations.time_s
+    return {
+        "measurements": len(known),
+        "sources": known.count("source"),
+        "destinations": known.count("destination"),
+        "begin": times[0],
+        "end": times[-1],
+        "examples": [{"src_addr": source, "dst_addr": destination} for source, destination in known.busiest],
+    }
+
+
+@data_router.get("/addresses", response_model=schemas.AddressesReply)
+async def find_addresses(
+    request: Request,
+    role: Role = "source",
+    search: Annotated[str, Query(max_length=60, description="Part of an address.")] = "",
+    source: Annotated[schemas.AddressText | None, Query(description="Whose destinations come first.")] = None,
+    count: Annotated[int, Query(ge=1, le=100)] = 20,
+) -> Response:
+    """Search the addresses of the rows."""
+    known = service_of(request).known
+    if known is None:
+        return json_reply({"addresses": []})
+    whose = None if not source else address_of(source)
+    found = await run_in_threadpool(known.search, search, role, source=whose, count=count)
+    return json_reply({"addresses": [asdict(one) for one in found]})
+
+
+@data_router.get("/history", response_model=schemas.Measured)
+async def history(
+    request: Request,
+    src_addr: schemas.AddressText,
+    dst_addr: schemas.AddressText | None = None,
+    count: Annotated[int, Query(ge=1, le=_SERIES)] = 500,
+) -> Response:
+    """What the rows hold of a pair, or of a source to anyone: the latest measurements, in time order."""
+    known = service_of(request).known
+    source, destination = address_of(src_addr), address_of(dst_addr) if dst_addr else None
+    if known is None:
+        return json_reply({name: [] for name in ("src_addr", "dst_addr", "event_time", "rtt")} | {"total": 0})
+    rows = known.of_source(source, destination)
+    return json_reply(measured_columns(known.measured, rows[-count:], len(rows)))
+
+
+@data_router.post("/measurements", response_model=schemas.MeasurementsReply, openapi_extra=_A_FILE)
+async def measurements(request: Request) -> Response:
+    """Read a file of measurements: CSV, Parquet, JSON lines or RIPE Atlas JSON. Nothing is kept."""
+    measured = await run_in_threadpool(read_upload, await request.body(), service_of(request).limits.history)
+    rows = np.arange(len(measured.observations))
+    return json_reply(measured_columns(measured, rows) | {"dropped": dict(measured.dropped)})
+
+
+@data_router.post("/surprise", response_model=schemas.SurpriseReply)
+async def surprise(request: Request, wanted: schemas.SurpriseRequest) -> Response:
+    """How surprising each result is, given what was measured before it."""
+    service = service_of(request)
+    service.check(len(wanted.measurements), service.limits.history, "measurements")
+    listed = [one.model_dump() for one in wanted.measurements]
+    return await _scored(service, await run_in_threadpool(measured_list, listed), wanted.last)
+
+
+@data_router.post("/surprise/file", response_model=schemas.SurpriseReply, openapi_extra=_A_FILE)
+async def surprise_of_file(
+    request: Request,
+    last: Annotated[int | None, Query(ge=1, description="Score only so many of the latest.")] = None,
+) -> Response:
+    """The same of a file: CSV, Parquet, JSON lines or RIPE Atlas JSON. Nothing is kept."""
+    service = service_of(request)
+    measured = await run_in_threadpool(read_upload, await request.body(), service.limits.history)
+    return await _scored(service, measured, last)
+
+
+async def _scored(service: Service, measured: Measured, last: int | None) -> Response:
+    most = min(last or service.limits.scored, service.limits.scored)
+    job = score(service.answers, measured, most, _SCORING_SHARE * service.limits.seconds)
+    scored: Scored = await service.answer(job)
+    columns = measured_columns(measured, scored.which, len(measured.observations))
+    bits = np.where(np.isfinite(scored.bits), scored.bits, np.nan).astype(np.float32)
+    return json_reply(columns | {"bits": bits, "complete": scored.in_time, "dropped": dict(measured.dropped)})

@@ -10,9 +10,9 @@ from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
 from typing import Any, Final
 
-from ping_llm.distribution import RttDistribution
-from ping_llm.errors import PingLlmError
-from ping_llm.predict.contexts import Prompt
+from ping_llm.core.distribution import RttDistribution
+from ping_llm.core.errors import PingLlmError
+from ping_llm.predict.prompts import Prompt
 
 Job = Generator[Sequence[Prompt] | None, RttDistribution | None, Any]
 Forecast = Callable[[Sequence[Prompt]], RttDistribution]

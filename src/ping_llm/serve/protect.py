@@ -15,7 +15,7 @@ from typing import Any, Final
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ping_llm.serve.replies import json_reply
+from ping_llm.serve.questions import json_reply
 from ping_llm.serve.settings import ServeSettings
 
 log = logging.getLogger("ping_llm.serve")

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from ping_llm.errors import PingLlmError
+from ping_llm.core.errors import PingLlmError
 
 _SHORTEST_TOKEN: Final = 16
 

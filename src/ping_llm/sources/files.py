@@ -13,11 +13,11 @@ from typing import Final
 
 import pyarrow as pa
 
-from ping_llm.errors import PingLlmError
-from ping_llm.sources import ROWS_FILE, SPLIT_FILE, WORLD_FILE, atlas_files, csv_files, parquet_files
+from ping_llm.core.errors import PingLlmError
+from ping_llm.sources import ROWS_FILE, SPLIT_FILE, WORLD_FILE, formats
 from ping_llm.sources.pieces import OPTIONAL_COLUMNS, InputFile, Piece, RawBatch
 from ping_llm.storage import Location, locate
-from ping_llm.storage.globs import has_magic, split_pattern
+from ping_llm.storage.location import has_magic, split_pattern
 
 
 def expand(patterns: Iterable[str]) -> list[Location]:
@@ -73,9 +73,9 @@ def describe(
         kind = _format_of(locate(path))
         measurements = None
         if kind == "parquet":
-            measurements, pieces = parquet_files.plan(str(path), renamed, piece_rows, optional)
+            measurements, pieces = formats.plan(str(path), renamed, piece_rows, optional)
         else:
-            columns = csv_files.columns(str(path), renamed, optional) if kind == "csv" else {}
+            columns = formats.columns(str(path), renamed, optional) if kind == "csv" else {}
             pieces = [Piece(path=str(path), format=kind, columns=columns, bytes=stat.size)]
     except (OSError, pa.ArrowException) as error:
         raise unreadable(path, error) from error
@@ -96,7 +96,7 @@ def unreadable(path: str | Path | Location, error: Exception) -> PingLlmError:
     return PingLlmError(f"cannot read {path}: {' '.join(reason.split())[:300]}")
 
 
-_READERS: Final = {"parquet": parquet_files.read, "csv": csv_files.read, "atlas": atlas_files.read}
+_READERS: Final = {"parquet": formats.read_parquet, "csv": formats.read_csv, "atlas": formats.read_atlas}
 
 _KNOWN_NAMES: Final = ".parquet, .csv, .tsv, .json, .jsonl; text also as .gz or .bz2"
 

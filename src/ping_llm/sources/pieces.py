@@ -7,8 +7,8 @@ from typing import Any, Final, Self
 
 import pyarrow as pa
 
-from ping_llm.errors import PingLlmError
-from ping_llm.measurements import SCHEMA
+from ping_llm.core.errors import PingLlmError
+from ping_llm.core.measurements import SCHEMA
 
 ALIASES: Final = {
     "event_time": ("event_time", "timestamp", "time"),

@@ -1,10 +1,7 @@
-"""A place where a file or a folder is: a local path, `s3://bucket/key` or `gs://bucket/key`.
-
-A location is a name and nothing more: it can be compared, pickled and sent to other processes and machines; connections
-are opened where it is used. Remote calls are tried again on transient failures (`retry.py`).
-"""
+"""Glob patterns over paths that are only known as text."""
 
 import builtins
+import fnmatch
 import os
 import re
 import tempfile
@@ -15,12 +12,40 @@ from typing import BinaryIO, Final
 
 import pyarrow as pa
 
-from ping_llm.errors import PingLlmError
-from ping_llm.storage.entry import Entry, RandomFile
-from ping_llm.storage.filesystems import SCHEMES
-from ping_llm.storage.globs import pattern_of
-from ping_llm.storage.local import LocalStore
-from ping_llm.storage.remote import RemoteStore
+from ping_llm.core.errors import PingLlmError
+from ping_llm.storage.filesystems import SCHEMES, Entry, LocalStore, RandomFile, RemoteStore
+
+_MAGIC: Final = re.compile(r"[*?\[]")
+
+
+def has_magic(text: str) -> bool:
+    return bool(_MAGIC.search(text))
+
+
+def split_pattern(path: str) -> tuple[str, str]:
+    """The folders before the first one with a wildcard, and the rest."""
+    parts = path.split("/")
+    first = next((i for i, part in enumerate(parts) if has_magic(part)), len(parts))
+    return "/".join(parts[:first]), "/".join(parts[first:])
+
+
+def pattern_of(text: str) -> re.Pattern[str]:
+    """A regular expression for relative paths. `**` stands for any number of folders; `*` does not cross a slash."""
+    *folders, name = text.split("/")
+    parts = ["(?:[^/]+/)*" if folder == "**" else _within_name(folder) + "/" for folder in folders]
+    return re.compile("".join(parts) + ("(?:[^/]+/)*[^/]+" if name == "**" else _within_name(name)))
+
+
+def _within_name(part: str) -> str:
+    translated = fnmatch.translate(part)
+    inner = translated[len("(?s:") : translated.rindex(")")]
+    return inner.replace("(?>.*?", "(?>[^/]*?").replace(".*", "[^/]*")
+
+
+# A place where a file or a folder is: a local path, `s3://bucket/key` or `gs://bucket/key`.
+#
+# A location is a name and nothing more: it can be compared, pickled and sent to other processes and machines;
+# connections are opened where it is used. Remote calls are tried again on transient failures (`retry.py`).
 
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _ONE_SLASH: Final = re.compile(r"(s3|gs):/[^/]")

@@ -15,8 +15,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
-from ping_llm.console import err, progress
-from ping_llm.errors import PingLlmError
+from ping_llm.core.console import err, progress
+from ping_llm.core.errors import PingLlmError
 from ping_llm.storage.cache import model_folder
 from ping_llm.storage.location import Location
 from ping_llm.storage.retry import MissingError, StorageError

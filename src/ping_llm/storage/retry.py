@@ -17,7 +17,7 @@ from typing import Final, TypeVar
 
 import pyarrow as pa
 
-from ping_llm.errors import PingLlmError
+from ping_llm.core.errors import PingLlmError
 
 Result = TypeVar("Result")
 

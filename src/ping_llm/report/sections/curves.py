@@ -5,14 +5,12 @@ from typing import Final
 
 import numpy as np
 
-from ping_llm.report.chart import Chart, Line, View
-from ping_llm.report.draw import draw
+from ping_llm.report.chart import Chart, Line, View, draw
 from ping_llm.report.figures import figures_of, padding_by_step, token_word
 from ping_llm.report.markup import Markup, element
-from ping_llm.report.reading import Run
-from ping_llm.report.scales import Style
+from ping_llm.report.run import Run
+from ping_llm.report.scales import Floats, Style, smoothed, smoothing_window
 from ping_llm.report.sections import missing, section
-from ping_llm.report.series import Floats, smoothed, smoothing_window
 
 _LOSS_VIEWS: Final = (
     View(label="linear"),

@@ -4,13 +4,12 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from ping_llm.backends.text.report import TextReport
-from ping_llm.config.kinds import TEXT
-from ping_llm.pipeline.graph import draw
-from ping_llm.pipeline.report import PipelineReport
-from ping_llm.pipeline.worlds import COMPLETER_DATA
+from ping_llm.batches.report import PipelineReport, draw
+from ping_llm.config.keys import TEXT
+from ping_llm.data.completer import COMPLETER_DATA
+from ping_llm.data.text.spec import TextReport
 from ping_llm.report.markup import Markup, element, table
-from ping_llm.report.reading import Run
+from ping_llm.report.run import Run
 from ping_llm.report.scales import short, shown
 from ping_llm.report.sections import missing, section
 

@@ -5,15 +5,15 @@ from typing import Any, Final
 
 from rich.text import Text
 
-from ping_llm.errors import PingLlmError
-from ping_llm.pipeline import explain
-from ping_llm.pipeline.factory import spec_from_config
-from ping_llm.pipeline.source import BatchSource
+from ping_llm.batches import explain
+from ping_llm.batches.source import BatchSource
+from ping_llm.core.errors import PingLlmError
+from ping_llm.data.registry import spec_from_config
 from ping_llm.report.markup import Content, Markup, details, element, join, tabbed
-from ping_llm.report.reading import Run
+from ping_llm.report.run import Run
 from ping_llm.report.sections import missing, section
-from ping_llm.tokens.show import render
-from ping_llm.tokens.vocabulary import Role
+from ping_llm.tokens.decode import render
+from ping_llm.tokens.encode import Role
 
 _MOST_LINES: Final = 12
 """Measurements of a segment that are shown at once."""

@@ -8,7 +8,7 @@ importer all of it, on several cores
 """
 
 from ping_llm.sources.atlas.importer import import_atlas
+from ping_llm.sources.atlas.parse import DROP_REASONS
 from ping_llm.sources.atlas.report import ImportReport, InputReport
-from ping_llm.sources.atlas.result import DROP_REASONS
 
 __all__ = ["DROP_REASONS", "ImportReport", "InputReport", "import_atlas"]

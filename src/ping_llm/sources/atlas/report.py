@@ -4,8 +4,8 @@ from collections import Counter
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ping_llm.errors import MeasurementError, PingLlmError
-from ping_llm.sources.atlas.chunk import ParsedChunk
+from ping_llm.core.errors import MeasurementError, PingLlmError
+from ping_llm.sources.atlas.stream import ParsedChunk
 
 
 @dataclass(frozen=True, kw_only=True)

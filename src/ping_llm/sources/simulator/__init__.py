@@ -5,10 +5,8 @@ settings -> world (geography -> endpoints -> streams) -> measurements
 """
 
 from ping_llm.sources.simulator.distribution import Distribution
-from ping_llm.sources.simulator.generate import generate, generate_slice, slice_bounds
 from ping_llm.sources.simulator.settings import SimulatorSettings
-from ping_llm.sources.simulator.world import World
-from ping_llm.sources.simulator.write import SimulationSummary, simulate
+from ping_llm.sources.simulator.world import SimulationSummary, World, generate, generate_slice, simulate, slice_bounds
 
 __all__ = [
     "Distribution",

@@ -9,10 +9,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ping_llm.sources.simulator.distribution import Distribution
+from ping_llm.sources.simulator.distribution import Distribution, Floats, Ints, Words, mixed, normal, salt, uniform
 from ping_llm.sources.simulator.endpoints import Endpoints
 from ping_llm.sources.simulator.geography import Geography, great_circle_km
-from ping_llm.sources.simulator.randomness import Floats, Ints, Words, mixed, normal, salt, uniform
 from ping_llm.sources.simulator.settings import SimulatorSettings
 
 FIBRE_KM_PER_MS = 200.0

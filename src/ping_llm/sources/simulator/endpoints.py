@@ -6,9 +6,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ping_llm.sources.simulator.addresses import ipv4_addresses, ipv6_addresses
-from ping_llm.sources.simulator.geography import Geography
-from ping_llm.sources.simulator.randomness import Floats, Ints, generator, spread_out
+from ping_llm.sources.simulator.distribution import Floats, Ints, generator, spread_out
+from ping_llm.sources.simulator.geography import Geography, ipv4_addresses, ipv6_addresses
 from ping_llm.sources.simulator.settings import SimulatorSettings
 
 _PROBES_IN_HOSTING = 0.26

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ping_llm.errors import PingLlmError
+from ping_llm.core.errors import PingLlmError
+from ping_llm.sources.simulator.distribution import Floats, Ints, generator
 from ping_llm.sources.simulator.endpoints import Endpoints
 from ping_llm.sources.simulator.geography import Geography
-from ping_llm.sources.simulator.randomness import Floats, Ints, generator
 from ping_llm.sources.simulator.settings import SimulatorSettings
 
 INTERVALS = ((10, 0.03), (30, 0.08), (60, 0.56), (120, 0.15), (180, 0.13), (300, 0.03), (600, 0.016), (1800, 0.004))

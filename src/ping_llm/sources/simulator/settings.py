@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Self
 
-from ping_llm.errors import PingLlmError
+from ping_llm.core.errors import PingLlmError
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,23 +1,30 @@
 """A simulated Internet: built from its settings, asked for the truth about any measurement."""
 
+import dataclasses
 import hashlib
 import ipaddress
+import itertools
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from ping_llm import __version__
-from ping_llm.errors import PingLlmError
+from ping_llm.core.console import Advance
+from ping_llm.core.errors import PingLlmError
+from ping_llm.core.measurements import SCHEMA
 from ping_llm.sources import WORLD_FILE
 from ping_llm.sources.simulator.delay import DelayModel
-from ping_llm.sources.simulator.distribution import Distribution
+from ping_llm.sources.simulator.distribution import Distribution, Floats, Ints, generator
 from ping_llm.sources.simulator.endpoints import build_endpoints
 from ping_llm.sources.simulator.geography import build_geography
-from ping_llm.sources.simulator.randomness import Floats, Ints
 from ping_llm.sources.simulator.schedule import build_streams, source_sizes
 from ping_llm.sources.simulator.settings import SimulatorSettings
 
@@ -150,3 +157,196 @@ def _unix_seconds(times: Any) -> Floats:
     if pa.types.is_timestamp(column.type):
         return column.cast(pa.timestamp("us", column.type.tz)).cast(pa.int64()).to_numpy() / 1e6
     return np.asarray(column.cast(pa.float64()).to_numpy(), np.float64)
+
+
+# From a world to its measurements: one slice of time after the other, each of which can be made on its own.
+
+MEASUREMENTS_PER_SLICE = 250_000
+_LONGEST_SLICE_S = 65_536
+"""So that a second within a slice fits 16 bits, which sort ten times as fast as 64."""
+
+
+def generate(world: World) -> Iterator[pa.Table]:
+    """All measurements in time order, as tables of `measurements.SCHEMA` of bounded size."""
+    bounds = slice_bounds(world)
+    first_at_or_after = np.searchsorted(world.streams.start_ms, bounds * 1000)
+    running = np.empty(0, np.int64)
+    for index in range(len(bounds) - 1):
+        started = np.arange(first_at_or_after[index], first_at_or_after[index + 1])
+        running = np.concatenate([running, started])
+        table = _measure(world, index, bounds, running)
+        if len(table):
+            yield table
+        running = running[world.streams.take(running).last_ms >= bounds[index + 1] * 1000]
+
+
+def generate_slice(world: World, index: int) -> pa.Table:
+    """Slice `index` alone: the same measurements that `generate` yields for it."""
+    bounds = slice_bounds(world)
+    begin_ms, end_ms = bounds[index : index + 2] * 1000
+    running = np.flatnonzero((world.streams.start_ms < end_ms) & (world.streams.last_ms >= begin_ms))
+    return _measure(world, index, bounds, running)
+
+
+def slice_bounds(world: World) -> Ints:
+    """Seconds since the start at which slices begin and end; each holds about `MEASUREMENTS_PER_SLICE` measurements."""
+    span_s = world.settings.span_s
+    step = -(-span_s // 2**20)
+    streams = world.streams
+    begin, end = streams.start_ms / (1000 * step), (streams.last_ms + streams.interval_ms) / (1000 * step)
+    cells = -(-span_s // step) + 2
+    rate = streams.count / (end - begin)
+    # Each stream is a box of its rate: differences at both ends, added up to the rate, added up to the count.
+    change = np.bincount(begin.astype(np.int64), rate, cells)
+    change -= np.bincount(np.minimum(end.astype(np.int64), cells - 1), rate, cells)
+    made = np.cumsum(np.cumsum(change))
+    slices = max(1, round(world.settings.measurements / MEASUREMENTS_PER_SLICE))
+    by_count = np.searchsorted(made, np.arange(1, slices) * (made[-1] / slices)) * step
+    by_time = np.arange(0, span_s, _LONGEST_SLICE_S)
+    return np.unique(np.concatenate([[0], by_count[by_count < span_s], by_time, [span_s]]))
+
+
+def _measure(world: World, index: int, bounds: Ints, running: Ints) -> pa.Table:
+    """The measurements of the `running` streams within slice `index`."""
+    streams = world.streams.take(running)
+    source, target = streams.source.astype(np.int64), streams.target.astype(np.int64)
+    start_ms, interval_ms = streams.start_ms, streams.interval_ms.astype(np.int64)
+    begin_ms, end_ms = bounds[index : index + 2] * 1000
+    first = np.maximum(0, -((start_ms - begin_ms) // interval_ms))
+    count = np.minimum(streams.count, -((start_ms - end_ms) // interval_ms)) - first
+
+    # Measurement by measurement, stream after stream.
+    which = np.repeat(np.arange(len(running)), count)
+    number = np.arange(len(which)) - np.repeat(np.cumsum(count) - count - first, count)
+    second = (start_ms[which] + number * interval_ms[which]) // 1000
+    truth = world.delays.distribution(
+        world.delays.paths(source, target).take(which),
+        world.settings.start_s + second.astype(np.float64),
+        world.loss_scale,
+    )
+    rtt = truth.draw(generator(world.settings.seed, "measurements", index)).astype(np.float32)
+
+    order = np.argsort((second - bounds[index]).astype(np.uint16), kind="stable")
+    which = which[order]
+    event_time = (world.settings.start_s + second[order]) * 1_000_000
+    columns = [
+        pa.array(event_time).cast(SCHEMA.field("event_time").type),
+        world.endpoints.address.take(pa.array(source[which])),
+        world.endpoints.address.take(pa.array(target[which])),
+        pa.array(world.endpoints.family[source[which]]),
+        pa.array(rtt[order], from_pandas=True),
+    ]
+    return pa.Table.from_arrays(columns, schema=SCHEMA)
+
+
+# A world's measurements as a folder: Parquet files, and `world.json` to ask for the truth later.
+
+DEFAULT_ROWS_PER_FILE = 10_000_000
+_FILES = ("measurements-*.parquet", WORLD_FILE)
+_PARQUET = {"compression": "zstd", "use_dictionary": ["src_addr", "dst_addr", "ip_version"]}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimulationSummary:
+    measurements: int
+    failed: int
+    sources: int
+    targets: int
+    files: tuple[Path, ...]
+    size_bytes: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values that `json.dumps` takes as they are."""
+        return dataclasses.asdict(self) | {"files": [str(path) for path in self.files]}
+
+
+def simulate(
+    settings: SimulatorSettings,
+    output_dir: Path | str,
+    *,
+    files: int | None = None,
+    rows_per_file: int | None = None,
+    on_progress: Advance | None = None,
+    overwrite: bool = False,
+) -> SimulationSummary:
+    """Writes `measurements-00000-of-0000N.parquet`... and, when they are complete, `world.json`.
+
+    The measurements are the same however many files they are cut into. `on_progress` is told how many were written.
+    """
+    bounds = _file_bounds(settings.measurements, files, rows_per_file)
+    folder = Path(output_dir)
+    existing = [path for pattern in _FILES for path in sorted(folder.glob(pattern))]
+    if existing and not overwrite:
+        raise PingLlmError(f"{folder} already holds simulated measurements: choose another folder, or overwrite them")
+    world = World(settings)  # fails, if it has to, before anything is deleted
+    _clear(folder, existing)
+    paths = []
+    failed = 0
+    rows = _Rows(generate(world))
+    for number, (begin, end) in enumerate(itertools.pairwise(bounds)):
+        paths.append(folder / f"measurements-{number:05d}-of-{len(bounds) - 1:05d}.parquet")
+        with _finished_or_absent(paths[-1]) as unfinished, pq.ParquetWriter(unfinished, SCHEMA, **_PARQUET) as out:
+            for table in rows.take(end - begin):
+                out.write_table(table)
+                failed += table["rtt"].null_count
+                if on_progress is not None:
+                    on_progress(len(table))
+    with _finished_or_absent(folder / WORLD_FILE) as unfinished:
+        unfinished.write_text(json.dumps(world.describe(), indent=2) + "\n")
+    return SimulationSummary(
+        measurements=settings.measurements,
+        failed=failed,
+        sources=world.endpoints.sources,
+        targets=len(world.endpoints.family) - world.endpoints.sources,
+        files=tuple(paths),
+        size_bytes=sum(path.stat().st_size for path in paths),
+    )
+
+
+class _Rows:
+    """Tables of any size, handed out in any other sizes."""
+
+    def __init__(self, tables: Iterator[pa.Table]) -> None:
+        self._tables = tables
+        self._left = SCHEMA.empty_table()
+
+    def take(self, count: int) -> Iterator[pa.Table]:
+        while count:
+            table = self._left if len(self._left) else next(self._tables)
+            part, self._left = table.slice(0, count), table.slice(count)
+            count -= len(part)
+            yield part
+
+
+def _file_bounds(measurements: int, files: int | None, rows_per_file: int | None) -> list[int]:
+    """The number of the first measurement of every file, and the end."""
+    if files is not None and rows_per_file is not None:
+        raise PingLlmError("give the number of files or the rows per file, not both")
+    if files is None:
+        rows_per_file = DEFAULT_ROWS_PER_FILE if rows_per_file is None else rows_per_file
+        if rows_per_file < 1:
+            raise PingLlmError("a file needs at least one row")
+        return [*range(0, measurements, rows_per_file), measurements]
+    if not 1 <= files <= measurements:
+        raise PingLlmError(f"{measurements} measurements cannot be written to {files} files")
+    return [number * measurements // files for number in range(files + 1)]
+
+
+def _clear(folder: Path, existing: list[Path]) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for path in existing:
+            path.unlink()
+    except OSError as error:
+        raise PingLlmError(f"cannot write to {folder}: {error.strerror}") from None
+
+
+@contextmanager
+def _finished_or_absent(path: Path) -> Iterator[Path]:
+    """A name to write to, which becomes `path` if all goes well: nobody ever sees half a file."""
+    unfinished = path.with_name(f".{path.name}.tmp")
+    try:
+        yield unfinished
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)

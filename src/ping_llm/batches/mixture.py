@@ -1,0 +1,105 @@
+"""Blending several row sets: which of them a sequence comes from, and which of its sequences it is.
+
+Weights are laid out over a period of 1024 sequences, each source as evenly as its share allows. So how many sequences
+a source has given before any point is plain arithmetic. When weights change at a resume, a new *phase* begins: each
+source goes on where it was, so nothing that was planned is repeated or lost.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+from typing import Any, Final, Self
+
+import numpy as np
+
+from ping_llm.core.errors import PingLlmError
+from ping_llm.core.randomness import Ints
+
+PERIOD: Final = 1024
+
+
+@dataclass(frozen=True)
+class Phase:
+    """From global sequence `start` on, sources have these shares (of `PERIOD`), and have given `given` before."""
+
+    start: int
+    shares: tuple[int, ...]
+    given: tuple[int, ...]
+
+    @cached_property
+    def schedule(self) -> Ints:
+        """The source of each place of a period: always the one that is furthest behind its share."""
+        shares = np.array(self.shares, dtype=np.int64)
+        counts = np.zeros(len(shares), dtype=np.int64)
+        places = np.empty(PERIOD, dtype=np.int64)
+        for place in range(PERIOD):
+            behind = shares * (place + 1) - counts * PERIOD
+            places[place] = np.argmax(np.where(shares > 0, behind, -PERIOD * PERIOD))
+            counts[places[place]] += 1
+        return places
+
+    @cached_property
+    def before(self) -> Ints:
+        """(sources, PERIOD + 1): sequences of each source before each place of a period."""
+        given = np.arange(len(self.shares))[:, None] == self.schedule
+        return np.concatenate([np.zeros((len(self.shares), 1), dtype=np.int64), np.cumsum(given, axis=1)], axis=1)
+
+    def locate(self, sequence: int) -> tuple[int, int]:
+        """The source of a global sequence, and its number among that source's sequences."""
+        periods, place = divmod(sequence - self.start, PERIOD)
+        source = int(self.schedule[place])
+        return source, self.given[source] + periods * self.shares[source] + int(self.before[source, place])
+
+    def given_before(self, sequence: int) -> tuple[int, ...]:
+        periods, place = divmod(sequence - self.start, PERIOD)
+        counts = np.array(self.given) + periods * np.array(self.shares) + self.before[:, place]
+        return tuple(counts.tolist())
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """All phases so far."""
+
+    phases: tuple[Phase, ...]
+
+    @classmethod
+    def of(cls, weights: Sequence[Fraction]) -> Self:
+        return cls((Phase(0, _shares(weights), (0,) * len(weights)),))
+
+    def changed(self, weights: Sequence[Fraction], sequence: int) -> "Mixture":
+        """The mixture that has these weights from a sequence on; itself, if it has them already."""
+        current = self.phases[-1]
+        shares = _shares(weights)
+        if shares == current.shares:
+            return self
+        if len(shares) != len(current.shares):
+            raise PingLlmError(
+                f"a blend of {len(current.shares)} row sets cannot go on with {len(shares)}; use weight 0"
+            )
+        return Mixture((*self.phases, Phase(sequence, shares, current.given_before(sequence))))
+
+    def locate(self, sequence: int) -> tuple[int, int]:
+        phase = next(p for p in reversed(self.phases) if p.start <= sequence)
+        return phase.locate(sequence)
+
+    def to_json(self) -> list[dict[str, Any]]:
+        return [{"start": p.start, "shares": list(p.shares), "given": list(p.given)} for p in self.phases]
+
+    @classmethod
+    def from_json(cls, value: list[dict[str, Any]]) -> Self:
+        return cls(tuple(Phase(p["start"], tuple(p["shares"]), tuple(p["given"])) for p in value))
+
+
+def _shares(weights: Sequence[Fraction]) -> tuple[int, ...]:
+    """Whole shares of the period, by largest remainder; a weight above 0 gets at least one place."""
+    if not weights or min(weights) < 0 or sum(weights) != 1:
+        raise PingLlmError(f"weights must be at least 0 and add up to 1, not {[str(w) for w in weights]}")
+    exact = [w * PERIOD for w in weights]
+    shares = [max(int(e), 1 if e else 0) for e in exact]
+    by_remainder = sorted(range(len(exact)), key=lambda i: (shares[i] - exact[i], i))
+    while sum(shares) < PERIOD:
+        shares[by_remainder[sum(shares) % len(shares)]] += 1
+    while sum(shares) > PERIOD:
+        shares[int(np.argmax(shares))] -= 1
+    return tuple(shares)

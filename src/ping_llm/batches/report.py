@@ -1,0 +1,191 @@
+"""The pipeline as a picture: a box for each stage, darker where more of the time goes, the bottleneck outlined."""
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Final
+from xml.sax.saxutils import escape
+
+import numpy as np
+import numpy.typing as npt
+
+_PITCH, _WIDTH = 150, 120
+_HEAD = (
+    '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} 140" font-family="sans-serif" font-size="13">'
+    '<defs><marker id="a" markerWidth="6" markerHeight="6" refX="5" refY="3" orient="auto">'
+    '<path d="M0 0L6 3L0 6z" fill="#335"/></marker></defs>'
+)
+
+
+def draw(report: dict[str, Any]) -> str:
+    """SVG of a pipeline report (`PipelineReport.to_json`)."""
+    names = ["rows", *report["stages"], "training"]
+    notes = {name: f"{s['ms_per_batch']:.2f} ms, {s['share']:.0%}" for name, s in report["stages"].items()}
+    notes["training"] = f"waits {report['wait_share']:.1%}"
+    where = f"{report['workers']} worker process(es)" if report["workers"] else "in the training process"
+    speed = f"{report['real_tokens_per_s']:,} tokens/s, {where}, padding {report['padding_fraction']:.2%}"
+    parts = [_HEAD.format(width=20 + len(names) * _PITCH), _text(20, 24, speed)]
+    for i, name in enumerate(names):
+        share = report["stages"].get(name, {}).get("share", 0.0)
+        parts.append(_box(20 + i * _PITCH, name, notes.get(name, ""), share, outlined=name == report["bottleneck"]))
+        if i:
+            parts.append(f'<path d="M{20 + i * _PITCH - 30} 68 h26" stroke="#335" marker-end="url(#a)"/>')
+    parts.append(_text(20, 124, f"bottleneck: {report['bottleneck']}; {report['advice']}"))
+    return "".join(parts) + "</svg>\n"
+
+
+def _box(x: int, name: str, note: str, share: float, *, outlined: bool) -> str:
+    shade = int(245 - 130 * share)
+    look = f'fill="rgb({shade},{shade},250)" stroke="#335" stroke-width="{3 if outlined else 1}"'
+    rectangle = f'<rect x="{x}" y="40" width="{_WIDTH}" height="56" rx="8" {look}/>'
+    middle = x + _WIDTH // 2
+    return rectangle + _text(middle, 64, name, "middle") + _text(middle, 84, note, "middle")
+
+
+def _text(x: int, y: int, text: str, anchor: str = "start") -> str:
+    return f'<text x="{x}" y="{y}" text-anchor="{anchor}">{escape(text)}</text>'
+
+
+# What the pipeline did: time per stage, how long training waited for data, and what to change.
+
+_NEGLIGIBLE_WAIT: Final = 0.01
+_WAITS_FROM: Final = 0.6
+"""From this share of the time on reading is waiting for a disk: from memory it takes less than half."""
+
+_ADVICE: Final = {
+    "plan": "batches need many small rows each; raise per_device_batch_size or merge row sets",
+    "read": "rows are not in memory; put them on a faster or local disk, or give the machine more memory for its cache",
+    "lay out": "nothing to do: batches come as fast as the training process can write them to memory",
+}
+LAY_OUT: Final = "lay out"
+"""What is done in the training process, and not in the workers."""
+
+_ADVICE_FOR_COMPUTATION: Final = "raise grain_worker_count: this runs on as many cores as there are"
+
+
+class PipelineReport:
+    """Adds up what every batch cost. Stages run in the workers side by side; waiting is the training process's."""
+
+    meaning: ClassVar[Mapping[str, str]] = {
+        "plan": "which contexts share a sequence",
+        "read": "pick measurements from mapped rows",
+        "sample": "draw measurements from windows",
+        "fill": "as many measurements as fit",
+        "encode": "measurements in their order to tokens",
+    }
+
+    def __init__(self, stages: Sequence[str], workers: int) -> None:
+        self.workers = workers
+        self._names = (*stages, LAY_OUT)
+        self.reset()
+
+    def reset(self) -> None:
+        self._stage_s = np.zeros(len(self._names))
+        self._wait_s = 0.0
+        self._tokens = self._padding = self._batches = self._corrupt_rows = 0
+        self._first_wait_s = 0.0
+        self._since = self._until = time.perf_counter()
+
+    def add(
+        self,
+        *,
+        wait_s: float,
+        stage_s: npt.NDArray[np.float64],
+        lay_out_s: float = 0.0,
+        tokens: int,
+        padding: int,
+        corrupt_rows: int,
+    ) -> None:
+        if self._batches == 0:  # starting the workers is not what a running pipeline costs
+            self._first_wait_s = wait_s
+            self._since = time.perf_counter()
+        else:
+            self._wait_s += wait_s
+            self._stage_s[:-1] += stage_s
+            self._stage_s[-1] += lay_out_s
+            self._tokens += tokens
+        self._padding += padding
+        self._corrupt_rows = max(self._corrupt_rows, corrupt_rows)
+        self._batches += 1
+        self._until = time.perf_counter()
+
+    @property
+    def wait_share(self) -> float:
+        elapsed = self._until - self._since
+        return self._wait_s / elapsed if self._batches > 1 and elapsed > 0 else 0.0
+
+    @property
+    def bottleneck(self) -> str:
+        """What limits the rate: the stage that takes longest, unless the data is never waited for."""
+        if self._batches <= 1:
+            return "unknown"
+        if self.workers and self.wait_share < _NEGLIGIBLE_WAIT:
+            return "consumer"
+        side_by_side = np.full(len(self._names), max(1, self.workers))
+        side_by_side[-1] = 1
+        return self._names[int(np.argmax(self._stage_s / side_by_side))]
+
+    @property
+    def advice(self) -> str:
+        name = self.bottleneck
+        if name == "consumer":
+            return "nothing: batches are ready before they are asked for"
+        if name == "read" and self._stage_s[self._names.index(name)] < _WAITS_FROM * self._stage_s.sum():
+            return _ADVICE_FOR_COMPUTATION
+        return "run a few more steps" if name == "unknown" else _ADVICE.get(name, _ADVICE_FOR_COMPUTATION)
+
+    def to_json(self) -> dict[str, Any]:
+        batches = max(1, self._batches - 1)
+        elapsed = self._until - self._since
+        all_stages = max(1e-12, float(self._stage_s.sum()))
+        return {
+            "batches": self._batches,
+            "workers": self.workers,
+            "real_tokens_per_s": round(self._tokens / elapsed) if elapsed > 0 else 0,
+            "padding_fraction": round(self._padding / max(1, self._padding + self._tokens_in_all), 5),
+            "first_batch_s": round(self._first_wait_s, 3),
+            "wait_share": round(self.wait_share, 4),
+            "stages": {
+                name: {
+                    "ms_per_batch": round(1e3 * s / batches, 3),
+                    "share": round(s / all_stages, 3),
+                }
+                for name, s in zip(self._names, self._stage_s.tolist(), strict=True)
+                if s or name != LAY_OUT  # where it is not measured by itself, it is part of another stage
+            },
+            "corrupt_rows": self._corrupt_rows,
+            "bottleneck": self.bottleneck,
+            "advice": self.advice,
+        }
+
+    @property
+    def _tokens_in_all(self) -> int:
+        return self._tokens * self._batches // max(1, self._batches - 1)
+
+    def table(self) -> str:
+        """For the log: one line a stage, then the verdict."""
+        value = self.to_json()
+        lines = [
+            f"pipeline: {value['batches']} batches, {value['real_tokens_per_s']:,} tokens/s, {self.workers} worker(s)"
+        ]
+        lines += [f"  {'stage':8} {'ms/batch':>9} {'share':>6}"]
+        for name, stage in value["stages"].items():
+            lines.append(f"  {name:8} {stage['ms_per_batch']:9.2f} {stage['share']:6.0%}  {self._means(name)}")
+        lines.append(
+            f"  waiting for data: {value['wait_share']:.1%} of the time; padding {value['padding_fraction']:.2%}"
+        )
+        lines.append(f"  bottleneck: {value['bottleneck']}; {value['advice']}")
+        return "\n".join(lines)
+
+    def _means(self, stage: str) -> str:
+        return "tokens to arrays, in the training process" if stage == LAY_OUT else self.meaning[stage]
+
+    def write(self, folder: Path) -> None:
+        """The pipeline as a picture (`pipeline_graph.svg`) and as numbers (`pipeline.json`)."""
+        value = self.to_json()
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in (("pipeline_graph.svg", draw(value)), ("pipeline.json", json.dumps(value, indent=1))):
+            temporary = folder / f".{name}.tmp"
+            temporary.write_text(text)
+            temporary.replace(folder / name)

@@ -1,0 +1,140 @@
+"""What decides every batch, as one small value: which rows, which seed, which shape. It travels to worker processes."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from fractions import Fraction
+from typing import Any, Final
+
+from ping_llm.batches.contexts import ContextSettings
+from ping_llm.batches.mixture import Mixture
+from ping_llm.core.errors import PingLlmError
+from ping_llm.rows.manifest import MANIFEST, Manifest
+from ping_llm.storage import locate
+from ping_llm.tokens.encode import TOKEN_VERSION
+
+PIPELINE_VERSION: Final = 1
+"""Raised whenever the same spec would give other batches."""
+
+STATE_VERSION: Final = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowsSpec:
+    """One split of one prepared dataset."""
+
+    folder: str
+    split: str
+    fingerprint: str
+
+    @classmethod
+    def find(cls, pattern: str, default_split: str) -> "RowsSpec":
+        """From a folder that `prepare` wrote, or from a pattern of its shards such as `rows/train*.arrayrecord`."""
+        path = locate(pattern)
+        if path.is_dir() or not (path.parent / MANIFEST).exists():
+            folder, split, matched = path, default_split, None
+        else:
+            folder, matched = path.parent, {file.name for file in path.parent.glob(path.name)}
+            split = next((s for s in Manifest.load(folder).splits if path.name.startswith(s)), default_split)
+        manifest = Manifest.load(folder)
+        if split not in manifest.splits:
+            raise PingLlmError(f"{folder} has no split {split!r}, only {', '.join(manifest.splits)}")
+        info = manifest.splits[split]
+        if not info.rows:
+            raise PingLlmError(f"the {split} split of {folder} is empty")
+        shards = {shard.file for shard in info.shards}
+        if matched is not None and matched & shards != shards:
+            raise PingLlmError(
+                f"{pattern} names {len(matched & shards)} of the {len(shards)} {split} shards; a split is used whole: "
+                f"give {folder} or {folder}/{split}*.arrayrecord"
+            )
+        return cls(folder=str(folder), split=split, fingerprint=info.fingerprint)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataSpec:
+    """`batch = f(spec, step)`: everything else (hosts, workers, what was read before) is left out on purpose."""
+
+    rows: tuple[RowsSpec, ...]
+    weights: tuple[Fraction, ...] = (Fraction(1),)
+    seed: int = 0
+    global_batch_size: int = 64
+    contexts: ContextSettings = field(default_factory=ContextSettings)
+    skip_corrupt_rows: bool = False
+    finite: bool = False
+    """One epoch of each row set, one after the other, then nothing: for evaluation. Otherwise epochs without end."""
+
+    def identity(self) -> dict[str, Any]:
+        """What a data state is checked against. Weights are not part of it: they may change."""
+        return {
+            "rows": [rows.fingerprint for rows in self.rows],
+            "seed": self.seed,
+            "global_batch_size": self.global_batch_size,
+            **{f"contexts.{name}": value for name, value in asdict(self.contexts).items()},
+            "token_version": TOKEN_VERSION,
+            "pipeline_version": PIPELINE_VERSION,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataState:
+    """Where a run is in its data: the next step, and what the steps before it were made from."""
+
+    next_step: int
+    identity: Mapping[str, Any]
+    mixture: Mixture
+
+    def to_json(self) -> str:
+        value = {
+            "version": STATE_VERSION,
+            "next_step": self.next_step,
+            "identity": dict(self.identity),
+            "mixture": self.mixture.to_json(),
+        }
+        return json.dumps(value)
+
+    @classmethod
+    def from_json(cls, text: str) -> "DataState":
+        try:
+            value = json.loads(text)
+            if value["version"] != STATE_VERSION:
+                raise PingLlmError(f"data state has version {value['version']}; this program reads {STATE_VERSION}")
+            return cls(
+                next_step=int(value["next_step"]),
+                identity=value["identity"],
+                mixture=Mixture.from_json(value["mixture"]),
+            )
+        except (ValueError, KeyError, TypeError) as error:
+            raise PingLlmError(f"not a data state: {error!r}") from error
+
+    def check(self, wanted: Mapping[str, Any]) -> None:
+        """An error that says what differs, if this state belongs to other data."""
+        if different := self._differences(wanted):
+            raise PingLlmError(
+                "the data is not what this run was trained on: "
+                + "; ".join(different)
+                + ". Restore it, or set allow_data_change=true to go on with other batches"
+            )
+
+    def _differences(self, wanted: Mapping[str, Any]) -> list[str]:
+        return [
+            f"{name}: {self.identity.get(name)!r} then, {wanted.get(name)!r} now"
+            for name in sorted({*self.identity, *wanted})
+            if self.identity.get(name) != wanted.get(name)
+        ]
+
+    def resume(self, spec: DataSpec, *, allow_change: bool = False) -> "DataState":
+        """This state for another spec. What differs is an error, unless it is explicitly allowed."""
+        wanted = spec.identity()
+        if not allow_change:
+            self.check(wanted)
+        different = self._differences(wanted)
+        if "rows" in "".join(different) or len(spec.rows) != len(self.mixture.phases[0].shares):
+            mixture = Mixture.of(spec.weights)
+        else:
+            mixture = self.mixture.changed(spec.weights, self.next_step * spec.global_batch_size)
+        return DataState(next_step=self.next_step, identity=wanted, mixture=mixture)
+
+    @classmethod
+    def start(cls, spec: DataSpec) -> "DataState":
+        return cls(next_step=0, identity=spec.identity(), mixture=Mixture.of(spec.weights))

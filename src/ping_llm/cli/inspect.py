@@ -1,0 +1,207 @@
+"""`ping-llm inspect`: what the other commands made."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ping_llm.cli.options import BatchSize, Json, Length, print_json
+from ping_llm.core.console import out, progress
+from ping_llm.core.errors import PingLlmError
+
+if TYPE_CHECKING:
+    from ping_llm.batches.spec import DataSpec
+
+PreparedRows = Annotated[str, typer.Argument(help="Folder that `ping-llm prepare` wrote.")]
+Configuration = Annotated[
+    Path | None, typer.Option("--config", help="Take rows, seed and shape from a configuration instead.")
+]
+Changes = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="A key of the configuration; may be repeated.", metavar="KEY=VALUE"),
+]
+Seed = Annotated[int, typer.Option(min=0, help="Seed of the order and of all sampling.")]
+Split = Annotated[str, typer.Option(help="train or eval.")]
+
+
+def inspect_rows(
+    path: Annotated[Path, typer.Argument(help="Folder that `ping-llm prepare` wrote.")],
+    split: Annotated[str, typer.Option(help="Split to take the decoded row from: train or eval.")] = "train",
+    row: Annotated[int, typer.Option(help="Row to decode.")] = 0,
+    limit: Annotated[int, typer.Option(min=0, help="Measurements of it to show.")] = 8,
+    quick: Annotated[bool, typer.Option("--quick", help="Do not read the shards to check them.")] = False,
+    json_output: Json = False,
+) -> None:
+    """Counts, row sizes, time span, families and failures of prepared rows, and one row decoded.
+
+    Reads every shard and checks it against the manifest and the index; a fault is named and the command fails.
+
+    Examples:
+
+      ping-llm inspect rows data/probe_rows
+
+      ping-llm inspect rows data/probe_rows --split eval --row 7 --limit 20 --json
+    """
+    from ping_llm.rows.dataset import RowSet
+    from ping_llm.rows.summary import render, row_as_json, summarise
+
+    summary = summarise(path)
+    with RowSet(path, split) as rows:
+        if len(rows) and not -len(rows) <= row < len(rows):
+            raise PingLlmError(f"{path} has {len(rows):,} rows in {split}; there is no row {row}")
+    faults: list[str] = []
+    if not quick:
+        faults = _verify(path, summary)
+    summary["verified"] = not quick and not faults
+    summary["faults"] = faults
+    shown = None
+    if not faults:
+        with RowSet(path, split) as rows:
+            shown = row_as_json(rows, row % len(rows), limit) if len(rows) else None
+    if json_output:
+        print_json(summary | {"row": shown})
+    else:
+        out.print(render(summary, row=shown, histograms=True))
+        if not quick and not faults:
+            out.print("\nAll shards match the index and the manifest.")
+    if faults:
+        more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
+        raise PingLlmError(faults[0] + more)
+
+
+def _verify(path: Path, summary: dict[str, Any]) -> list[str]:
+    from ping_llm.rows.dataset import RowSet
+
+    total = sum(split["bytes"] for split in summary["splits"].values())
+    faults: list[str] = []
+    with progress("checking shards (bytes)", total=total) as advance:
+        for split in summary["splits"]:
+            with RowSet(path, split) as rows:
+                faults += list(rows.verify(advance))
+    return faults
+
+
+def inspect_batches(
+    rows: PreparedRows = "",
+    config: Configuration = None,
+    changes: Changes = None,
+    steps: Annotated[str, typer.Option(help="Steps to show, as first:end.")] = "0:10",
+    hosts: Annotated[int, typer.Option(min=1, help="Put each batch together from so many hosts' parts.")] = 1,
+    workers: Annotated[int, typer.Option(min=0, help="Worker processes for each host.")] = 0,
+    digest: Annotated[bool, typer.Option("--digest", help="Print a digest of each global batch.")] = False,
+    backward: Annotated[bool, typer.Option("--backward", help="Make the last batch first, each by itself.")] = False,
+    batch_size: BatchSize = 64,
+    length: Length = 1024,
+    seed: Seed = 0,
+    split: Split = "train",
+    json_output: Json = False,
+) -> None:
+    """Make global batches and show their size, padding and digest.
+
+    A batch depends on rows, seed, step, batch size and length alone: digests are equal for every number of hosts and
+    workers, forward and backward.
+
+    Examples:
+
+      ping-llm inspect batches data/probe_rows --steps 0:20 --digest
+
+      ping-llm inspect batches data/probe_rows --steps 0:20 --digest --hosts 2 --workers 2
+
+      ping-llm inspect batches --config configs/latency_network.yml
+    """
+    from ping_llm.batches import explain
+
+    first, last = _step_range(steps)
+    spec = _spec(rows, config, changes or [], split, batch_size, length, seed)
+    batches: Any
+    if backward:
+        order = list(reversed(range(first, last)))
+        batches = (explain.one_batch(spec, step) for step in order)
+    else:
+        order = list(range(first, last))
+        batches = explain.global_batches(spec, first, last, hosts=hosts, workers=workers)
+    for step, batch in zip(order, batches, strict=True):
+        segmentation = batch["inputs_segmentation"]
+        shown = {
+            "step": step,
+            "tokens": int((segmentation > 0).sum()),
+            "padding": round(float((segmentation == 0).mean()), 5),
+            "segments": int(segmentation.max(axis=1).sum()),
+        } | ({"digest": explain.digest(batch)} if digest else {})
+        if json_output:
+            print_json(shown)
+        elif digest:
+            out.print(f"{step:6}  {shown['digest']}", soft_wrap=True)
+        else:
+            sizes = f"{shown['tokens']:,} tokens  {shown['segments']:,} segments  {shown['padding']:.2%} padding"
+            out.print(f"step {step:6}  {sizes}")
+
+
+def inspect_batch(
+    rows: PreparedRows = "",
+    config: Configuration = None,
+    changes: Changes = None,
+    step: Annotated[int, typer.Option(min=0, help="Step of the batch.")] = 0,
+    sequence: Annotated[int, typer.Option(min=0, help="Sequence of the batch.")] = 0,
+    batch_size: BatchSize = 64,
+    length: Length = 1024,
+    seed: Seed = 0,
+    split: Split = "train",
+    json_output: Json = False,
+) -> None:
+    """Explain a sequence of a batch to the last token: its rows, windows and modes, and its measurements decoded.
+
+    Any batch of any past run can be made again from its rows, seed and shape, or from the run's config.yml.
+
+    Examples:
+
+      ping-llm inspect batch data/probe_rows --step 1200 --sequence 3
+
+      ping-llm inspect batch --config runs/my-project/my-run/config.yml --step 1200
+    """
+    from ping_llm.batches import explain
+    from ping_llm.batches.source import BatchSource
+
+    spec = _spec(rows, config, changes or [], split, batch_size, length, seed)
+    if sequence >= spec.global_batch_size:
+        raise PingLlmError(
+            f"a batch of {spec.global_batch_size} has sequences 0 to {spec.global_batch_size - 1}; "
+            f"there is no {sequence}"
+        )
+    explained = explain.explain_sequence(BatchSource(spec), step, sequence)
+    if json_output:
+        print_json(explained)
+    else:
+        out.print(explain.render(explained), soft_wrap=True)
+
+
+def _step_range(text: str) -> tuple[int, int]:
+    first, separator, last = text.partition(":")
+    if not (separator and first.isdigit() and last.isdigit() and int(first) < int(last)):
+        raise PingLlmError(f"--steps {text!r}: write first:end, such as 0:20")
+    return int(first), int(last)
+
+
+def _spec(
+    rows: str, config: Path | None, changes: list[str], split: str, batch_size: int, length: int, seed: int
+) -> "DataSpec":
+    """What decides the batches: the configuration, where there is one, else the options."""
+    from ping_llm.batches.contexts import ContextSettings
+    from ping_llm.batches.spec import DataSpec, RowsSpec
+    from ping_llm.config import load_config
+    from ping_llm.data.registry import spec_from_config
+
+    if config or changes:
+        if rows:
+            raise PingLlmError(f"give either the folder {rows} or a configuration (--config, --set), not both")
+        if split not in {"train", "eval"}:
+            raise PingLlmError(f"--split {split!r}: write train or eval")
+        return spec_from_config(load_config(config, changes), split)
+    if not rows:
+        raise PingLlmError("name a folder that `ping-llm prepare` wrote, or a --config")
+    return DataSpec(
+        rows=(RowsSpec.find(rows, split),),
+        seed=seed,
+        global_batch_size=batch_size,
+        contexts=ContextSettings(length=length),
+    )

@@ -1,0 +1,229 @@
+"""`ping-llm train`."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ping_llm.cli.options import Json, Overwrite, check_folder, print_json, writing
+from ping_llm.core.console import out
+from ping_llm.core.errors import PingLlmError
+
+
+def train(
+    changes: Annotated[
+        list[str] | None, typer.Argument(help="Keys of the configuration, as key=value.", metavar="KEY=VALUE…")
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="Configuration file; see configs/ and docs/configuration.md.")
+    ] = None,
+    project: Annotated[str | None, typer.Option(help="Folder for runs that belong together; W&B's project.")] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the run. The same name goes on where it stopped.")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Steps of the whole run.")] = None,
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Sequences a step, of all devices together.")] = None,
+    json_output: Json = False,
+) -> None:
+    """Train a model, or go on with a run that was interrupted: the same command does both.
+
+    The run's folder (runs/PROJECT/NAME) gets the configuration, checkpoints, metrics.jsonl, TensorBoard files, the loss
+    curve as a picture and summary.json. SIGTERM and Ctrl-C save and end the run; after any interruption, `kill -9`
+    included, the same command continues on exactly the batches that would have come next.
+
+    Examples:
+
+      ping-llm train --config configs/latency_network.yml --project my-project --name my-run --steps 5000
+
+      ping-llm train --config configs/demo.yml --name try learning_rate=1e-3 opt_type=muon
+
+      ping-llm train dataset_type=synthetic enable_checkpointing=false --steps 50     # how fast is this machine?
+    """
+    from ping_llm.config import load_config
+    from ping_llm.training.processes import start_processes
+
+    given = {"project": project, "run_name": name, "steps": steps}
+    overrides = [*(changes or []), *(f"{key}={value}" for key, value in given.items() if value is not None)]
+    settings = load_config(config, overrides)
+    runs = settings.base_output_directory
+    check_folder(Path(runs), f"base_output_directory={runs}")
+    start_processes(settings)
+    if batch_size is not None:
+        import jax
+
+        settings = settings.replace(per_device_batch_size=batch_size / jax.device_count())
+    from ping_llm.report.page import write_at_end
+    from ping_llm.training import train as run
+
+    summary = run(settings, at_end=write_at_end)
+    if json_output:
+        print_json(summary)
+    else:
+        _show_summary(summary)
+    if summary["stopped_by_signal"] == 2:
+        raise typer.Exit(130)
+
+
+def _show_summary(summary: dict[str, Any]) -> None:
+    if summary["complete"]:
+        out.print(f"done: {summary['steps']:,} steps, in {summary['run']}")
+    else:
+        out.print(f"stopped and saved after {summary['steps']:,} steps; the same command goes on from there")
+    for key, label in (("final_loss", "loss"), ("eval_loss", "evaluation loss")):
+        if summary[key] is not None:
+            out.print(f"  {label} {summary[key]:.4f}")
+    if summary["real_tokens_per_s"]:
+        mfu = "" if summary["mfu"] is None else f", MFU {summary['mfu']:.1%}"
+        wait = summary["data_wait_fraction"]
+        out.print(f"  {summary['real_tokens_per_s']:,} tokens/s{mfu}, {wait:.1%} of the time waiting for data")
+
+
+# `ping-llm export`: a trained model as plain files.
+
+
+def export(
+    run: Annotated[Path, typer.Argument(help="Folder of a training run.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder to write the model to.")],
+    card: Annotated[Path | None, typer.Option(help="Your own model card instead of the one that is made.")] = None,
+    overwrite: Overwrite = False,
+    json_output: Json = False,
+) -> None:
+    """Write a trained model as safetensors with its configuration and a model card.
+
+    The folder can be given wherever a run can: to `predict`, `evaluate`, or as `load_parameters_path` of another run.
+    Weights have 16 bits there; the averaged ones if the run kept an average.
+
+    Example:
+
+      ping-llm export runs/ping-llm/my-run --output models/my-model
+    """
+    from ping_llm.runs.trained import check_replaceable, load_trained, model_card, save_trained
+
+    check_folder(output, f"--output {output}")
+    check_replaceable(output, overwrite=overwrite)
+    own_card = _read_card(card) if card else None
+    trained = load_trained(run)
+    with writing(output):
+        save_trained(trained, output, model_card(trained) if own_card is None else own_card, overwrite=overwrite)
+    files = sorted(output.iterdir())
+    size = sum(file.stat().st_size for file in files)
+    if json_output:
+        print_json(
+            {"folder": str(output), "files": [file.name for file in files], "bytes": size, "steps": trained.steps}
+        )
+    else:
+        out.print(f"{len(files)} files, {size / 1e6:,.1f} MB, in {output}: the model after {trained.steps:,} steps")
+
+
+def _read_card(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else "not UTF-8 text"
+        raise PingLlmError(f"cannot read the model card {path}: {reason}") from error
+
+
+# `ping-llm convert`: trained models to MaxText and back.
+
+
+def convert(
+    model: Annotated[Path, typer.Argument(help="A run or exported model of ours; or RUN/checkpoints/STEP of MaxText.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder to write the model to.")],
+    changes: Annotated[
+        list[str] | None,
+        typer.Argument(help="With --from: keys of the model that are not as in --config.", metavar="KEY=VALUE…"),
+    ] = None,
+    to: Annotated[str | None, typer.Option("--to", help="Whose model to write.", metavar="maxtext")] = None,
+    source: Annotated[str | None, typer.Option("--from", help="Whose model to read.", metavar="maxtext")] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(help="With --from: the run's MaxText configuration.", show_default="what the engine noted"),
+    ] = None,
+    overwrite: Overwrite = False,
+    json_output: Json = False,
+) -> None:
+    """Carry a trained language model over to MaxText, or back: the same logits, up to rounding. docs/maxtext.md.
+
+    Examples:
+
+      ping-llm convert runs/ping-llm/my-run --to maxtext --output models/for-maxtext
+
+      ping-llm convert maxtext_output/my-run/checkpoints/5000 --from maxtext --output models/from-maxtext
+    """
+    if [to, source].count(None) != 1 or (to or source) != "maxtext":
+        raise PingLlmError("say --to maxtext or --from maxtext")
+    if to and (config or changes):
+        raise PingLlmError("--config and KEY=VALUE belong to --from maxtext: our models know what they are made of")
+    check_folder(output, f"--output {output}")
+    from ping_llm.integrations.maxtext.convert import convert_from_maxtext, convert_to_maxtext
+
+    with writing(output):
+        if to:
+            done = convert_to_maxtext(model, output, overwrite=overwrite)
+        else:
+            done = convert_from_maxtext(model, output, config=config, changes=changes or (), overwrite=overwrite)
+    path = done.load_parameters_path
+    if json_output:
+        print_json(
+            {
+                "folder": str(done.folder),
+                "parameters": done.parameters,
+                "steps": done.steps,
+                "load_parameters_path": None if path is None else str(path),
+            }
+        )
+        return
+    out.print(f"{done.parameters / 1e6:,.1f} M parameters after {done.steps:,} steps, in {done.folder}", soft_wrap=True)
+    if path is not None:
+        out.print(f"  load_parameters_path={path}", soft_wrap=True, markup=False)
+
+
+# `ping-llm report`: a run to look at, as one HTML file.
+
+
+def report(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Folders of runs; several are laid side by side.")],
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="File to write.", show_default="report.html in the run's folder"),
+    ] = None,
+    evaluation: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="What `ping-llm evaluate --json` printed, instead of the run's own evaluation.json; "
+            "for several runs, one for each of them."
+        ),
+    ] = None,
+    sequences: Annotated[
+        bool, typer.Option(help="Decode a few training sequences. They hold addresses: think before you share them.")
+    ] = True,
+    open_it: Annotated[bool, typer.Option("--open", help="Show it in the browser.")] = False,
+    json_output: Json = False,
+) -> None:
+    """Show a run as a page: curves, pipeline, evaluation, decoded sequences, configuration and history.
+
+    The page is one file that needs no other and no network. Training writes it at the end of every run; this command
+    makes it anew, also while a run is going. Several runs are laid over each other, with what differs between them.
+
+    Examples:
+
+      ping-llm report runs/ping-llm/my-run --open
+
+      ping-llm report runs/ping-llm/before runs/ping-llm/after --output comparison.html
+    """
+    from ping_llm.report.page import REPORT, write_report
+
+    given = evaluation or []
+    if given and len(given) != len(runs):
+        raise PingLlmError(f"--evaluation was given {len(given)} times for {len(runs)} runs: give one for each run")
+    where = output or (runs[0] / REPORT if len(runs) == 1 else Path(REPORT))
+    if where.is_dir():
+        raise PingLlmError(f"--output {where}: there is a folder of that name")
+    if output:
+        check_folder(where.parent, f"--output {where}")
+    with writing(where):
+        write_report(runs, where, evaluations=given, with_sequences=sequences)
+    if open_it:
+        typer.launch(str(where.resolve()))
+    if json_output:
+        print_json({"report": str(where), "bytes": where.stat().st_size, "runs": [str(run) for run in runs]})
+    else:
+        out.print(f"{where} ({where.stat().st_size / 1e3:,.0f} kB)", markup=False, soft_wrap=True)

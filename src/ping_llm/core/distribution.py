@@ -1,0 +1,184 @@
+"""Round-trip times as 16-bit codes: a small floating-point number that bytes can spell.
+
+A code is a 5-bit exponent e and an 11-bit mantissa m and stands for m·2^e µs. It is normalised (e = 0, or m ≥ 1024), so
+each value has one code, codes are ordered like the values, and rounding to the nearest changes a value from 1.024 ms on
+by at most one part in 2^11. Below that the step is 1 µs. Nothing is shorter than 1 µs.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Final, Self
+
+import numpy as np
+import numpy.typing as npt
+
+TOO_LONG_US: Final = 2047.5 * 2**31
+"""From here on an RTT, 51 days, would round beyond the largest code."""
+
+
+def encode_rtt(rtt_ms: Any) -> npt.NDArray[np.uint16]:
+    """The code nearest to each RTT. What is not a number gets code 0, which no RTT has."""
+    micros = np.fmax(np.asarray(rtt_ms, dtype=np.float64) * 1000.0, 1.0)
+    micros = np.where(np.isnan(rtt_ms), 0.0, micros)
+    if np.any(micros >= TOO_LONG_US):
+        raise OverflowError(f"an RTT of {np.nanmax(rtt_ms)} ms has no code")
+    _, bits = np.frexp(micros)  # micros < 2^bits
+    exponent = np.maximum(bits - 11, 0)
+    mantissa = np.rint(np.ldexp(micros, -exponent)).astype(np.int64)
+    carry = mantissa >> 11  # 2047.5 and more round up to the next exponent's 1024
+    exponent, mantissa = exponent + carry, mantissa >> carry
+    return (exponent << 11 | mantissa).astype(np.uint16)
+
+
+def decode_rtt(codes: Any) -> npt.NDArray[np.float64]:
+    """Milliseconds of each code (of any 16-bit number: one that is not normalised has a value too)."""
+    codes = np.asarray(codes, dtype=np.int64)
+    return np.ldexp((codes & 0x7FF).astype(np.float64), codes >> 11) / 1000.0
+
+
+def normalised_codes() -> npt.NDArray[np.uint16]:
+    """All codes that an RTT can have, in order: the support of a predicted distribution."""
+    codes = np.arange(1, 1 << 16)
+    return codes[(codes < 1 << 11) | ((codes & 0x7FF) >= 1024)].astype(np.uint16)
+
+
+def code_bounds(rtt_ms: Any) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """The two RTTs between which all have the same code: its probability is what a distribution has between them."""
+    codes = normalised_codes()
+    place = np.searchsorted(codes, encode_rtt(rtt_ms))
+    values = decode_rtt(codes)
+    middles = (values[1:] + values[:-1]) / 2
+    edges = np.concatenate([[0.0], middles, [TOO_LONG_US / 1000.0]])
+    return edges[place], edges[place + 1]
+
+
+# What every predictor answers: the distribution of the results of several measurements that were not yet made.
+#
+#     failed       the measurement gets no answer; everything but `p_failed` is given that it does not fail
+#     RTT code     the 16-bit number that stands for an RTT (see `tokens.rtt_code`): likelihoods are those of codes, so
+#                  that densities and probability masses can be compared
+#
+# A predictor's own kind of distribution says how probable an RTT is (`_cdf`) and which RTT belongs to a probability
+# (`_quantile`); all else follows, and is overridden where there is an exact or cheaper way.
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+CODES: Final[Ints] = normalised_codes().astype(np.int64)
+CODE_MS: Final = decode_rtt(CODES)
+_LOWER_MS, _UPPER_MS = code_bounds(CODE_MS)
+
+_LEAST: Final = 1e-300
+"""Probability of what a distribution holds to be impossible: surprise stays finite."""
+
+# Levels at which integrals over all quantiles are taken, dense towards 0 and 1 where RTTs have long tails.
+_STEPS: Final = np.linspace(0.0, 1.0, 201)
+_MIDDLES: Final = (_STEPS[1:] + _STEPS[:-1]) / 2
+_LEVELS: Final = _MIDDLES**2 * (3 - 2 * _MIDDLES)
+_SHARES: Final = np.diff(_STEPS**2 * (3 - 2 * _STEPS))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RttDistribution(ABC):
+    """Predicted results of n questions. RTTs are in ms, and given that the measurement does not fail."""
+
+    p_failed: Floats
+    """[n]"""
+
+    _SHARED: ClassVar[frozenset[str]] = frozenset()
+    """Names of fields that all questions have in common; every other one has a row for each question."""
+
+    @abstractmethod
+    def _cdf(self, rtt_ms: Floats) -> Floats:
+        """P(RTT <= rtt_ms), [n, k] for [n, k]."""
+
+    @abstractmethod
+    def _quantile(self, level: Floats) -> Floats:
+        """The least RTT whose `_cdf` is at least the level, [n, k] for [n, k]."""
+
+    def __len__(self) -> int:
+        return len(self.p_failed)
+
+    def take(self, rows: Any) -> Self:
+        """The questions of a mask, of a slice or of indices."""
+        columns = {field.name: getattr(self, field.name) for field in fields(self)}
+        return type(self)(**{name: c if name in self._SHARED else c[rows] for name, c in columns.items()})
+
+    def cdf(self, rtt_ms: Any) -> Floats:
+        """P(RTT <= rtt_ms): [n] for one RTT or one for each question; [n, k] for [n, k] or [1, k]."""
+        asked = np.asarray(rtt_ms, dtype=np.float64)
+        if asked.ndim == 2:
+            return self._cdf(np.broadcast_to(asked, (len(self), asked.shape[1])))
+        return self._cdf(self._column(asked))[:, 0]
+
+    def quantile(self, levels: Any) -> Floats:
+        """The RTT that is not exceeded with this probability: [n], or [n, levels] for several levels."""
+        asked = np.asarray(levels, dtype=np.float64)
+        if not np.all((asked >= 0) & (asked <= 1)):
+            raise ValueError(f"levels of quantiles lie between 0 and 1, not {levels}")
+        found = self._quantile(np.broadcast_to(np.atleast_1d(asked), (len(self), asked.size)))
+        return found.reshape(len(self), *asked.shape)
+
+    @property
+    def median(self) -> Floats:
+        return self.quantile(0.5)
+
+    @property
+    def mean(self) -> Floats:
+        """By default from 200 quantiles, the outermost at 2e-5 and 1 - 2e-5, which bounds what a heavy tail can do."""
+        return self._quantile(np.broadcast_to(_LEVELS, (len(self), len(_LEVELS)))) @ _SHARES
+
+    def interval(self, share: float = 0.9) -> tuple[Floats, Floats]:
+        """Between which RTTs the answer lies with this probability; as likely to be below as above."""
+        low, high = self.quantile([(1 - share) / 2, (1 + share) / 2]).T
+        return low, high
+
+    def pmf(self, question: int) -> tuple[Floats, Floats]:
+        """All RTTs that have a code, in order, and the exact probability of each code for one question."""
+        return CODE_MS, self.take([question])._code_probability(CODES[None])[0]
+
+    def log_likelihood(self, rtt_ms: Any) -> Floats:
+        """Natural logarithm of the probability of each observed result: its RTT code, or that it failed (NaN)."""
+        observed = self._column(rtt_ms)
+        failed = np.isnan(observed)
+        code = encode_rtt(np.where(failed, 1.0, observed)).astype(np.int64)
+        answered = (1 - self.p_failed) * self._code_probability(code)[:, 0]
+        return np.log(np.maximum(np.where(failed[:, 0], self.p_failed, answered), _LEAST))
+
+    def bits(self, rtt_ms: Any) -> Floats:
+        """Surprise of each observed result in bits; NaN stands for failed."""
+        return self.log_likelihood(rtt_ms) / -np.log(2)
+
+    def crps(self, rtt_ms: Any) -> Floats:
+        """Continuous ranked probability score in ms: the absolute error of a certain answer; NaN where it failed.
+
+        It is the integral of the pinball loss over all levels, here over 200 quantiles: within 0.01 % of it
+        for log-normal RTTs.
+        """
+        observed = self._column(rtt_ms)
+        quantile = self._quantile(np.broadcast_to(_LEVELS, (len(self), len(_LEVELS))))
+        loss = np.where(observed < quantile, 1 - _LEVELS, -_LEVELS) * (quantile - observed)
+        return 2 * loss @ _SHARES
+
+    def sample(self, count: int, seed: int = 0) -> Floats:
+        """[n, count] results; NaN for failed ones."""
+        rng = np.random.default_rng(seed)
+        rtt_ms = self._quantile(rng.random((len(self), count)))
+        return np.where(rng.random((len(self), count)) < self.p_failed[:, None], np.nan, rtt_ms)
+
+    def _code_probability(self, codes: Ints) -> Floats:
+        """[n, k] for codes [n, k], given an answer."""
+        at = np.searchsorted(CODES, codes)
+        return self.cdf(_UPPER_MS[at]) - self.cdf(_LOWER_MS[at])
+
+    def _column(self, rtt_ms: Any) -> Floats:
+        """[n, 1] of one RTT, or of one for each question."""
+        column = np.asarray(rtt_ms, dtype=np.float64)
+        return np.broadcast_to(column.reshape(-1, 1) if column.ndim else column, (len(self), 1))
+
+
+def search_rows(table: Floats, rows: Ints, wanted: Floats) -> Ints:
+    """The first place in each named row of cumulated probabilities (which rise to 1) that reaches the wanted one."""
+    apart = 2.0 * np.arange(len(table))
+    at = np.searchsorted((table + apart[:, None]).reshape(-1), wanted + apart[rows])
+    return np.clip(at - rows * table.shape[1], 0, table.shape[1] - 1)

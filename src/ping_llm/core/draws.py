@@ -1,0 +1,179 @@
+"""Random numbers that are a function of their key, as `randomness.py` has them, for use within kernels."""
+
+from typing import Any, Final
+
+import numpy as np
+
+from ping_llm.core.compiled import Array, column, kernel, part_of_kernels, types
+
+GOLDEN: Final = np.uint64(0x9E3779B97F4A7C15)
+_FIRST_FACTOR: Final = np.uint64(0xBF58476D1CE4E5B9)
+_SECOND_FACTOR: Final = np.uint64(0x94D049BB133111EB)
+_FEW_BITS: Final = np.uint64(5)
+
+_MANTISSA: Final = (1 << 52) - 1
+_HALF: Final = 1022 << 52
+
+U1: Final = np.uint64(1)
+U2: Final = np.uint64(2)
+U4: Final = np.uint64(4)
+U6: Final = np.uint64(6)
+U8: Final = np.uint64(8)
+U11: Final = np.uint64(11)
+U27: Final = np.uint64(27)
+U30: Final = np.uint64(30)
+U31: Final = np.uint64(31)
+
+
+@part_of_kernels
+def mix64(value: Any) -> Any:
+    """splitmix64's finaliser, as `addresses.mix64`."""
+    value = (value ^ (value >> U30)) * _FIRST_FACTOR
+    value = (value ^ (value >> U27)) * _SECOND_FACTOR
+    return value ^ (value >> U31)
+
+
+@part_of_kernels
+def extend(word: Any, part: Any) -> Any:
+    """The word for a key that is one part longer."""
+    return mix64((word ^ np.uint64(part)) + GOLDEN)
+
+
+@part_of_kernels
+def uniform(word: Any) -> Any:
+    """A number in [0, 1)."""
+    return np.float64(word >> U11) * 2.0**-53
+
+
+@part_of_kernels
+def below(word: Any, bound: Any) -> Any:
+    """A whole number in [0, bound)."""
+    return min(np.int64(uniform(word) * bound), bound - 1)
+
+
+@part_of_kernels
+def log_uniform(word: Any, most: Any) -> Any:
+    """A whole number in [1, most], small and large sizes equally likely: P(x or less) = ln(x + 1) / ln(most + 1).
+
+    Library versions of `exp` and `log` differ in the last bit between processors, and a window that differs between two
+    hosts would be another batch. These are made of additions and multiplications, which IEEE 754 fixes to the last bit.
+    """
+    drawn = np.int64(_exp2(uniform(word) * _log2(np.float64(most + 1))))
+    return min(max(drawn, 1), most)
+
+
+@part_of_kernels
+def _log2(value: Any) -> Any:
+    bits = np.float64(value).view(np.int64)
+    exponent = (bits >> 52) - 1022
+    mantissa = np.int64((bits & _MANTISSA) | _HALF).view(np.float64)
+    root = 0.7071067811865476
+    ratio = (mantissa - root) / (mantissa + root)  # at most 0.172 in size, so that the series is short
+    square, total = ratio * ratio, 0.0
+    for term in range(21, -1, -2):
+        total = total * square + 1.0 / term
+    return exponent - 0.5 + total * ratio * 2.8853900817779268  # 2 / ln 2
+
+
+@part_of_kernels
+def _exp2(value: Any) -> Any:
+    whole = np.floor(value)
+    rest, total = (value - whole) * 0.6931471805599453, 1.0
+    for term in range(18, 9, -1):  # in two loops: one so long would not be written out, and not run side by side
+        total = total * rest / term + 1.0
+    for term in range(9, 0, -1):
+        total = total * rest / term + 1.0
+    return total * np.int64((np.int64(whole) + 1023) << 52).view(np.float64)
+
+
+@part_of_kernels
+def bit_length(value: Any) -> Any:
+    """Bits that a whole number above 0 has."""
+    bits = 0
+    while value > 0:
+        value >>= 1
+        bits += 1
+    return bits
+
+
+@part_of_kernels
+def permutation_width(size: Any) -> Any:
+    """The network permutes a range of 2^width numbers, the smallest that holds `size`."""
+    return np.uint64(bit_length(max(size - 1, 1)))
+
+
+@part_of_kernels
+def _two_rounds(salt: Any, high_mask: Any, low_mask: Any, high: Any, low: Any) -> Any:
+    high = (high + mix64(low ^ salt)) & high_mask
+    low = (low + mix64(high ^ (salt + GOLDEN))) & low_mask
+    return high, low
+
+
+@part_of_kernels
+def _eight_rounds(salt: Any, high_mask: Any, low_mask: Any, high: Any, low: Any) -> Any:
+    high, low = _two_rounds(salt, high_mask, low_mask, high, low)
+    high, low = _two_rounds(salt + U2 * GOLDEN, high_mask, low_mask, high, low)
+    high, low = _two_rounds(salt + U4 * GOLDEN, high_mask, low_mask, high, low)
+    return _two_rounds(salt + U6 * GOLDEN, high_mask, low_mask, high, low)
+
+
+@part_of_kernels
+def _shuffled_many(word: Any, width: Any, value: Any) -> Any:
+    """Where a keyed bijection of [0, 2^width) takes a number, for a width of 5 and more: a Feistel network.
+
+    Each part of the number in turn is added a hash of the other. Their widths may differ. The rounds are written out,
+    since the compiler makes a loop over many values run side by side only if there is no loop within it.
+    """
+    low_bits = width >> U1
+    low_mask, high_mask = (U1 << low_bits) - U1, (U1 << (width - low_bits)) - U1
+    high, low = _eight_rounds(word + GOLDEN, high_mask, low_mask, value >> low_bits, value & low_mask)
+    return high << low_bits | low
+
+
+@part_of_kernels
+def _shuffled_few(word: Any, width: Any, value: Any) -> Any:
+    """The same for smaller widths, which need 24 rounds until every pair of places is equally likely (tested)."""
+    low_bits = width >> U1
+    low_mask, high_mask = (U1 << low_bits) - U1, (U1 << (width - low_bits)) - U1
+    high, low, salt = value >> low_bits, value & low_mask, word + GOLDEN
+    for _ in range(3):
+        high, low = _eight_rounds(salt, high_mask, low_mask, high, low)
+        salt += U8 * GOLDEN
+    return high << low_bits | low
+
+
+@part_of_kernels
+def _shuffled(word: Any, width: Any, value: Any) -> Any:
+    if width < _FEW_BITS:
+        return _shuffled_few(word, width, value)
+    return _shuffled_many(word, width, value)
+
+
+@part_of_kernels
+def permuted(word: Any, width: Any, size: Any, position: Any) -> Any:
+    """Where a random permutation of range(size) takes a position: the network is walked until it lands inside."""
+    value = _shuffled(word, width, np.uint64(position))
+    while value >= np.uint64(size):
+        value = _shuffled(word, width, value)
+    return np.int64(value)
+
+
+@part_of_kernels
+def permute_run(word: Any, size: Any, begin: Any, result: Any) -> None:
+    """Where a random permutation of range(size) takes `begin` and those after it."""
+    width = permutation_width(size)
+    if width < _FEW_BITS:
+        for i in range(len(result)):
+            result[i] = _shuffled(word, width, np.uint64(begin + i))
+    else:
+        for i in range(len(result)):  # all are walked one step side by side, those that are outside then go on
+            result[i] = _shuffled_many(word, width, np.uint64(begin + i))
+    for i in range(len(result)):
+        while result[i] >= size:
+            result[i] = _shuffled(word, width, np.uint64(result[i]))
+
+
+@kernel(column(types.uint64), column(types.int64), column(types.int64), column(types.int64))
+def permute_each(words: Array, sizes: Array, positions: Array, result: Array) -> None:
+    for i in range(len(result)):
+        result[i] = permuted(words[i], permutation_width(sizes[i]), sizes[i], positions[i])

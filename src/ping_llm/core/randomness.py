@@ -1,0 +1,71 @@
+"""Random numbers that are a function of their key, not of what was drawn before.
+
+Every choice in the pipeline is drawn from a key such as (seed, epoch, unit, purpose). So any batch can be made alone,
+in any order, in any process, and comes out the same. NumPy's own generators are not used: their streams may change
+between releases, and a run must be reproducible for years.
+"""
+
+from enum import IntEnum
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from ping_llm.core.addresses import mix64
+
+Words = npt.NDArray[np.uint64]
+Ints = npt.NDArray[np.int64]
+
+_GOLDEN: Final = np.uint64(0x9E3779B97F4A7C15)
+
+
+class Purpose(IntEnum):
+    """What a number is drawn for. Values are part of the contract: another value is another draw."""
+
+    EPOCH_ORDER = 1
+    MODE = 2
+    WINDOW_SIZE = 3
+    WINDOW_OFFSET = 4
+    UNTIMED_SHARE = 5
+    SAMPLE = 6
+    MEASUREMENT = 7
+    SEQUENCE_ORDER = 8
+
+
+def key(*parts: Any) -> Words:
+    """One 64-bit word from whole numbers (or arrays of them, which broadcast)."""
+    word = np.asarray(np.uint64(0))
+    for part in parts:
+        word = extend(word, part)
+    return word
+
+
+def extend(word: Words, part: Any) -> Words:
+    """The word for a key that is one part longer: `extend(key(a, b), c)` is `key(a, b, c)`."""
+    with np.errstate(over="ignore"):
+        return np.asarray(mix64((word ^ np.asarray(part).astype(np.uint64)) + _GOLDEN))
+
+
+def bits(words: Words, first: int, count: int) -> Words:
+    """`count` bits of each word from bit `first` on: several small draws from one word."""
+    return (words >> np.uint64(first)) & np.uint64((1 << count) - 1)
+
+
+def uniform(words: Words) -> npt.NDArray[np.float64]:
+    """Numbers in [0, 1) from random words."""
+    return (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def permute(words: Words, size: Any, position: Any) -> Ints:
+    """Where a random permutation of range(size) takes each position; `words` says which permutation, one for each.
+
+    A Feistel network over the smallest power of two that holds the range, walked until it lands inside: any element of
+    any permutation can be had alone, so that sampling without replacement is taking the first k positions.
+    """
+    from ping_llm.core.draws import permute_each
+
+    columns = np.broadcast_arrays(words, np.asarray(size, dtype=np.int64), np.asarray(position, dtype=np.int64))
+    flat_words, sizes, positions = (np.ascontiguousarray(column).reshape(-1) for column in columns)
+    result = np.empty(len(positions), dtype=np.int64)
+    permute_each(flat_words, sizes, positions, result)
+    return result.reshape(columns[0].shape)

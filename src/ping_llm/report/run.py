@@ -1,0 +1,259 @@
+"""The numbers of every step, as columns."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import yaml
+
+from ping_llm.batches.spec import DataState
+from ping_llm.config import Config, load_config
+from ping_llm.config.sections import SECRETS
+from ping_llm.core.errors import PingLlmError
+from ping_llm.report.scales import Floats
+from ping_llm.runs.folder import RunFolder
+from ping_llm.runs.metrics import SESSIONS, read_metrics
+
+_COLUMNS: Final = (
+    "loss",
+    "grad_norm",
+    "learning_rate",
+    "real_tokens",
+    "real_tokens_per_s",
+    "mfu",
+    "data_wait_fraction",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curves:
+    """A number for every step; NaN where there was none."""
+
+    step: Floats
+    columns: Mapping[str, Floats]
+    evaluated_at: Floats
+    eval_loss: Floats
+
+    @classmethod
+    def read(cls, file: Path) -> "Curves":
+        trained: list[tuple[float, ...]] = []
+        evaluated: list[tuple[float, float]] = []
+        for record in read_metrics(file):
+            if not isinstance(record, dict) or not isinstance(record.get("step"), int):
+                continue
+            if "eval_loss" in record:
+                evaluated.append((record["step"], _number(record["eval_loss"])))
+            elif "loss" in record:
+                trained.append((record["step"] + 1, *(_number(record.get(name)) for name in _COLUMNS)))
+        table = np.array(trained, dtype=np.float64).reshape(len(trained), 1 + len(_COLUMNS)).T
+        held_out = np.array(evaluated, dtype=np.float64).reshape(len(evaluated), 2).T
+        columns = dict(zip(_COLUMNS, table[1:], strict=True))
+        return cls(step=table[0], columns=columns, evaluated_at=held_out[0], eval_loss=held_out[1])
+
+    def __getitem__(self, name: str) -> Floats:
+        return self.columns[name]
+
+    def last(self, name: str) -> float | None:
+        finite = self[name][np.isfinite(self[name])]
+        return float(finite[-1]) if len(finite) else None
+
+
+def _number(value: Any) -> float:
+    return float(value) if isinstance(value, int | float) else float("nan")
+
+
+# When a run began, stopped and went on.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Session:
+    """From one start of the program to its end, which a killed one does not tell."""
+
+    begun: datetime | None
+    ended: datetime | None
+    first_step: int
+    error: str | None
+    machine: Mapping[str, Any]
+
+
+def read_sessions(file: Path) -> list[Session]:
+    found: list[Session] = []
+    for event in read_metrics(file):
+        if not isinstance(event, dict):
+            continue
+        if event.get("event") == "begin":
+            machine = {key: value for key, value in event.items() if key not in ("event", "time", "first_step")}
+            first = event.get("first_step")
+            found.append(
+                Session(
+                    begun=_time(event),
+                    ended=None,
+                    first_step=first if isinstance(first, int) else 0,
+                    error=None,
+                    machine=machine,
+                )
+            )
+        elif event.get("event") == "end" and found:
+            error = event.get("error")
+            found[-1] = replace(found[-1], ended=_time(event), error=None if error is None else str(error))
+    return found
+
+
+def _time(event: Mapping[str, Any]) -> datetime | None:
+    try:
+        return datetime.fromisoformat(str(event.get("time")))
+    except ValueError:
+        return None
+
+
+# What the folder of a run holds, read as far as it can be: most of it may be missing, cut off or damaged.
+
+PIPELINE: Final = "pipeline.json"
+DATA: Final = "data.json"
+EVALUATION: Final = "evaluation.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    folder: Path
+    name: str
+    config: Config | None
+    """None if this version of the program cannot read it: then `settings` is all there is."""
+    settings: Mapping[str, Any]
+    curves: Curves
+    summary: Mapping[str, Any]
+    sessions: Sequence[Session]
+    pipeline: Mapping[str, Any] | None
+    """As `PipelineReport.to_json` gives it."""
+    data: DataState | None
+    evaluation: Mapping[str, Any] | None
+    problems: Sequence[str] = field(default=())
+    """Of reading, one line each."""
+
+    @property
+    def dataset_type(self) -> str:
+        return str(self.settings.get("dataset_type", "network"))
+
+    @property
+    def steps_wanted(self) -> int | None:
+        return self.settings.get("steps")
+
+    @property
+    def steps_done(self) -> int:
+        return int(self.curves.step[-1]) if len(self.curves.step) else 0
+
+    @property
+    def last_sign(self) -> datetime | None:
+        """When its numbers were last written."""
+        file = RunFolder(self.folder).metrics
+        return datetime.fromtimestamp(file.stat().st_mtime, UTC) if file.exists() else None
+
+
+def read_run(folder: Path, evaluation: Path | None = None) -> Run:
+    """`evaluation` is a file of `ping-llm evaluate --json`, instead of the one in the folder."""
+    where = RunFolder(folder)
+    if not where.config.is_file():
+        raise PingLlmError(f"{folder} is not the folder of a run: there is no {where.config.name} in it")
+    if (folder / "model.safetensors.index.json").exists():
+        raise PingLlmError(f"{folder} is an exported model; a report is made of the folder of a run")
+    problems: list[str] = []
+    config, settings = _configuration(where.config, problems)
+    summary = _json(where.summary, problems) or {}
+    pipeline = _json(folder / PIPELINE, problems) or _visualized(settings, problems)
+    return Run(
+        folder=folder,
+        name=folder.resolve().name,
+        config=config,
+        settings=settings,
+        curves=Curves.read(where.metrics),
+        summary=summary,
+        sessions=read_sessions(folder / SESSIONS),
+        pipeline=pipeline if pipeline and _is_pipeline(pipeline) else None,
+        data=_data_state(where, problems),
+        evaluation=_evaluation(evaluation) if evaluation else _json(folder / EVALUATION, problems),
+        problems=problems,
+    )
+
+
+def _json(file: Path, problems: list[str]) -> dict[str, Any] | None:
+    if not file.is_file():
+        return None
+    try:
+        value = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        problems.append(f"{file.name} cannot be read: {error}")
+        return None
+    if isinstance(value, dict):
+        return value
+    problems.append(f"{file.name} holds something else than it should")
+    return None
+
+
+def _configuration(file: Path, problems: list[str]) -> tuple[Config | None, dict[str, Any]]:
+    try:
+        config = load_config(file)
+    except PingLlmError as error:
+        problems.append(f"the configuration is not one of this version: {error}")
+    else:
+        return config, config.to_store()
+    try:
+        values = yaml.safe_load(file.read_text(encoding="utf-8", errors="replace"))
+    except yaml.YAMLError:
+        values = None
+    if not isinstance(values, dict):
+        return None, {}
+    return None, {str(key): "" if key in SECRETS else value for key, value in values.items()}
+
+
+def _visualized(settings: Mapping[str, Any], problems: list[str]) -> dict[str, Any] | None:
+    """Of a run that is still going, if it draws its pipeline."""
+    folder = settings.get("grain_visualization_dir")
+    return _json(Path(folder) / PIPELINE, problems) if isinstance(folder, str) and folder else None
+
+
+def _is_pipeline(value: Mapping[str, Any]) -> bool:
+    stages = value.get("stages")
+    numbers = ("workers", "wait_share", "real_tokens_per_s", "padding_fraction", "batches")
+    return (
+        isinstance(stages, dict)
+        and _has_numbers(value, numbers)
+        and all(isinstance(s, dict) and _has_numbers(s, ("ms_per_batch", "share")) for s in stages.values())
+        and all(isinstance(value.get(name), str) for name in ("bottleneck", "advice"))
+    )
+
+
+def _has_numbers(value: Mapping[str, Any], names: Sequence[str]) -> bool:
+    return all(isinstance(value.get(name), int | float) for name in names)
+
+
+def _data_state(run: RunFolder, problems: list[str]) -> DataState | None:
+    """As the run left it, or as its newest checkpoint has it."""
+    try:
+        if (run.path / DATA).is_file():
+            return DataState.from_json((run.path / DATA).read_text())
+        steps = sorted(int(path.name) for path in run.checkpoints.glob("*") if path.name.isdigit())
+        if steps:
+            stored = json.loads((run.checkpoints / str(steps[-1]) / "run" / "metadata").read_text())
+            return DataState.from_json(stored["data"])
+    except (OSError, ValueError, KeyError, TypeError, PingLlmError) as error:
+        problems.append(f"what the data was cannot be read: {error}")
+    return None
+
+
+def _evaluation(file: Path) -> dict[str, Any]:
+    """A file that was asked for must be there."""
+    try:
+        lines = file.read_text(encoding="utf-8").strip()
+        value = (
+            json.loads(lines) if lines.startswith("{") and "\n{" not in lines else json.loads(lines.splitlines()[-1])
+        )
+    except (OSError, ValueError, IndexError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else "not JSON"
+        raise PingLlmError(f"cannot read the evaluation {file}: {reason}") from error
+    if not isinstance(value, dict) or not isinstance(value.get("protocols"), dict):
+        raise PingLlmError(f"{file} is not what `ping-llm evaluate --json` prints: it has no protocols")
+    return value

@@ -1,0 +1,194 @@
+"""One RIPE Atlas result (a decoded JSON object) becomes the ping it describes, or the reason why it cannot be used.
+
+The result format changed with the probe firmware; instead of asking for the version, every spelling is understood:
+
+    source        `from`, the address the controller saw (`src_addr`, older `srcaddr`, is mostly a private address)
+    destination   `dst_addr`, before firmware 4460 `addr`
+    family        `af`, before 4460 `pf`; only a check, the addresses decide
+    packets       `result`: a list of {"rtt": 12.3}, {"x": "*"} (timeout) and {"error": "..."};
+                  firmware 1 and, until 2023, the built-in pings of the first hop have only `min`, `sent` and `rcvd`
+"""
+
+import math
+import socket
+from functools import lru_cache
+from ipaddress import ip_address
+from typing import Any, Final, NamedTuple
+
+from ping_llm.core.measurements import MAX_RTT_MS, MAX_TIME_US
+
+DROP_REASONS: Final = {
+    "malformed_json": "the line or array element is not valid JSON, for example cut off",
+    "not_a_result": "valid JSON, but not an object",
+    "not_ping": "a result of another kind: traceroute, dns, sslcert, http, ntp, wifi",
+    "missing_time": "no `timestamp`",
+    "bad_time": "`timestamp` is not a number, or not between 1970 and 2100",
+    "missing_source": "no `from`, and no `src_addr` with a public address to stand in for it",
+    "bad_src_addr": "`from` is not an address",
+    "missing_destination": "no `dst_addr`: the probe could not resolve the name of the destination",
+    "bad_dst_addr": "`dst_addr` is not an address",
+    "family_mismatch": "source, destination and `af` are not all IPv4 or all IPv6",
+    "malformed_packets": "`result` is not a list of objects",
+    "bad_rtt": "an `rtt` that is negative, NaN or not a number",
+    "absurd_rtt": "an `rtt` above ten minutes",
+    "no_packets": "no packet to judge by: nothing was sent, only duplicates came, "
+    "or each packet is wanted and the result has only a summary",
+}
+"""Why a result can be dropped. A result with several faults is counted under the first one in this order."""
+
+PING_KINDS: Final = frozenset({"ping", "ping6"})
+
+
+class Unusable(Exception):  # noqa: N818 - an outcome that is counted, not an error
+    """The result is dropped, for one of `DROP_REASONS`."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(reason, detail)
+        self.reason = reason
+        self.detail = detail
+
+
+class Ping(NamedTuple):
+    """What one result says: `rtts` has one entry per measurement, in milliseconds, None where no answer came."""
+
+    time_us: int
+    source: str
+    destination: str
+    ip_version: int
+    rtts: list[float | None]
+
+
+def read_ping(result: Any, *, each_packet: bool) -> Ping:
+    """The ping a result describes: its minimum RTT, or every packet's. Raises `Unusable`."""
+    if not isinstance(result, dict):
+        raise Unusable("not_a_result", f"{_shown(result)} is not an object")
+    if result.get("type") != "ping" and not _is_ping(result):
+        raise Unusable("not_ping", f"type is {_shown(result.get('type'))}")
+    time_us = _time_us(result.get("timestamp"))
+    source, source_version = _source(result)
+    destination, ip_version = _destination(result)
+    stated = result.get("af", result.get("pf"))
+    if source_version != ip_version or (stated != ip_version and _contradicts(stated, ip_version)):
+        raise Unusable("family_mismatch", f"from {source} to {destination}, af {_shown(stated)}")
+    return Ping(time_us, source, destination, ip_version, _rtts(result, each_packet))
+
+
+def _is_ping(result: dict[str, Any]) -> bool:
+    kind = result.get("type") or result.get("msm_name")
+    if kind is None:  # before firmware 4460 results did not name their type; only pings count packets
+        return "sent" in result and "rcvd" in result
+    return isinstance(kind, str) and kind.lower() in PING_KINDS
+
+
+def _time_us(timestamp: Any) -> int:
+    if timestamp is None:
+        raise Unusable("missing_time", "no timestamp")
+    if isinstance(timestamp, int | float) and not isinstance(timestamp, bool):
+        time_us = timestamp * 1_000_000
+        if 0 <= time_us < MAX_TIME_US:
+            return round(time_us)
+    raise Unusable("bad_time", f"timestamp is {_shown(timestamp)}")
+
+
+def _source(result: dict[str, Any]) -> tuple[str, int]:
+    seen_by_controller = result.get("from")
+    if seen_by_controller:
+        address = _address(seen_by_controller)
+        if address is None:
+            raise Unusable("bad_src_addr", f"from is {_shown(seen_by_controller)}")
+        return address
+    own = result.get("src_addr") or result.get("srcaddr")
+    address = _address(own) if own else None
+    if address is None or not _is_public(address[0]):
+        raise Unusable("missing_source", f"no from, and src_addr is {_shown(own)}")
+    return address
+
+
+def _destination(result: dict[str, Any]) -> tuple[str, int]:
+    destination = result.get("dst_addr") or result.get("addr")
+    if not destination:
+        raise Unusable("missing_destination", f"no dst_addr for {_shown(result.get('dst_name', result.get('name')))}")
+    address = _address(destination)
+    if address is None:
+        raise Unusable("bad_dst_addr", f"dst_addr is {_shown(destination)}")
+    return address
+
+
+def _address(value: Any) -> tuple[str, int] | None:
+    """Usual spelling and IP version of an address, None if it is none."""
+    return _parse_address(value) if isinstance(value, str) else None
+
+
+@lru_cache(maxsize=1 << 16)  # a dump repeats few addresses many times
+def _parse_address(text: str) -> tuple[str, int] | None:
+    kind, version = (socket.AF_INET6, 6) if ":" in text else (socket.AF_INET, 4)
+    try:
+        return socket.inet_ntop(kind, socket.inet_pton(kind, text)), version
+    except (OSError, ValueError):
+        return None
+
+
+@lru_cache(maxsize=1 << 16)
+def _is_public(address: str) -> bool:
+    parsed = ip_address(address)
+    return parsed.is_global and not parsed.is_multicast
+
+
+def _contradicts(stated: Any, ip_version: int) -> bool:
+    """Whether a stated family is a number that differs; a missing or unreadable one says nothing."""
+    try:
+        return int(stated) != ip_version
+    except (TypeError, ValueError, OverflowError):
+        return False
+
+
+def _rtts(result: dict[str, Any], each_packet: bool) -> list[float | None]:
+    packets = result.get("result")
+    if not packets:
+        return [_rtt_of_summary(result, each_packet)]
+    if not isinstance(packets, list):
+        raise Unusable("malformed_packets", f"result is {_shown(packets)}")
+    rtts: list[float | None] = []
+    for packet in packets:
+        if not isinstance(packet, dict):
+            raise Unusable("malformed_packets", f"result holds {_shown(packet)}")
+        if "dup" not in packet:  # a second answer to the same packet is no measurement of its own
+            rtts.append(_rtt(packet["rtt"]) if "rtt" in packet else None)
+    if not rtts:
+        raise Unusable("no_packets", "result holds only duplicates")
+    if each_packet:
+        return rtts
+    return [min((rtt for rtt in rtts if rtt is not None), default=None)]
+
+
+def _rtt_of_summary(result: dict[str, Any], each_packet: bool) -> float | None:
+    """The minimum of a result without a packet list. No packet sent means no measurement, not a failed one."""
+    sent, received = _count(result.get("sent")), _count(result.get("rcvd"))
+    if each_packet or not sent or received is None:
+        raise Unusable("no_packets", f"no packets in result, sent {_shown(sent)}, rcvd {_shown(received)}")
+    return _rtt(result.get("min")) if received else None
+
+
+def _count(value: Any) -> int | None:
+    try:
+        return int(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+
+
+def _rtt(value: Any) -> float:
+    try:
+        rtt = math.nan if isinstance(value, bool) else float(value)  # also takes whole numbers, and numbers in quotes
+    except (TypeError, ValueError, OverflowError):
+        rtt = math.nan
+    if not rtt >= 0.0:  # negative or NaN
+        raise Unusable("bad_rtt", f"rtt is {_shown(value)}")
+    if rtt > MAX_RTT_MS:
+        raise Unusable("absurd_rtt", f"rtt is {_shown(value)} ms")
+    return rtt + 0.0  # -0.0 becomes 0.0: equal measurements have equal bytes
+
+
+def _shown(value: Any) -> str:
+    """A value as part of a one-line message."""
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,163 @@
+"""How work that is cut into tasks is run: on this machine (`local.py`) or on a Ray cluster (`ray.py`).
+
+A task is an importable function and a picklable argument, and returns something small. It may run anywhere and be run
+again: what it makes it leaves in a place that all machines reach. An engine gives back what the tasks returned, in
+their order, with the time that each took and where.
+"""
+
+import socket
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import asdict, dataclass
+from itertools import islice
+from typing import Any, Final, Generic, TypeVar
+
+import psutil
+
+from ping_llm.core.errors import PingLlmError
+from ping_llm.tasks.pool import available_cores, worker_pool
+
+Task = TypeVar("Task")
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Done(Generic[Value]):
+    """What a task returned, and what it took."""
+
+    value: Value
+    node: str
+    started: float
+    """Seconds since 1970, by the clock of that machine."""
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timing:
+    """One line of a timings file."""
+
+    stage: str
+    task: int | str
+    node: str
+    started: float
+    seconds: float
+    bytes_in: int
+    bytes_out: int
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+OnTiming = Callable[[Timing], None]
+
+
+class Engine:
+    """Runs tasks with an executor."""
+
+    def __init__(
+        self, executor: Executor, *, window: Callable[[], int], memory_bytes: int, is_this_machine: bool = True
+    ) -> None:
+        self._executor = executor
+        self._window = window
+        self.memory_bytes = memory_bytes
+        """What one task may use."""
+        self.is_this_machine = is_this_machine
+
+    def map(self, function: Callable[[Task], Value], tasks: Iterable[Task]) -> Iterator[Done[Value]]:
+        """Results in the order of the tasks, of which no more than a window are under way or made at a time.
+
+        A slow task does not hold up those behind it. The error that is raised is the first in the order of the tasks,
+        however they ran; once there is one, no further task is begun.
+        """
+        numbered = enumerate(tasks)
+        under_way: dict[Future[Done[Value]], int] = {}
+        finished: dict[int, Future[Done[Value]]] = {}
+        failed = False
+        position = 0
+        while True:
+            room = 0 if failed else max(1, self._window()) - len(under_way)
+            for number, task in islice(numbered, max(0, room)):
+                under_way[self._executor.submit(run_timed, function, task)] = number
+            while position in finished:
+                yield finished.pop(position).result()
+                position += 1
+            if not under_way:
+                return
+            for future in wait(under_way, return_when=FIRST_COMPLETED).done:
+                finished[under_way.pop(future)] = future
+                failed = failed or future.exception() is not None
+
+
+def run_timed(function: Callable[[Task], Value], task: Task) -> Done[Value]:
+    started, clock = time.time(), time.perf_counter()
+    value = function(task)
+    return Done(value=value, node=socket.gethostname(), started=started, seconds=time.perf_counter() - clock)
+
+
+def summarise(timings: list[Timing]) -> list[dict[str, Any]]:
+    """A line for each stage, in the order in which they began."""
+    stages: dict[str, list[Timing]] = {}
+    for timing in timings:
+        stages.setdefault(timing.stage, []).append(timing)
+    return [_summary(stage, members) for stage, members in stages.items()]
+
+
+def _summary(stage: str, timings: list[Timing]) -> dict[str, Any]:
+    slowest = max(timings, key=lambda timing: timing.seconds)
+    wall = max(t.started + t.seconds for t in timings) - min(t.started for t in timings)
+    return {
+        "stage": stage,
+        "tasks": len(timings),
+        "nodes": len({timing.node for timing in timings}),
+        "wall_s": round(wall, 2),
+        "task_s": round(sum(timing.seconds for timing in timings), 2),
+        "slowest": {"task": slowest.task, "node": slowest.node, "seconds": round(slowest.seconds, 2)},
+        "bytes_in": sum(timing.bytes_in for timing in timings),
+        "bytes_out": sum(timing.bytes_out for timing in timings),
+    }
+
+
+# Tasks on this machine, in worker processes.
+
+
+@contextmanager
+def local_engine(workers: int | None = None, memory_limit_bytes: int | None = None) -> Iterator[Engine]:
+    """By default one worker for each core, and half of the free memory for all of them."""
+    workers = workers or available_cores()
+    limit = memory_limit_bytes or psutil.virtual_memory().available // 2
+    window = 1 if workers == 1 else 4 * workers
+    with worker_pool(workers) as pool:
+        yield Engine(pool, window=lambda: window, memory_bytes=limit // workers)
+
+
+# Which engine runs the tasks: what the options `--engine`, `--address`, `--workers` and `--memory-limit-gb` say.
+
+ENGINES: Final = ("local", "ray")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineChoice:
+    name: str = "local"
+    address: str | None = None
+    """Of a Ray cluster."""
+    workers: int | None = None
+    """Tasks at a time; by default as many as there are cores."""
+    memory_limit_bytes: int | None = None
+    """For all workers of this machine together; with Ray, for each task."""
+
+    def __post_init__(self) -> None:
+        if self.name not in ENGINES:
+            raise PingLlmError(f"--engine {self.name}: there is {' and '.join(ENGINES)}")
+        if self.address is not None and self.name != "ray":
+            raise PingLlmError("--address is the address of a Ray cluster: add --engine ray")
+        if self.workers is not None and self.workers < 1:
+            raise PingLlmError("at least one worker is needed")
+
+    def open(self) -> AbstractContextManager[Engine]:
+        if self.name == "ray":
+            from ping_llm.tasks.ray import ray_engine
+
+            return ray_engine(self.address, self.workers, self.memory_limit_bytes)
+        return local_engine(self.workers, self.memory_limit_bytes)

@@ -1,5 +1,0 @@
-"""Training: `train(config)` runs or resumes a run and returns its summary."""
-
-from ping_llm.train.loop import train
-
-__all__ = ["train"]
