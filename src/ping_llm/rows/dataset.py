@@ -28,8 +28,9 @@ from array_record.python.array_record_module import ArrayRecordReader
 
 from ping_llm.core.console import Advance, err, progress
 from ping_llm.core.errors import PingLlmError
+from ping_llm.core.files import file_sha256
 from ping_llm.rows.format import LONG_GAP_S, CorruptRecordError, ProbeRow, decode_row
-from ping_llm.rows.manifest import INDEX_SCHEMA, Manifest, ShardInfo, SplitInfo, file_sha256
+from ping_llm.rows.manifest import INDEX_SCHEMA, Manifest, ShardInfo, SplitInfo
 from ping_llm.storage import Location, locate
 from ping_llm.storage.cache import LIMIT_VARIABLE, BlockFile, Cache
 

@@ -17,6 +17,7 @@ import pyarrow as pa
 from array_record.python.array_record_module import ArrayRecordWriter
 
 from ping_llm.core.errors import PingLlmError
+from ping_llm.core.files import file_sha256
 from ping_llm.rows import format as layout
 from ping_llm.rows.format import FORMAT_VERSION, MAGIC, SourceRuns, encode_rows
 from ping_llm.storage import Location, MissingError, locate
@@ -133,11 +134,6 @@ class ShardWriter:
         except RuntimeError as error:
             code = errno.ENOSPC if os.strerror(errno.ENOSPC) in str(error) else errno.EIO
             raise OSError(code, os.strerror(code), str(self._path)) from error
-
-
-def file_sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 # The manifest: what a prepared dataset consists of. It is written last, so a folder without one is not a dataset.

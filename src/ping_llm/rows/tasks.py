@@ -21,10 +21,11 @@ import pyarrow as pa
 from ping_llm.core.addresses import mix64, source_hash
 from ping_llm.core.console import progress
 from ping_llm.core.errors import MeasurementError, PingLlmError
+from ping_llm.core.files import file_sha256
 from ping_llm.core.measurements import DROP_REASONS, ValidMeasurements, validate
 from ping_llm.rows import partition as spill
 from ping_llm.rows.format import SourceRuns
-from ping_llm.rows.manifest import INDEX_SCHEMA, MANIFEST, Manifest, ShardInfo, ShardWriter, SplitInfo, file_sha256
+from ping_llm.rows.manifest import INDEX_SCHEMA, MANIFEST, Manifest, ShardInfo, ShardWriter, SplitInfo
 from ping_llm.rows.partition import cut_into_rows, sorted_batches
 from ping_llm.rows.work import REQUESTS_AT_ONCE, Span, SpanReader, copy, deliver, write_json
 from ping_llm.sources import files

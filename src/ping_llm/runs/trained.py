@@ -18,8 +18,8 @@ import safetensors.flax
 
 from ping_llm.config import Config, load_config
 from ping_llm.core.errors import PingLlmError
+from ping_llm.core.files import file_sha256
 from ping_llm.data.completer import COMPLETER_DATA
-from ping_llm.rows.manifest import file_sha256
 from ping_llm.runs.checkpoints import read_weights, weight_shapes
 from ping_llm.runs.folder import RunFolder
 from ping_llm.runs.task import task_of
