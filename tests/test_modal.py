@@ -12,7 +12,7 @@ import yaml
 
 from ping_llm.core.errors import PingLlmError
 from ping_llm.integrations.modal import NotFinishedError
-from ping_llm.runs.metrics import read_metrics
+from ping_llm.runs import read_metrics
 from training_fixtures import simulated_rows, tiny_config
 
 pytest.importorskip("modal", reason="the package modal is not installed")

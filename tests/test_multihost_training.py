@@ -21,7 +21,7 @@ import yaml
 from backend_fixtures import reading, text_config, texts, write_files
 from ping_llm.config import Config
 from ping_llm.core.errors import PingLlmError
-from ping_llm.runs.metrics import read_metrics
+from ping_llm.runs import read_metrics
 from ping_llm.training.processes import LOST, explain, find_place, join
 from training_fixtures import simulated_rows, tiny_config
 

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from ping_llm.models.lm.transformer import Transformer, rotation
+from ping_llm.models.lm.transformer import Transformer, rope_angles
 
 
 @jax.tree_util.register_dataclass
@@ -37,10 +37,10 @@ def read(graph: Any, weights: Any, tokens: jax.Array, sizes: jax.Array) -> Cache
         return jax.nn.dot_product_attention(query, key, value, is_causal=True)
 
     position = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
-    turn = rotation(position, model.settings.head_dim, model.settings.rope_period)
+    rope = rope_angles(position, model.settings.head_dim, model.settings.rope_period)
     x = model.embed(tokens)
     for block in model.blocks:
-        x = block(x, turn, look)
+        x = block(x, rope, look)
     return Cache(layers, sizes)
 
 
@@ -64,10 +64,10 @@ def follow(
 
     begin = sum(cache.sizes.reshape(cache.sizes.shape + (1,) * (len(shape) - cache.sizes.ndim)) for cache in before)
     position = (jnp.broadcast_to(begin, shape)[..., None] + jnp.arange(length)).reshape(-1, length)
-    turn = rotation(position, model.settings.head_dim, model.settings.rope_period)
+    rope = rope_angles(position, model.settings.head_dim, model.settings.rope_period)
     x = model.embed(tokens.reshape(-1, length))
     for block in model.blocks:
-        x = block(x, turn, look)
+        x = block(x, rope, look)
     x = jnp.take_along_axis(x, places.reshape(len(x), -1, 1), axis=1)
     logs = jax.nn.log_softmax(model.logits(x))
     return logs.reshape(*places.shape, -1), Cache(layers, sizes)

@@ -9,7 +9,7 @@ import numpy as np
 
 from ping_llm.evaluate.scores import Evaluation, ProtocolResult, errors
 from ping_llm.report.run import EVALUATION
-from ping_llm.runs.folder import RunFolder
+from ping_llm.runs import RunFolder
 
 _SHARES: Final = np.linspace(0.02, 0.98, 49).round(2)
 """Of the answers, for the distribution of errors; and of probability, for calibration."""

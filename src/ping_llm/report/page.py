@@ -25,7 +25,7 @@ from ping_llm.report.sections.pipeline import pipeline, pipelines
 from ping_llm.report.sections.sequences import sequences
 
 if TYPE_CHECKING:
-    from ping_llm.runs.folder import RunFolder
+    from ping_llm.runs import RunFolder
 
 _LINKS = (
     ("training", "Training"),
@@ -130,7 +130,7 @@ def write_report(
 ) -> Path:
     """One HTML file about a run, or about several side by side. `evaluations` belong to the runs in their order."""
     from ping_llm.report.run import read_run
-    from ping_llm.runs.folder import RunFolder
+    from ping_llm.runs import RunFolder
 
     given: list[Path | None] = [*evaluations, *[None] * (len(runs) - len(evaluations))]
     read = [read_run(folder, file) for folder, file in zip(runs, given, strict=True)]

@@ -15,8 +15,7 @@ from ping_llm.config import Config, load_config
 from ping_llm.config.sections import SECRETS
 from ping_llm.core.errors import PingLlmError
 from ping_llm.report.scales import Floats
-from ping_llm.runs.folder import RunFolder
-from ping_llm.runs.metrics import SESSIONS, read_metrics
+from ping_llm.runs import RunFolder, read_metrics
 
 _COLUMNS: Final = (
     "loss",
@@ -171,7 +170,7 @@ def read_run(folder: Path, evaluation: Path | None = None) -> Run:
         settings=settings,
         curves=Curves.read(where.metrics),
         summary=summary,
-        sessions=read_sessions(folder / SESSIONS),
+        sessions=read_sessions(where.sessions),
         pipeline=pipeline if pipeline and _is_pipeline(pipeline) else None,
         data=_data_state(where, problems),
         evaluation=_evaluation(evaluation) if evaluation else _json(folder / EVALUATION, problems),

@@ -16,7 +16,7 @@ from ping_llm.models.completer.answers import (
     time_features,
     value_features,
 )
-from ping_llm.models.lm.attention import choose, norm
+from ping_llm.models.lm.attention import choose_attention, rms_norm
 from ping_llm.models.lm.transformer import Layer, linear
 from ping_llm.prior.shared_prefixes import LEVEL_SHARES, LEVELS, OWN_SHARE
 from ping_llm.prior.worlds import ANSWERED, NOTHING, Batch
@@ -105,7 +105,7 @@ class Block(Layer):
         """Positions from `first` on: the last layer needs the questions only."""
         query, key, value = self.query_key_value(x)
         query, x = query[:, first:], x[:, first:]
-        attended = attend(norm(query) * _SHARPNESS, norm(key[:, :context]), value[:, :context], length, implementation)
+        attended = attend(rms_norm(query) * _SHARPNESS, rms_norm(key[:, :context]), value[:, :context], length, implementation)
         return self.add(x, attended)
 
 
@@ -132,7 +132,7 @@ class SetTransformer(nnx.Module):
     def __call__(self, batch: Batch) -> Answers:
         s = self.settings
         dtype = jnp.dtype(s.dtype)
-        implementation = choose(s.attention, s.dtype)
+        implementation = choose_attention(s.attention, s.dtype)
         context = batch["context_source"].shape[1]
         source = jnp.concatenate([batch["context_source"], batch["question_source"]], axis=1)
         destination = jnp.concatenate([batch["context_destination"], batch["question_destination"]], axis=1)
@@ -146,10 +146,10 @@ class SetTransformer(nnx.Module):
         for block in blocks:
             x = block(x, context, batch["context_length"], implementation)
         measured = x[:, :context]
-        x = norm(last(x, context, batch["context_length"], implementation, first=context))
+        x = rms_norm(last(x, context, batch["context_length"], implementation, first=context))
         logits = self.head(x).astype(jnp.float32)
         counts = jnp.arange(context) < batch["context_length"][:, None]
-        choice, pointed = self._pointed(x, norm(measured), counts & (batch["context_kind"] == ANSWERED))
+        choice, pointed = self._pointed(x, rms_norm(measured), counts & (batch["context_kind"] == ANSWERED))
         return Answers(
             bin_logits=logits[..., :-1],
             failure_logit=logits[..., -1],
@@ -160,7 +160,7 @@ class SetTransformer(nnx.Module):
 
     def _pointed(self, x: jax.Array, measured: jax.Array, is_answered: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Log shares of bins and pointers, and of the measurements that have an RTT to point at."""
-        query, key = norm(self.point_from(x)), norm(self.point_at(measured))
+        query, key = rms_norm(self.point_from(x)), rms_norm(self.point_at(measured))
         score = jnp.einsum("bqh,bkh->bqk", query * _SHARPNESS, key, preferred_element_type=jnp.float32)
         score = jnp.where(is_answered[:, None], score / query.shape[-1] ** 0.5, _NEVER)
         choice = self.choice(x).astype(jnp.float32) + jnp.array([_BINS_AHEAD] + [0.0] * PRECISIONS)
