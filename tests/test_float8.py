@@ -9,6 +9,7 @@ import pytest
 from flax import nnx
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from ping_llm.runs.checkpoints import first_state
 
 from ping_llm.config import Config
 from ping_llm.core.errors import PingLlmError
@@ -16,7 +17,6 @@ from ping_llm.models.lm import Transformer, float8
 from ping_llm.models.lm.attention import norm
 from ping_llm.models.lm.float8 import SLOPE, VALUE, Quantised, gate, gate_slopes, quantise, quantise_normed, to_float8
 from ping_llm.models.lm.transformer import Block, Float8Block
-from ping_llm.runs.checkpoints import first_state
 from ping_llm.runs.task import task_of
 from ping_llm.training.step import make_train_step, optimizer
 from test_model import TINY, batch_of, logits_of, loss_and_slope

@@ -13,8 +13,7 @@ from ping_llm.predict import LanguageModel
 from ping_llm.predict.prompts import Prompt, prompt_for
 from ping_llm.rows.dataset import RowSet
 from ping_llm.rows.format import ProbeRow
-from ping_llm.runs.task import graph
-from ping_llm.runs.task import task_of
+from ping_llm.runs.task import graph, task_of
 from ping_llm.tokens.decode import decode
 from ping_llm.tokens.encode import Role
 from ping_llm.training import train

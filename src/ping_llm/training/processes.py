@@ -66,9 +66,7 @@ def join(config: Config) -> None:
     wait_s, heartbeat_s = _seconds("PING_LLM_JOIN_S", 300), _heartbeat_s()
     tell_guard = fork_guarded()
     try:
-        jax.distributed.initialize(
-            **coordinates, initialization_timeout=wait_s, heartbeat_timeout_seconds=heartbeat_s
-        )
+        jax.distributed.initialize(**coordinates, initialization_timeout=wait_s, heartbeat_timeout_seconds=heartbeat_s)
     except (RuntimeError, ValueError, OSError) as error:
         text = one_line(error, 1000)
         reason = f"the processes could not be joined: {text}"

@@ -45,7 +45,9 @@ def schedule(config: Config) -> optax.Schedule:
     """A linear warm-up, then what `learning_rate_schedule` says."""
     warmup = round(config.steps * config.warmup_steps_fraction)
     rise = optax.linear_schedule(config.learning_rate / (warmup + 1), config.learning_rate, warmup)
-    return optax.join_schedules([rise, SCHEDULES[config.learning_rate_schedule](config, config.steps - warmup)], [warmup])
+    return optax.join_schedules(
+        [rise, SCHEDULES[config.learning_rate_schedule](config, config.steps - warmup)], [warmup]
+    )
 
 
 def learning_rates(config: Config) -> npt.NDArray[np.float32]:
@@ -177,7 +179,9 @@ def make_train_step(task: Task, optimizer: optax.GradientTransformation, config:
         return jax.lax.scan(add, zero, split)[0]
 
     @partial(jax.jit, static_argnums=3, donate_argnums=0)
-    def train_step(state: TrainState, batch: DeviceBatch, data: Any, max_segments: int) -> tuple[TrainState, StepValues]:
+    def train_step(
+        state: TrainState, batch: DeviceBatch, data: Any, max_segments: int
+    ) -> tuple[TrainState, StepValues]:
         gradients, values = accumulated(state.weights, batch, data, max_segments)
         targets = jnp.maximum(values["targets"], 1).astype(jnp.float32)
         gradients = jax.tree.map(lambda g: g / targets.astype(g.dtype), gradients)

@@ -105,7 +105,9 @@ class Block(Layer):
         """Positions from `first` on: the last layer needs the questions only."""
         query, key, value = self.query_key_value(x)
         query, x = query[:, first:], x[:, first:]
-        attended = attend(rms_norm(query) * _SHARPNESS, rms_norm(key[:, :context]), value[:, :context], length, implementation)
+        attended = attend(
+            rms_norm(query) * _SHARPNESS, rms_norm(key[:, :context]), value[:, :context], length, implementation
+        )
         return self.add(x, attended)
 
 
