@@ -33,10 +33,6 @@ SHIPPED: Final = Path(__file__).parents[1] / "pretrained" / "completer"
 _INDEX: Final = "model.safetensors.index.json"
 _FILE_BYTES: Final = 12_000_000
 
-# Orbax writes a line for every checkpoint it looks at or deletes; what matters to a user is said by us.
-for _name in ("orbax", "absl"):
-    logging.getLogger(_name).setLevel(logging.ERROR)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Trained:
@@ -77,10 +73,17 @@ def load_trained(where: Path | str | None = None) -> Trained:
     return Trained(config=config, weights=weights, steps=metadata["steps"], where=str(folder))
 
 
+def quieten_orbax() -> None:
+    """It logs a line for every checkpoint it looks at or deletes; what matters to a user is said by us."""
+    for name in ("orbax", "absl"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+
+
 def _newest_checkpoint(folder: Path, config: Config) -> tuple[int, Any]:
     """Steps done and weights, averaged if the run kept an average."""
     if not folder.is_dir():
         raise PingLlmError(f"{folder} is not there: give the folder of a run, such as runs/ping-llm/my-run")
+    quieten_orbax()
     here = SingleDeviceSharding(jax.local_devices()[0])
     like = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=here), weight_shapes(config))
     with ocp.CheckpointManager(folder.absolute(), options=ocp.CheckpointManagerOptions(read_only=True)) as manager:

@@ -124,8 +124,8 @@ def explain(code: int, last_words: str, hosts: Hosts) -> str | None:
     if "RegisterTask" in reason:
         return f"the processes could not be joined: {_why_not_joined(reason)}"
     return (
-        f"{_who(reason, hosts)}, so this process stops. Start all processes again with the same command, in the same or "
-        "another number: the run resumes from its last checkpoint, with the batches that would have come next"
+        f"{_who(reason, hosts)}, so this process stops. Start all processes again with the same command, in the same "
+        "or another number: the run resumes from its last checkpoint, with the batches that would have come next"
     )
 
 

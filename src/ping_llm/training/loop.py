@@ -42,8 +42,6 @@ AtEnd = Callable[[RunFolder, Any], None]
 _STEPS_IN_FLIGHT: Final = 2
 """A step's numbers are read when so many later ones were handed to the device: it always has something to do."""
 
-_MAXTEXT_ONLY: Final = ("expansion_factor_real_data", "generate_padding_batch_train", "generate_padding_batch_eval")
-
 
 def train(config: Config, *, at_end: AtEnd | None = None) -> dict[str, Any]:
     """Run until `steps` steps are done, or until asked to stop. Returns what `summary.json` holds.
@@ -111,12 +109,6 @@ class _Run:
 
     def _check(self) -> None:
         c, devices = self.config, jax.device_count()
-        for name in _MAXTEXT_ONLY:
-            if getattr(c, name) != getattr(Config(), name):
-                raise PingLlmError(
-                    f"{name}={getattr(c, name)}: only MaxText reads this key (docs/maxtext.md), our trainer does not: "
-                    "leave it out"
-                )
         if self.mirror is not None and jax.process_count() > 1:
             raise PingLlmError(
                 f"base_output_directory={c.base_output_directory}: a run of several processes needs a folder "

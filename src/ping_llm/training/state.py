@@ -29,6 +29,7 @@ from ping_llm.data.completer import COMPLETER_DATA
 from ping_llm.data.registry import AnyLoader
 from ping_llm.data.text.stream import POSITIONS, StreamLoader
 from ping_llm.runs.task import task_of, vocabulary
+from ping_llm.runs.trained import quieten_orbax
 
 _SMALLEST_SHARDED: Final = 2**12
 """Arrays smaller than this stay whole on every device: sharding them saves nothing."""
@@ -126,6 +127,7 @@ class Checkpoints:
     """The checkpoints of a run, by the number of steps that were done."""
 
     def __init__(self, folder: Path, config: Config) -> None:
+        quieten_orbax()
         self._folder = folder
         policies: list[Any] = [checkpoint_managers.LatestN(config.max_num_checkpoints_to_keep)]
         if config.keep_best_checkpoints:
@@ -216,7 +218,7 @@ class Checkpoints:
 
 
 def data_state(loader: AnyLoader, begun_with: DataState, step: int) -> DataState:
-    """Where to resume after so many steps; the loader itself is ahead. Text read in order needs each host's position."""
+    """Where to resume after so many steps; the loader itself is ahead. Of text read in order, each host's position."""
     state = replace(begun_with, next_step=step)
     if not isinstance(loader, StreamLoader):
         return state
@@ -264,10 +266,8 @@ def check_resumable(stored: Path, config: Config) -> None:
             if getattr(before, name) != getattr(config, name)
         )
 
-    different = differences(_FIXED)
-    if _kind(before) != _kind(config):
-        different = different or differences(("average_decay", "dataset_type"))
-    if different:
+    different = differences(("average_decay", "dataset_type")) if _kind(before) != _kind(config) else ""
+    if different := different or differences(_FIXED):
         raise PingLlmError(
             f"the run {stored.parent} was started with another model or optimizer: {different}. "
             "Use the same settings to resume it, or another run_name"

@@ -97,7 +97,7 @@ def _map_paths(function: Callable[[str], Any], weights: Any) -> Any:
 # -- Muon: momentum whose matrices are made orthogonal before they are used as updates
 #
 # As in optax.contrib, but matrices of equal shape are orthogonalized together, and on accelerators in bfloat16. One by
-# one, the 80 matrices of `latency_network` take 1,200 small matmuls per step, 13 % of its time on an H200; together, 60.
+# one, the 80 matrices of `latency_network` take 1,200 small matmuls per step, 13 % of its time on an H200; together 60.
 
 _COEFFICIENTS: Final = (3.4445, -4.7750, 2.0315)
 _ITERATIONS: Final = 5

@@ -6,8 +6,8 @@ A Hopper or newer GPU multiplies FP8 matrices in half the time of BF16. With q(x
     gradient x =  q(gradient y) @ q(W).T   gradients in e5m2: 2 mantissa bits, but from 0.000015 to 57,344
     gradient W =  q(x).T @ q(gradient y)
 
-each divided by the two scales. Matmuls give bfloat16, and so is all that lies between them; the optimizer's weights stay
-float32. e4m3fn has no infinity: too large a number becomes the largest, and NaN stays NaN.
+each divided by the two scales. Matmuls give bfloat16, and so is all that lies between them; the optimizer's weights
+stay float32. e4m3fn has no infinity: too large a number becomes the largest, and NaN stays NaN.
 
 Scales are powers of two that follow from the weights alone, so packing and resuming stay exact, and nothing is clipped
 forwards. An RMS-normalized vector has length √width, so no entry of its product with W exceeds √width times W's longest
@@ -22,8 +22,8 @@ there the partial sums are promoted to float32 now and then, which is what `Prec
 
 Layouts. FP8 tensor cores want the contracted axis last in both operands. The three matmuls contract three different
 axes, so everything is written twice, as it is and transposed. On a GPU a Pallas kernel reads its input once and writes
-both; XLA alone takes three passes and is slow at the transposed one. Elsewhere, on several devices (XLA cannot partition
-a kernel), and for shapes that do not divide into tiles, plain array code gives the same bits.
+both; XLA alone takes three passes and is slow at the transposed one. Elsewhere, on several devices (XLA cannot
+partition a kernel), and for shapes that do not divide into tiles, plain array code gives the same bits.
 
 Not here, on purpose: per-row or per-tile scales, delayed scaling, amax histories, FP8 in attention, embedding or head.
 """

@@ -1,10 +1,9 @@
 """The language model: a decoder-only transformer with RoPE, RMSNorm and SwiGLU, over packed sequences.
 
 Layers are unrolled, not scanned: compiling takes longer, but the compiler then fuses across layers and keeps no stacked
-copies, which makes a training step a quarter faster. Query, key and value come from one matrix, as do gate and up of the
-SwiGLU MLP: fewer, larger matmuls. Embedding is a matmul with one-hot vectors: with so few tokens it costs next to
-nothing, and its gradient is a matmul instead of millions of colliding additions, whose order would differ from run to
-run.
+copies, which makes a training step a quarter faster. Query, key and value come from one matrix, as do gate and up of
+SwiGLU: fewer, larger matmuls. Embedding is a matmul with one-hot vectors: with so few tokens it costs next to nothing,
+and its gradient is a matmul instead of millions of colliding additions, whose order would differ from run to run.
 """
 
 from collections.abc import Callable
