@@ -333,17 +333,21 @@ def network_config() -> Any:
         key = KEYS[name]
         return Annotated[key.annotation, AfterValidator(checked)], Field(key.default, description=key.description)
 
-    enabled = bool, Field(False, description="Set by the engine: whether dataset_type is network.")
-    return create_model(
-        "NetworkConfig",
-        __base__=importlib.import_module("maxtext.configs.types").MaxTextConfig,
-        __validators__={"network_is_a_kind_of_grain": model_validator(mode="before")(classmethod(_as_grain))},
-        **{name: field(name) for name in NETWORK_KEYS},
-        network_enabled=enabled,
-    )
+    theirs = importlib.import_module("maxtext.configs.types").MaxTextConfig
+    with_keys: Any = create_model("_WithKeys", __base__=theirs, **{name: field(name) for name in NETWORK_KEYS})
+
+    class NetworkConfig(with_keys):  # type: ignore[misc]
+        network_enabled: bool = Field(False, description="Set by the launcher: whether dataset_type is network.")
+
+        @model_validator(mode="before")
+        @classmethod
+        def _network_is_a_kind_of_grain(cls, values: dict[str, Any]) -> dict[str, Any]:
+            return _as_grain(values)
+
+    return NetworkConfig
 
 
-def _as_grain(cls: Any, values: dict[str, Any]) -> dict[str, Any]:
+def _as_grain(values: dict[str, Any]) -> dict[str, Any]:
     is_network = values.get("dataset_type") == "network"
     values = {**values, "network_enabled": is_network}
     folder = str(values.get("base_output_directory") or "")

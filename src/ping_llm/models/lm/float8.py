@@ -318,7 +318,7 @@ def _quantized(
 
     on_gpu = is_hopper_or_newer()
     out = n, results * m
-    found = pl.pallas_call(
+    rows, columns = pl.pallas_call(
         program,
         out_shape=[jax.ShapeDtypeStruct(out, dtype), jax.ShapeDtypeStruct(out[::-1], dtype)],
         grid=(m // tile[1], n // tile[0]),  # tiles with the same rows are neighbours in time: they read memory together
@@ -326,7 +326,7 @@ def _quantized(
         compiler_params=triton.CompilerParams(num_warps=_WARPS, num_stages=1) if on_gpu else None,
         name=f"quantize{function.__name__}",
     )(*inputs, scale.reshape(1))
-    return Quantized(*found, scale=scale)
+    return Quantized(rows=rows, columns=columns, scale=scale)
 
 
 def _side_by_side(x: jax.Array, width: int) -> list[jax.Array]:
