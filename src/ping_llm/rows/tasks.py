@@ -31,7 +31,7 @@ from ping_llm.rows.work import REQUESTS_AT_ONCE, Span, SpanReader, copy, deliver
 from ping_llm.sources import files
 from ping_llm.sources.pieces import Piece, RawBatch
 from ping_llm.storage import Location
-from ping_llm.storage.ledger import Ledger
+from ping_llm.storage.mirror import Ledger
 from ping_llm.tasks.pool import map_in_order
 
 SPLITS: Final = ("train", "eval")
