@@ -18,7 +18,7 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from ping_llm.core.addresses import mix64, source_hash
+from ping_llm.core.addresses import source_hash
 from ping_llm.core.console import progress
 from ping_llm.core.errors import MeasurementError, PingLlmError
 from ping_llm.core.files import file_sha256

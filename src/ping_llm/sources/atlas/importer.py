@@ -332,7 +332,7 @@ def _tasks(files: Sequence[Path | str], folder: Location, packets: str, strict: 
     def task(source: Location) -> FileTask:
         entry = source.stat()
         if not entry.is_file:
-            raise PingLlmError(f"{source}: " + ("no such file" if entry.kind == "missing" else "is not a file"))
+            raise PingLlmError(f"{source}: is not a file")
         return FileTask(
             source=source,
             output=folder,
