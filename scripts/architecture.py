@@ -3,8 +3,8 @@
     python scripts/architecture.py                        # prints both
     python scripts/architecture.py docs/architecture.md   # renews them in the page (`make architecture`)
 
-A file counts if one of its functions is called; what runs while modules are imported does not. A jump is a call from one of
-our files into another.
+A file counts if one of its functions is called; what runs while modules are imported does not. A jump is a call from
+one of our files into another.
 """
 
 import argparse
@@ -162,7 +162,7 @@ def called() -> Iterator[Calls]:
         yield found
     finally:
         sys.setprofile(None)
-        threading.setprofile(None)  # type: ignore[arg-type]
+        threading.setprofile(None)
 
 
 if __name__ == "__main__":

@@ -4,18 +4,19 @@
 
 runs the same small jobs with the sources of that commit and with those of this tree, in one environment, and compares:
 bytes of simulated measurements and of probe rows, batches of several seeds, lengths and worker counts, text batches,
-losses of training runs (one of them interrupted and resumed), exported weights, and predictions of both models and of the
-classical predictors. Exits with 1 if anything differs. It takes about five minutes on two cores.
+losses of training runs (one of them resumed), exported weights, and predictions of both models and of the classical
+predictors. Exits with 1 if anything differs. It takes about five minutes on two cores.
 """
 
 import argparse
 import hashlib
+import importlib.util
 import json
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,32 +25,14 @@ TEXT = ROOT.parent / "shared" / "data" / "c4-minimal"
 ANSWERS = 1e-5
 """Relative difference that is allowed between predictions; everything else must be equal."""
 
-TINY = [
-    "max_target_length=128",
-    "per_device_batch_size=4",
-    "eval_interval=-1",
-    "checkpoint_period=4",
-    "log_period=1",
-    "base_num_decoder_layers=2",
-    "base_emb_dim=32",
-    "base_num_query_heads=2",
-    "head_dim=16",
-    "base_mlp_dim=48",
-    "dtype=float32",
-]
-TINY_COMPLETER = [
-    "dataset_type=worlds",
-    "per_device_batch_size=2",
-    "eval_interval=-1",
-    "enable_checkpointing=false",
-    "log_period=1",
-    "base_num_decoder_layers=2",
-    "base_emb_dim=48",
-    "base_num_query_heads=2",
-    "head_dim=16",
-    "base_mlp_dim=48",
-    "completer_identity=8",
-]
+TINY = (
+    "max_target_length=128 per_device_batch_size=4 eval_interval=-1 checkpoint_period=4 log_period=1 dtype=float32 "
+    "base_num_decoder_layers=2 base_emb_dim=32 base_num_query_heads=2 head_dim=16 base_mlp_dim=48"
+)
+TINY_COMPLETER = (
+    "dataset_type=worlds per_device_batch_size=2 eval_interval=-1 enable_checkpointing=false log_period=1 "
+    "base_num_decoder_layers=2 base_emb_dim=48 base_num_query_heads=2 head_dim=16 base_mlp_dim=48 completer_identity=8"
+)
 
 
 def main() -> None:
@@ -80,7 +63,7 @@ def recorded(tree: Path, output: Path) -> dict[str, Any]:
 
 def compared(before: dict[str, Any], after: dict[str, Any]) -> bool:
     same = True
-    for name in before.keys() | after.keys():
+    for name in dict.fromkeys([*before, *after]):
         old, new = before.get(name), after.get(name)
         if name.startswith("answers"):
             off = max((difference(a, b) for a, b in zip(numbers(old), numbers(new), strict=True)), default=0.0)
@@ -161,14 +144,14 @@ def text_batches() -> Results:
 def training() -> Results:
     rows = ["network_train_files=rows1", "network_eval_files=rows1", "base_output_directory=runs"]
     for optimizer in ("adamw", "muon"):
-        train(f"whole-{optimizer}", 8, [*rows, *TINY, f"opt_type={optimizer}"])
+        train(f"whole-{optimizer}", 8, [*rows, *TINY.split(), f"opt_type={optimizer}"])
         yield f"losses, {optimizer}", losses(f"whole-{optimizer}")
     for steps in (4, 8):
-        train("resumed", steps, [*rows, *TINY, "opt_type=muon"])
+        train("resumed", steps, [*rows, *TINY.split(), "opt_type=muon"])
     yield "losses of a resumed run", losses("resumed")
     ping_llm("export runs/ping-llm/whole-adamw --output model")
     yield "bytes of exported weights", digests("model", "*.safetensors")
-    train("completer", 3, [*TINY_COMPLETER, "base_output_directory=runs"])
+    train("completer", 3, [*TINY_COMPLETER.split(), "base_output_directory=runs"])
     yield "losses of a completer on simulated topologies", losses("completer")
 
 
@@ -213,13 +196,10 @@ def digests(folder: str, pattern: str) -> list[str]:
 def batch_digest(keys: dict[str, Any], count: int) -> str:
     from ping_llm.config import load_config
 
-    make: Callable[..., Any]
-    try:
-        from ping_llm.data.registry import make_train_loader as make
-    except ModuleNotFoundError:  # before the layers
-        from ping_llm.pipeline.factory import make_train_loader as make  # type: ignore[import-not-found,no-redef]
+    is_layered = importlib.util.find_spec("ping_llm.data") is not None
+    module = importlib.import_module("ping_llm.data.registry" if is_layered else "ping_llm.pipeline.factory")
     digest = hashlib.sha256()
-    with make(load_config(None, [f"{key}={value}" for key, value in keys.items()])) as loader:
+    with module.make_train_loader(load_config(None, [f"{key}={value}" for key, value in keys.items()])) as loader:
         for _ in range(count):
             batch = next(loader)
             for name in sorted(batch):

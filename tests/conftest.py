@@ -19,7 +19,7 @@ from ping_llm.core.measurements import SCHEMA
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Many tests compile the same small model, some in processes of their own: let them, and the next run, share what was compiled.
+# Many tests compile the same small model, some in processes of their own: they and the next run share the result.
 os.environ |= {
     "JAX_COMPILATION_CACHE_DIR": str(Path(__file__).resolve().parents[1] / ".pytest_cache" / "jax"),
     "JAX_COMPILATION_CACHE_MAX_SIZE": str(1 << 30),

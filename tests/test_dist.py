@@ -43,14 +43,13 @@ def test_the_sdist_builds_the_same_wheel(dist: Path, tmp_path: Path) -> None:
 
 def test_the_wheel_answers_in_an_empty_environment(dist: Path, tmp_path: Path) -> None:
     run(sys.executable, "-m", "venv", "env", folder=tmp_path)
-    install = [tmp_path / "env/bin/python", "-m", "pip", "install", "--quiet", next(dist.glob("*.whl"))]
+    install = [f"{tmp_path}/env/bin/python", "-m", "pip", "install", "--quiet", str(next(dist.glob("*.whl")))]
     installed = subprocess.run(install, cwd=tmp_path, env=CLEAN, capture_output=True, text=True)
     if "No matching distribution" in installed.stderr or "Temporary failure in name resolution" in installed.stderr:
         pytest.skip("no package registry can be reached from here")
     assert installed.returncode == 0, installed.stderr[-2000:]
-    pings = [
-        f"10.0.{s}.1,10.0.{d}.1,{20 + 3 * s + 5 * d}" for s in range(6) for d in range(6) if s != d and (s, d) != (1, 4)
-    ]
+    pairs = [(s, d) for s in range(6) for d in range(6) if s != d and (s, d) != (1, 4)]
+    pings = [f"10.0.{s}.1,10.0.{d}.1,{20 + 3 * s + 5 * d}" for s, d in pairs]
     (tmp_path / "pings.csv").write_text("\n".join(["src_addr,dst_addr,rtt", *pings]))
     question = ["--history", "pings.csv", "--src", "10.0.1.1", "--dst", "10.0.4.1", "--json"]
     answer = run(tmp_path / "env/bin/ping-llm", "predict", *question, folder=tmp_path)
