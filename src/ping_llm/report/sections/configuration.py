@@ -6,8 +6,7 @@ from typing import Any
 
 import yaml
 
-from ping_llm.config.keys import KeyInfo
-from ping_llm.config.sections import describe_keys
+from ping_llm.config import KEYS
 from ping_llm.report.figures import Figures, kind_of, token_word
 from ping_llm.report.markup import Content, Markup, definitions, details, element, table
 from ping_llm.report.run import Run, Session
@@ -19,15 +18,14 @@ from ping_llm.report.sections.overview import hardware, lasting
 def configuration(run: Run) -> Markup:
     if not run.settings:
         return section("configuration", "Configuration", missing("It cannot be read."))
-    keys = {info.name: info for info in describe_keys()}
-    changed = [name for name, value in run.settings.items() if name not in keys or keys[name].default != value]
+    changed = [name for name, value in run.settings.items() if name not in KEYS or KEYS[name].default != value]
     head = ["key", "value", "default", "meaning"]
-    every = table(head, [_row(name, run.settings, keys) for name in run.settings], caption="All keys", class_="keys")
+    every = table(head, [_row(name, run.settings) for name in run.settings], caption="All keys", class_="keys")
     return section(
         "configuration",
         "Configuration",
         element("h3", f"Changed: {len(changed)} of {len(run.settings)} keys"),
-        table(head, [_row(name, run.settings, keys) for name in changed], caption="Changed keys", class_="keys")
+        table(head, [_row(name, run.settings) for name in changed], caption="Changed keys", class_="keys")
         if changed
         else missing("All keys have their defaults."),
         details(
@@ -64,10 +62,10 @@ def differences(runs: Sequence[Run], names: Sequence[str]) -> Markup:
     )
 
 
-def _row(name: str, settings: Mapping[str, Any], keys: Mapping[str, KeyInfo]) -> list[Content]:
-    info = keys.get(name)
+def _row(name: str, settings: Mapping[str, Any]) -> list[Content]:
+    info = KEYS.get(name)
     default = _value(info.default) if info else element("span", "unknown key", class_="faint")
-    help_text = _help(info.help) if info else ""
+    help_text = _help(info.description or "") if info else ""
     return [element("code", name), _value(settings[name]), element("td", default, class_="default"), help_text]
 
 

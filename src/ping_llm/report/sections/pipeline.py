@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any
 
 from ping_llm.batches.report import PipelineReport, draw
-from ping_llm.config.keys import TEXT
+from ping_llm.config.keys import TEXT_DATASET_TYPES
 from ping_llm.data.completer import COMPLETER_DATA
 from ping_llm.data.text.spec import TextReport
 from ping_llm.report.markup import Markup, element, table
@@ -54,7 +54,7 @@ def _of(run: Run) -> Markup:
 
 
 def _meaning(run: Run) -> Mapping[str, str]:
-    return TextReport.meaning if run.dataset_type in TEXT else PipelineReport.meaning
+    return TextReport.meaning if run.dataset_type in TEXT_DATASET_TYPES else PipelineReport.meaning
 
 
 def _measured(report: Mapping[str, Any], meaning: Mapping[str, str]) -> Markup:
