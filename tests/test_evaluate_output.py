@@ -23,7 +23,7 @@ from ping_llm.evaluate.plots import _equal_bins, plot
 from ping_llm.evaluate.scores import ProtocolResult, ScoredAnswers, comparison, tables
 from ping_llm.evaluate.split import SplitSettings, split
 from ping_llm.evaluate.split_folder import write_split
-from ping_llm.rows.load import Measured, read_observations, rows_observations
+from ping_llm.rows.measurement_set import MeasurementSet, read_observations, rows_observations
 from ping_llm.rows.prepare import PrepareSettings, prepare
 from ping_llm.sources.simulator import SimulatorSettings, simulate
 
@@ -68,7 +68,7 @@ class TestTable:
         assert "…" not in shown
         assert "(60 questions)" in shown
         assert "NLL        negative log-likelihood" in shown
-        assert shown.count("Unseen pairs") == shown.count("RE, AE") == 1
+        assert shown.count("Unseen pairs") == shown.count("best in its column") == 1
 
 
 @pytest.fixture
@@ -141,7 +141,7 @@ class Model:
     def from_pretrained(cls, where: str | None) -> "Model":
         return cls(where)
 
-    def learnt_from(self) -> list[Measured]:
+    def learnt_from(self) -> list[MeasurementSet]:
         return [] if self.trained_on is None else [rows_observations(self.trained_on, "train")]
 
     def predict(self, known: Observations, questions: Questions, nodes: Sequence[str]) -> PointWithResiduals:

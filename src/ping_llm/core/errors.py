@@ -7,3 +7,8 @@ class PingLlmError(Exception):
 
 class MeasurementError(PingLlmError):
     """Input that cannot be used: one measurement, met under `--strict` (the message names the file and row), or all."""
+
+
+def one_line(error: BaseException, limit: int = 200) -> str:
+    """What an exception of another package says, as it may stand in a message of ours."""
+    return " ".join(str(error).split())[:limit] or type(error).__name__

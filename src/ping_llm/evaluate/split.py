@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 from ping_llm.core.addresses import UNPARSABLE, mix64, parse_addresses, source_hash
 from ping_llm.core.errors import PingLlmError
 from ping_llm.core.observations import Bools, Floats, Ints, Observations, Questions
-from ping_llm.rows.load import Measured
+from ping_llm.rows.measurement_set import MeasurementSet
 
 PROTOCOLS: Final = ("unseen_pair", "seen_pair", "unseen_probe")
 
@@ -89,7 +89,7 @@ class Split:
         return bool(np.isnan(self.cut_time_s))
 
 
-def split(measured: Measured, settings: SplitSettings | None = None) -> Split:
+def split(measured: MeasurementSet, settings: SplitSettings | None = None) -> Split:
     settings = settings or SplitSettings()
     known = _in_time_order(measured)
     cut = _cut_time(known.time_s, settings.later)
@@ -137,7 +137,7 @@ def split(measured: Measured, settings: SplitSettings | None = None) -> Split:
     )
 
 
-def _in_time_order(measured: Measured) -> Observations:
+def _in_time_order(measured: MeasurementSet) -> Observations:
     known, nodes = measured.observations, len(measured.nodes)
     if not len(known):
         raise PingLlmError("there are no measurements to split")
@@ -246,7 +246,7 @@ def _broken_promises(split: Split) -> Iterator[tuple[str, int]]:
     yield "questions of unseen_probe have a source without history", _count(~_among(probes.source, earlier.source))
 
 
-def trained_on(train_rows: Measured, split: Split) -> dict[str, int]:
+def trained_on(train_rows: MeasurementSet, split: Split) -> dict[str, int]:
     """How many questions of each protocol a model must not be asked if it was trained on these measurements.
 
     Those of an unseen pair that is in them, in either direction; of an unseen probe that is, as source or destination;

@@ -8,7 +8,7 @@ from typing import Final, Literal
 import numpy as np
 
 from ping_llm.config import Config
-from ping_llm.config.keys import TEXT
+from ping_llm.config.keys import TEXT_DATASET_TYPES
 from ping_llm.data.completer import COMPLETER_DATA
 from ping_llm.report.charts import Floats, smoothing_window
 from ping_llm.report.formatting import number, percent
@@ -127,7 +127,7 @@ def _settings_size(config: Config) -> tuple[int, int]:
 def kind_of(run: Run) -> str:
     if run.dataset_type in COMPLETER_DATA:
         return "completer"
-    return "language model of text" if run.dataset_type in TEXT else "language model"
+    return "language model of text" if run.dataset_type in TEXT_DATASET_TYPES else "language model"
 
 
 Tone = Literal["good", "warn", "bad", "plain"]

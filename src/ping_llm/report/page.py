@@ -19,6 +19,7 @@ from markupsafe import Markup, escape
 
 from ping_llm import __version__
 from ping_llm.batches.report import draw
+from ping_llm.config import KEYS
 from ping_llm.core.console import err
 from ping_llm.core.files import write_atomically
 from ping_llm.data.completer import COMPLETER_DATA
@@ -30,7 +31,6 @@ from ping_llm.report.figures import Note, figures_of, kind_of, loss_unit, notes_
 from ping_llm.report.run import DATA_FILE, Run, read_run
 from ping_llm.report.sections import (
     compared_evaluations,
-    configuration_keys,
     differing_keys,
     evaluation_of,
     figure_rows,
@@ -65,7 +65,6 @@ def page_of(runs: Sequence[Run], *, with_sequences: bool = True) -> str:
         run = runs[0]
         values |= {
             "protocols": evaluation_of(run),
-            "keys": configuration_keys(run),
             "origin": origin_of(run, figures[0]),
             "sequences": sequences_of(run, wanted=with_sequences),
             "stage_meanings": stage_meanings(run),
@@ -113,6 +112,7 @@ def _environment() -> Environment:
         "pipeline_graph": _pipeline_graph,
     }
     environment.globals |= {
+        "KEYS": KEYS,
         "SI": formatting.SI,
         "SCORE_COLUMNS": SCORE_COLUMNS,
         "kind_of": kind_of,

@@ -12,7 +12,7 @@ import yaml
 
 from ping_llm.batches.spec import DataState
 from ping_llm.config import Config, load_config
-from ping_llm.config.sections import SECRETS
+from ping_llm.config.keys import SECRETS
 from ping_llm.core.errors import PingLlmError
 from ping_llm.evaluate.scores import EVALUATION_FILE
 from ping_llm.report.charts import Floats

@@ -14,8 +14,7 @@ from rich.text import Text
 from ping_llm.batches.explain import explain_sequence
 from ping_llm.batches.report import PipelineReport
 from ping_llm.batches.source import BatchSource
-from ping_llm.config.keys import TEXT
-from ping_llm.config.sections import describe_keys
+from ping_llm.config.keys import TEXT_DATASET_TYPES
 from ping_llm.core.errors import PingLlmError
 from ping_llm.data.registry import spec_from_config
 from ping_llm.data.text.spec import TextReport
@@ -235,32 +234,9 @@ def _milliseconds(stage: str, report: Mapping[str, Any]) -> str:
     return f"{report['stages'][stage]['ms_per_batch']:,.2f}" if stage in report["stages"] else UNKNOWN
 
 
-# Configuration: every key, those that were changed first.
+# Configuration.
 
 _NOT_COMPARED: Final = ("run_name", "project", "base_output_directory")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Key:
-    name: str
-    value: Any
-    default: Any = None
-    meaning: str = ""
-    is_known: bool = True
-
-    @property
-    def is_changed(self) -> bool:
-        return not self.is_known or self.value != self.default
-
-
-def configuration_keys(run: Run) -> list[Key]:
-    known = {info.name: info for info in describe_keys()}
-    return [
-        Key(name=name, value=value, default=known[name].default, meaning=known[name].help)
-        if name in known
-        else Key(name=name, value=value, is_known=False)
-        for name, value in run.settings.items()
-    ]
 
 
 def differing_keys(runs: Sequence[Run]) -> tuple[list[str], int]:
@@ -274,7 +250,7 @@ def differing_keys(runs: Sequence[Run]) -> tuple[list[str], int]:
 
 def stage_meanings(run: Run) -> Mapping[str, str]:
     """What the stages of its input pipeline do."""
-    return TextReport.meaning if run.dataset_type in TEXT else PipelineReport.meaning
+    return TextReport.meaning if run.dataset_type in TEXT_DATASET_TYPES else PipelineReport.meaning
 
 
 # Origin: what a run can be made again from.
