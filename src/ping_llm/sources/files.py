@@ -22,7 +22,7 @@ from ping_llm.core.errors import PingLlmError, one_line
 from ping_llm.core.measurements import SCHEMA
 from ping_llm.sources import ROWS_FILE, SPLIT_FILE, WORLD_FILE
 from ping_llm.storage import Location, locate
-from ping_llm.storage.location import has_magic, split_pattern
+from ping_llm.storage.location import split_pattern
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,7 +139,7 @@ def _matching(pattern: Location) -> list[Location]:
         found = glob.glob(pattern.path, recursive=True)  # noqa: PTH207
         return [locate(path) for path in sorted(found) if Path(path).is_file()]
     folder, rest = split_pattern(pattern.path)
-    if not has_magic(rest):
+    if not glob.has_magic(rest):
         return []
     if not folder:
         raise PingLlmError(f"{pattern}: the name of the bucket must be written out")
@@ -159,7 +159,7 @@ def describe(
         measurements, pieces = _module(kind).plan(str(path), stat.size, renamed, piece_rows, optional)
     except (OSError, pa.ArrowException) as error:
         raise _unreadable(path, error) from error
-    file = InputFile(path=str(path), format=kind, bytes=stat.size, mtime_ns=stat.modified_ns, measurements=measurements)
+    file = InputFile(path=str(path), format=kind, bytes=stat.size, mtime_ns=stat.mtime_ns, measurements=measurements)
     return file, pieces
 
 

@@ -109,9 +109,9 @@ def _check_inputs(files: Sequence[Location]) -> list[tuple[int, int]]:
     with ThreadPoolExecutor(REQUESTS_AT_ONCE) as threads:
         entries = list(threads.map(Location.stat, files))
     for file, entry in zip(files, entries, strict=True):
-        if entry.kind != "file":
+        if not entry.is_file:
             raise PingLlmError(f"{file}: is not a file but a folder; name the files")
-    return [(entry.size, entry.modified_ns) for entry in entries]
+    return [(entry.size, entry.mtime_ns) for entry in entries]
 
 
 # All files into one sequence of Parquet files.
