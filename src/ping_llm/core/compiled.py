@@ -33,7 +33,7 @@ _SOURCES: Final = (
     "core/*.py",
     "tokens/*.py",
     "rows/format.py",
-    "rows/kernels.py",
+    "rows/reader.py",
     "batches/contexts.py",
     "batches/kernels/*.py",
 )

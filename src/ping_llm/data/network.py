@@ -21,7 +21,7 @@ from ping_llm.core.errors import PingLlmError
 from ping_llm.data.registry import batch_size, loader_settings
 from ping_llm.rows.dataset import fetch_ahead
 from ping_llm.rows.manifest import Manifest
-from ping_llm.rows.prepare import PIECE_ROWS, PrepareSettings, prepare
+from ping_llm.rows.prepare import DEFAULT_SIZES, PrepareSettings, prepare
 from ping_llm.sources import files
 from ping_llm.storage import locate
 from ping_llm.storage.cache import Cache, configure
@@ -63,7 +63,7 @@ class PreparedInMemory:
 def _needed_bytes(patterns: Sequence[str]) -> float:
     total = 0.0
     for path in files.expand(patterns):
-        file, _ = files.describe(path, {}, PIECE_ROWS)
+        file, _ = files.describe(path, {}, DEFAULT_SIZES.piece_rows)
         if file.measurements is not None:
             total += file.measurements * _BYTES_PER_MEASUREMENT
         else:
