@@ -9,7 +9,7 @@ from ping_llm.batches.batch import Batch
 from ping_llm.batches.loader import LoaderSettings
 from ping_llm.batches.spec import DataSpec, DataState
 from ping_llm.config import Config
-from ping_llm.config.keys import DATASET_TYPES, GROUP, added
+from ping_llm.config.keys import BACKEND_ENTRY_POINTS, DATASET_TYPES, installed_backends
 from ping_llm.core.errors import PingLlmError
 
 
@@ -82,9 +82,11 @@ def find(name: str) -> Backend:
     """The backend of a `dataset_type`."""
     if name in _MODULES:
         return cast(Backend, importlib.import_module(f"ping_llm.data.{_MODULES[name]}"))
-    if name not in added():
-        raise PingLlmError(f"there is no backend {name!r}: no installed package has an entry point for it in {GROUP}")
-    entry = added()[name]
+    if name not in installed_backends():
+        raise PingLlmError(
+            f"there is no backend {name!r}: no installed package has an entry point for it in {BACKEND_ENTRY_POINTS}"
+        )
+    entry = installed_backends()[name]
     try:
         backend = entry.load()
     except Exception as error:  # whatever another package's import ends in

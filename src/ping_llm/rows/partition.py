@@ -32,7 +32,7 @@ from ping_llm.rows.work_folder import REQUESTS_AT_ONCE, deliver, temporary_folde
 from ping_llm.sources import files
 from ping_llm.sources.pieces import Piece, RawBatch
 from ping_llm.storage import Location
-from ping_llm.storage.filesystems import RandomFile
+from ping_llm.storage.location import RandomFile
 from ping_llm.tasks.pool import map_in_order
 
 BUCKETS: Final = 4096

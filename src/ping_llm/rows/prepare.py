@@ -58,7 +58,7 @@ from ping_llm.rows.work_folder import (
 from ping_llm.sources import files
 from ping_llm.sources.pieces import InputFile, Piece
 from ping_llm.storage import Location, locate
-from ping_llm.storage.ledger import Ledger
+from ping_llm.storage.mirror import Ledger
 from ping_llm.tasks.engines import Engine, EngineChoice, OnTiming, Timing
 from ping_llm.tasks.pool import map_in_order
 

@@ -19,9 +19,10 @@ import numpy.typing as npt
 import pyarrow as pa
 from array_record.python.array_record_module import ArrayRecordWriter
 
-from ping_llm.core.addresses import mix64, source_hash
+from ping_llm.core.addresses import source_hash
 from ping_llm.core.errors import PingLlmError
 from ping_llm.core.files import file_sha256
+from ping_llm.core.randomness import mix64, uniform
 from ping_llm.rows.format import (
     FIRST_CHUNK,
     HEADER,
@@ -97,8 +98,7 @@ def write_shard(task: ShardTask) -> dict[str, Any]:
 def is_train(rows: RowBatch, train_ratio: float) -> npt.NDArray[np.bool_]:
     """Which rows belong to the training split: a function of the source address alone."""
     families = np.full(len(rows.sources), rows.family, dtype=np.uint8)
-    uniform = mix64(source_hash(families, rows.packed_sources) ^ _SPLIT_SALT) >> np.uint64(11)
-    return uniform.astype(np.float64) * 2.0**-53 < train_ratio
+    return uniform(mix64(source_hash(families, rows.packed_sources) ^ _SPLIT_SALT)) < train_ratio
 
 
 def sorted_batches(

@@ -27,7 +27,7 @@ from ping_llm.core.files import atomic_file
 from ping_llm.rows.manifest import MANIFEST
 from ping_llm.storage import Location, MissingError, locate
 from ping_llm.storage.cache import work_folder
-from ping_llm.storage.ledger import LEDGER
+from ping_llm.storage.mirror import LEDGER
 
 LAYOUT: Final = 2
 """Work of a program version that laid files out in another way is not continued."""

@@ -7,8 +7,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from ping_llm.config import Config
-from ping_llm.config.blend import Blend, parse_blend
+from ping_llm.config import Blend, Config, parse_blend
 from ping_llm.core.errors import PingLlmError
 
 _PIECE: Final = 1 << 16
