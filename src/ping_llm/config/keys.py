@@ -13,8 +13,17 @@ from typing import Any, ClassVar, Final, Self, TypeVar, cast
 
 from ping_llm.core.errors import PingLlmError
 
-DATASET_TYPES: Final = ("network", "grain", "hf", "tfds", "c4_mlperf", "synthetic", "worlds", "measured")
-"""Those that come with the package."""
+DATASET_TYPES: Final = {
+    "network": "network",
+    "grain": "grain",
+    "hf": "hf",
+    "tfds": "tfds",
+    "c4_mlperf": "tfds",
+    "synthetic": "synthetic",
+    "worlds": "completer",
+    "measured": "completer",
+}
+"""Those that come with the package, and the module of `ping_llm.data` that serves each."""
 
 TEXT: Final = ("grain", "hf", "tfds", "c4_mlperf")
 """Those of them that need a tokenizer."""

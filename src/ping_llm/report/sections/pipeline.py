@@ -7,7 +7,7 @@ from typing import Any
 from ping_llm.batches.report import PipelineReport, draw
 from ping_llm.config.keys import TEXT
 from ping_llm.data.completer import COMPLETER_DATA
-from ping_llm.data.text.spec import TextReport
+from ping_llm.data.stream import TextReport
 from ping_llm.report.markup import Markup, element, table
 from ping_llm.report.run import Run
 from ping_llm.report.scales import short, shown
