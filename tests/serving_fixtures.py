@@ -14,7 +14,7 @@ from ping_llm.core.observations import Observations
 from ping_llm.models.completer import Completer
 from ping_llm.models.completer.answers import BinDistribution, Bins
 from ping_llm.predict import Predictor
-from ping_llm.rows.load import Measured
+from ping_llm.rows.measurement_set import MeasurementSet
 from ping_llm.serve.answers import Answers
 from ping_llm.serve.api import Service
 from ping_llm.serve.model_thread import ModelThread
@@ -64,7 +64,7 @@ def some_known(times: bool = True) -> Known:
         time_s=np.where(times, 1_700_000_000.0 + 60 * place, np.nan).astype(np.float64),
         rtt_ms=rtt,
     )
-    return Known(Measured(nodes=NODES, observations=observations))
+    return Known(MeasurementSet(nodes=NODES, observations=observations))
 
 
 @contextmanager

@@ -8,7 +8,7 @@ import numpy as np
 
 from ping_llm.core.observations import Observations
 from ping_llm.evaluate.split import SplitSettings
-from ping_llm.rows.load import Measured
+from ping_llm.rows.measurement_set import MeasurementSet
 
 Measurement = tuple[str, str, float | None, float | None]
 """Source, destination, time and RTT. None: no time; failed."""
@@ -17,10 +17,10 @@ NODES = tuple(f"10.0.{i}.1" for i in range(9)) + tuple(f"2001:db8::{i:x}" for i 
 GENEROUS = SplitSettings(held_out_pairs=0.3, unseen_probes=0.25, later=0.4)
 
 
-def measured(measurements: Sequence[Measurement], nodes: Sequence[str] = NODES) -> Measured:
+def measured(measurements: Sequence[Measurement], nodes: Sequence[str] = NODES) -> MeasurementSet:
     number = {node: i for i, node in enumerate(nodes)}
     source, destination, time_s, rtt_ms = zip(*measurements, strict=True) if measurements else ((), (), (), ())
-    return Measured(
+    return MeasurementSet(
         nodes=tuple(nodes),
         observations=Observations(
             source=np.array([number[s] for s in source], dtype=np.int64),
@@ -36,11 +36,11 @@ def plain(nodes: Sequence[str], part: Observations) -> list[Measurement]:
     return [(nodes[s], nodes[d], None if t != t else t, None if r != r else r) for s, d, t, r in columns]
 
 
-def random_world(count: int, *, sources: int = 120, targets: int = 60, seed: int = 0) -> Measured:
+def random_world(count: int, *, sources: int = 120, targets: int = 60, seed: int = 0) -> MeasurementSet:
     """Sources measure targets and each other, in time order."""
     random = np.random.default_rng(seed)
     nodes = sources + targets
-    return Measured(
+    return MeasurementSet(
         nodes=tuple(str(ip_address((10 << 24) + 7 * i)) for i in range(nodes)),
         observations=Observations(
             source=random.integers(0, sources, count),
@@ -51,7 +51,7 @@ def random_world(count: int, *, sources: int = 120, targets: int = 60, seed: int
     )
 
 
-def without_times(world: Measured) -> Measured:
+def without_times(world: MeasurementSet) -> MeasurementSet:
     timeless = dataclasses.replace(world.observations, time_s=np.full(len(world.observations), np.nan))
     return dataclasses.replace(world, observations=timeless)
 

@@ -9,7 +9,7 @@ import pytest
 
 from config_fixtures import refusal
 from ping_llm.config import Config
-from ping_llm.config.keys import DATASET_TYPES, added
+from ping_llm.config.keys import DATASET_TYPES, installed_backends
 from ping_llm.core.errors import PingLlmError
 from ping_llm.data import registry
 
@@ -36,12 +36,12 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
         (info / "METADATA").write_text("Metadata-Version: 2.1\nName: other-backend\nVersion: 1.0\n")
         (info / "entry_points.txt").write_text("[ping_llm.backends]\nother = other_backend\n")
         monkeypatch.syspath_prepend(tmp_path)
-        added.cache_clear()
+        installed_backends.cache_clear()
 
     yield installed
     sys.modules.pop("other_backend", None)
     monkeypatch.undo()
-    added.cache_clear()
+    installed_backends.cache_clear()
 
 
 def test_every_dataset_type_has_a_module_with_both_functions_and_imports_no_optional_package() -> None:

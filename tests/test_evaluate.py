@@ -24,7 +24,7 @@ from ping_llm.core.distribution import RttDistribution
 from ping_llm.evaluate import Evaluation, evaluate, scores
 from ping_llm.evaluate.protocols import _is_mesh, _of_baselines
 from ping_llm.evaluate.split import Split, SplitSettings, leaks, split
-from ping_llm.rows.load import Measured, read_observations
+from ping_llm.rows.measurement_set import MeasurementSet, read_observations
 from ping_llm.sources.simulator import SimulatorSettings, World, simulate
 
 BASELINES: tuple[Baseline, ...] = (GlobalMedian(), PairMedian(), LastValue(), MedianOfLast())
@@ -195,7 +195,7 @@ class TestEvaluation:
                 assert result.known_before[row] == expected
 
     def test_places_are_uniform_for_the_truth(self, found: Evaluation) -> None:
-        place = np.concatenate([result.answers["oracle"].place for result in found.protocols.values()])
+        place = np.concatenate([result.answers["oracle"].pit for result in found.protocols.values()])
         place = np.sort(place[~np.isnan(place)])
         assert np.abs(place - np.arange(len(place)) / len(place)).max() < 0.07
 
@@ -259,7 +259,7 @@ class TestWhatBaselinesKnow:
         access_ms = rng.lognormal(3.0, 1.0, 60)
         rtt = access_ms[low] + access_ms[high]
         nowhen = np.full(len(low), np.nan)
-        measured = Measured(
+        measured = MeasurementSet(
             nodes=tuple(f"10.0.0.{i}" for i in range(60)),
             observations=Observations(source=low, destination=high, time_s=nowhen, rtt_ms=rtt),
         )

@@ -150,6 +150,6 @@ def test_segments_are_laid_out_as_the_specification_says(dtype: Any) -> None:
 
 
 def test_commands_that_build_no_batches_do_not_load_the_compiler() -> None:
-    modules = "ping_llm.batches.loader, ping_llm.batches.explain, ping_llm.rows.load, ping_llm.cli.main"
+    modules = "ping_llm.batches.loader, ping_llm.batches.explain, ping_llm.rows.measurement_set, ping_llm.cli.main"
     script = f"import sys, {modules}; sys.exit('numba' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0

@@ -18,7 +18,7 @@ from conftest import random_measurements
 from ping_llm.core.errors import PingLlmError
 from ping_llm.core.measurements import SCHEMA
 from ping_llm.evaluate.split import leaks, split
-from ping_llm.rows.load import read_observations, rows_observations
+from ping_llm.rows.measurement_set import read_observations, rows_observations
 from ping_llm.rows.prepare import PrepareSettings, prepare
 from split_fixtures import Measurement, plain
 
@@ -62,7 +62,7 @@ class TestReading:
         self, tmp_path: Path, write_parquet: WriteParquet, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("ping_llm.rows.prepare.SHARD_MEASUREMENTS", 2_000)
-        monkeypatch.setattr("ping_llm.rows.load._BATCH", 700)
+        monkeypatch.setattr("ping_llm.rows.measurement_set._BATCH", 700)
         table = random_measurements(10_000, whole_seconds=False)
         late = pa.array(np.where(np.arange(10_000) % 7, 0, 10**15))
         times = pa.compute.add(table["event_time"].cast(pa.int64()), late).cast(SCHEMA.field("event_time").type)

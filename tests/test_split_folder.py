@@ -17,7 +17,7 @@ from ping_llm.core.measurements import SCHEMA
 from ping_llm.evaluate import split_folder as write_split_module
 from ping_llm.evaluate.split import PROTOCOLS, leaks, trained_on
 from ping_llm.evaluate.split_folder import read_split, write_split
-from ping_llm.rows.load import Measured, read_observations, rows_observations
+from ping_llm.rows.measurement_set import MeasurementSet, read_observations, rows_observations
 from ping_llm.rows.prepare import PrepareSettings, prepare
 from split_fixtures import GENEROUS, equal, plain, random_world, without_times
 
@@ -34,7 +34,7 @@ class TestFolder:
         ],
         ids=["ipv4", "ipv6", "timeless"],
     )
-    def test_is_read_back_exactly(self, tmp_path: Path, world: Measured) -> None:
+    def test_is_read_back_exactly(self, tmp_path: Path, world: MeasurementSet) -> None:
         written = write_split(world, tmp_path / "a" / "split")
         found = read_split(tmp_path / "a" / "split")
         assert found.nodes == written.nodes == world.nodes

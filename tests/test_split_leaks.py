@@ -8,7 +8,7 @@ import pytest
 
 from ping_llm.core.observations import Observations
 from ping_llm.evaluate.split import PROTOCOLS, Split, leaks, split, trained_on
-from ping_llm.rows.load import Measured
+from ping_llm.rows.measurement_set import MeasurementSet
 from split_fixtures import random_world, without_times
 
 
@@ -87,7 +87,9 @@ class TestTrainedOn:
     def test_the_training_part_compromises_nothing(self) -> None:
         world = random_world(20_000)
         found = split(world)
-        assert trained_on(Measured(nodes=world.nodes, observations=found.train), found) == dict.fromkeys(PROTOCOLS, 0)
+        assert trained_on(MeasurementSet(nodes=world.nodes, observations=found.train), found) == dict.fromkeys(
+            PROTOCOLS, 0
+        )
 
     def test_all_measurements_compromise_everything_however_their_nodes_are_numbered(self) -> None:
         world = random_world(20_000)
@@ -97,7 +99,7 @@ class TestTrainedOn:
             source=len(world.nodes) - 1 - world.observations.source,
             destination=len(world.nodes) - 1 - world.observations.destination,
         )
-        counts = trained_on(Measured(nodes=world.nodes[::-1], observations=turned), found)
+        counts = trained_on(MeasurementSet(nodes=world.nodes[::-1], observations=turned), found)
         assert counts == {name: len(questions) for name, questions in found.questions.items()}
 
     def test_unknown_addresses_compromise_nothing(self) -> None:
@@ -110,7 +112,9 @@ class TestTrainedOn:
         found = split(world)
 
         def counts(known: Observations, **changes: Any) -> dict[str, int]:
-            return trained_on(Measured(nodes=world.nodes, observations=dataclasses.replace(known, **changes)), found)
+            return trained_on(
+                MeasurementSet(nodes=world.nodes, observations=dataclasses.replace(known, **changes)), found
+            )
 
         def with_pair_of(questions: Observations, known: Observations) -> int:
             ends = {known.source[0], known.destination[0]}

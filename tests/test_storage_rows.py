@@ -16,8 +16,8 @@ from ping_llm.core.errors import PingLlmError
 from ping_llm.rows import dataset as shard_files
 from ping_llm.rows import format as layout
 from ping_llm.rows.dataset import RemoteShards, RowSet, fetch_ahead
-from ping_llm.rows.load import rows_observations
 from ping_llm.rows.manifest import Manifest
+from ping_llm.rows.measurement_set import rows_observations
 from ping_llm.rows.reader import CorruptRowError, MappedRows, RowReader
 from ping_llm.storage import Location, locate
 from ping_llm.storage.cache import BLOCK, Cache

@@ -13,8 +13,8 @@ import pytest
 from conftest import random_measurements
 from ping_llm.core.errors import PingLlmError
 from ping_llm.data.documents import matching
-from ping_llm.rows.load import read_observations
 from ping_llm.rows.manifest import Manifest
+from ping_llm.rows.measurement_set import read_observations
 from ping_llm.rows.prepare import PrepareSettings, prepare
 from ping_llm.sources import files
 from ping_llm.storage import Location, locate

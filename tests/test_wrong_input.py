@@ -14,8 +14,8 @@ from ping_llm.cli.main import app
 from ping_llm.cli.options import check_folder, write_table, writing
 from ping_llm.core.errors import PingLlmError
 from ping_llm.evaluate import split_folder as write_split
-from ping_llm.rows.load import read_observations
 from ping_llm.rows.manifest import MANIFEST
+from ping_llm.rows.measurement_set import read_observations
 from ping_llm.rows.prepare import PrepareSettings, prepare
 from ping_llm.sources import ROWS_FILE
 from ping_llm.sources.simulator import SimulatorSettings, simulate

@@ -19,7 +19,7 @@ from ping_llm.config import Config
 from ping_llm.core.observations import Observations
 from ping_llm.models.lm import ModelSettings, Transformer
 from ping_llm.predict import LanguageModel, Predictor
-from ping_llm.rows.load import Measured
+from ping_llm.rows.measurement_set import MeasurementSet
 from ping_llm.serve.answers import Answers, steady_predictor, warm_up
 from ping_llm.serve.store import Known, read_upload
 from serving_fixtures import FILE, csv, running
@@ -54,7 +54,7 @@ def known() -> Known:
     observations = Observations(
         source=source, destination=destination, time_s=(1_700_000_000.0 + 3 * place).astype(np.float64), rtt_ms=rtt
     )
-    return Known(Measured(nodes=tuple(nodes), observations=observations))
+    return Known(MeasurementSet(nodes=tuple(nodes), observations=observations))
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +77,7 @@ def compiled() -> list[str]:
 
 
 def pairs(known: Known, count: int) -> list[dict[str, str]]:
-    """Measured pairs of different sources, of both families."""
+    """MeasurementSet pairs of different sources, of both families."""
     observations, nodes = known.measured.observations, known.measured.nodes
     first = np.unique(observations.source, return_index=True)[1]
     rows = np.concatenate([first, first + 20])[np.linspace(0, 39, count).astype(int)].tolist()

@@ -16,7 +16,7 @@ from ping_llm.core.errors import PingLlmError
 if TYPE_CHECKING:
     from ping_llm.evaluate.split import Split
     from ping_llm.predict.predictor import Predictor
-    from ping_llm.rows.load import Measured
+    from ping_llm.rows.measurement_set import MeasurementSet
 
 
 def split(
@@ -44,7 +44,7 @@ def split(
     """
     from ping_llm.evaluate.split import SplitSettings
     from ping_llm.evaluate.split_folder import write_split
-    from ping_llm.rows.load import read_observations
+    from ping_llm.rows.measurement_set import read_observations
 
     settings = SplitSettings(held_out_pairs=held_out_pairs, unseen_probes=unseen_probes, later=later)
     with progress("reading") as advance:
@@ -117,9 +117,8 @@ def evaluate(
     """
     from ping_llm.evaluate import evaluate as run
     from ping_llm.evaluate.plots import plot
-    from ping_llm.evaluate.scores import tables
+    from ping_llm.evaluate.scores import save_evaluation, tables
     from ping_llm.predict.predictor import Predictor
-    from ping_llm.report.evaluation_file import save_evaluation
     from ping_llm.sources.simulator import World
 
     if plots:
@@ -151,7 +150,7 @@ def evaluate(
 def _split_of(data: Sequence[str], rows: Path | None, columns: dict[str, str]) -> "Split":
     from ping_llm.evaluate.split import split
     from ping_llm.evaluate.split_folder import read_split
-    from ping_llm.rows.load import read_observations
+    from ping_llm.rows.measurement_set import read_observations
     from ping_llm.sources import SPLIT_FILE
 
     if bool(data) == bool(rows):
@@ -168,11 +167,11 @@ def _split_of(data: Sequence[str], rows: Path | None, columns: dict[str, str]) -
     return split(measured)
 
 
-def _of_rows(folder: Path) -> "Measured":
+def _of_rows(folder: Path) -> "MeasurementSet":
     """All measurements of prepared rows, whichever of their own splits they are in."""
     from ping_llm.baselines import NodeIds, Observations
-    from ping_llm.rows.load import Measured, rows_observations
     from ping_llm.rows.manifest import Manifest
+    from ping_llm.rows.measurement_set import MeasurementSet, rows_observations
 
     ids = NodeIds()
     parts = []
@@ -182,7 +181,7 @@ def _of_rows(folder: Path) -> "Measured":
         parts.append((number[known.source], number[known.destination], known.time_s, known.rtt_ms))
     source, destination, time_s, rtt_ms = (np.concatenate(column) for column in zip(*parts, strict=True))
     together = Observations(source=source, destination=destination, time_s=time_s, rtt_ms=rtt_ms)
-    return Measured(nodes=tuple(str(node) for node in ids.of), observations=together)
+    return MeasurementSet(nodes=tuple(str(node) for node in ids.of), observations=together)
 
 
 def _only(split: "Split", protocols: Sequence[str]) -> "Split":

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from ping_llm.predict.addresses import Likely
     from ping_llm.rows.format import ProbeRow
-    from ping_llm.rows.load import Measured
+    from ping_llm.rows.measurement_set import MeasurementSet
 
 _LINES_SHOWN = 25
 _MOST_QUESTIONS = 1_000_000
@@ -78,7 +78,7 @@ def predict(
     """
     from ping_llm.predict.predictor import Predictor
     from ping_llm.predict.tables import answers_table, asked_of
-    from ping_llm.rows.load import read_observations, table_observations
+    from ping_llm.rows.measurement_set import read_observations, table_observations
 
     levels = _levels(quantiles)
     check_table(output)
@@ -115,7 +115,7 @@ def _levels(text: str) -> list[float]:
 
 
 def _asked(
-    src: list[str], dst: list[str], questions: Path | None, known: "Measured | None", time: str | None
+    src: list[str], dst: list[str], questions: Path | None, known: "MeasurementSet | None", time: str | None
 ) -> "pa.Table":
     import pyarrow as pa
 
@@ -265,7 +265,7 @@ def surprise(
     import pyarrow as pa
 
     from ping_llm.predict.predictor import Predictor
-    from ping_llm.rows.load import read_observations
+    from ping_llm.rows.measurement_set import read_observations
 
     check_table(output)
     with progress("reading") as advance:
@@ -328,7 +328,7 @@ def _likely(
 def _own_history(src: str, history: list[str] | None, columns: list[str] | None) -> "ProbeRow | None":
     """What the source itself measured."""
     from ping_llm.predict.prompts import Histories
-    from ping_llm.rows.load import read_observations
+    from ping_llm.rows.measurement_set import read_observations
 
     names = renamed(columns)
     if not history:

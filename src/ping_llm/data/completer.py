@@ -19,7 +19,7 @@ from ping_llm.core.observations import Observations
 from ping_llm.data.registry import StepLoader, batch_size, host_rows
 from ping_llm.prior.measured import Measurements, on_device_measurements
 from ping_llm.prior.settings import WorldSettings
-from ping_llm.rows.load import read_observations
+from ping_llm.rows.measurement_set import read_observations
 
 WORLDS_VERSION: Final = 6
 """Raised whenever the same numbers would give other worlds."""

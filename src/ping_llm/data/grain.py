@@ -30,8 +30,7 @@ from ping_llm.batches.loader import Loader, LoaderSettings
 from ping_llm.batches.mixture import Mixture, Phase
 from ping_llm.batches.spec import DataSpec, DataState
 from ping_llm.batches.transport import Source
-from ping_llm.config import Config, parse_blend
-from ping_llm.config.blend import Blend
+from ping_llm.config import Blend, Config, parse_blend
 from ping_llm.core.errors import PingLlmError
 from ping_llm.core.randomness import Purpose, key, permute
 from ping_llm.data.documents import (

@@ -7,8 +7,7 @@ from typing import Any, Final
 
 from ping_llm.batches.spec import DataState
 from ping_llm.config import Config
-from ping_llm.core.errors import PingLlmError, one_line
-from ping_llm.core.extras import need
+from ping_llm.core.errors import PingLlmError, need, one_line
 from ping_llm.data.documents import Position, fingerprint, matching, share, shuffled
 from ping_llm.data.stream import StreamEvalLoader, StreamLoader
 from ping_llm.data.tokenizer import tokenizer_of

@@ -15,8 +15,7 @@ from ping_llm.batches.contexts import ContextSettings
 from ping_llm.batches.loader import Loader
 from ping_llm.batches.source import BatchSource
 from ping_llm.batches.spec import DataSpec, DataState, RowsSpec
-from ping_llm.config import Config, parse_blend
-from ping_llm.config.blend import Blend
+from ping_llm.config import Blend, Config, parse_blend
 from ping_llm.core.errors import PingLlmError
 from ping_llm.data.registry import batch_size, loader_settings
 from ping_llm.rows.dataset import fetch_ahead

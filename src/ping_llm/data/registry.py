@@ -15,7 +15,7 @@ from ping_llm.batches.loader import LoaderSettings
 from ping_llm.batches.mixture import Mixture
 from ping_llm.batches.spec import DataSpec, DataState
 from ping_llm.config import Config
-from ping_llm.config.keys import DATASET_TYPES, GROUP, added
+from ping_llm.config.keys import BACKEND_ENTRY_POINTS, DATASET_TYPES, installed_backends
 from ping_llm.core.errors import PingLlmError
 
 
@@ -62,9 +62,11 @@ def find(name: str) -> Backend:
     """The backend of a `dataset_type`."""
     if name in DATASET_TYPES:
         return cast(Backend, importlib.import_module(f"ping_llm.data.{DATASET_TYPES[name]}"))
-    if name not in added():
-        raise PingLlmError(f"there is no backend {name!r}: no installed package has an entry point for it in {GROUP}")
-    entry = added()[name]
+    entry = installed_backends().get(name)
+    if entry is None:
+        raise PingLlmError(
+            f"there is no backend {name!r}: no installed package has an entry point for it in {BACKEND_ENTRY_POINTS}"
+        )
     try:
         backend = entry.load()
     except Exception as error:  # whatever another package's import ends in

@@ -13,8 +13,7 @@ from typing import Any
 
 from ping_llm.batches.spec import DataState
 from ping_llm.config import Config
-from ping_llm.core.errors import PingLlmError, one_line
-from ping_llm.core.extras import need
+from ping_llm.core.errors import PingLlmError, need, one_line
 from ping_llm.data.documents import EpochStream, RecordError, file_stream, int_feature, matching, tfrecord_documents
 from ping_llm.data.stream import StreamEvalLoader, StreamLoader
 from ping_llm.data.tokenizer import tokenizer_of

@@ -26,7 +26,7 @@ from ping_llm.core.errors import PingLlmError
 from ping_llm.core.measurements import SCHEMA
 from ping_llm.core.observations import Ints, Observations
 from ping_llm.evaluate.split import PROTOCOLS, RULE, Split, SplitSettings, split
-from ping_llm.rows.load import Measured
+from ping_llm.rows.measurement_set import MeasurementSet
 from ping_llm.sources import SPLIT_FILE
 
 FORMAT_VERSION: Final = 1
@@ -36,7 +36,7 @@ _ROWS_PER_GROUP: Final = 1 << 17
 
 
 def write_split(
-    measured: Measured, folder: Path, settings: SplitSettings | None = None, *, overwrite: bool = False
+    measured: MeasurementSet, folder: Path, settings: SplitSettings | None = None, *, overwrite: bool = False
 ) -> Split:
     """Split the measurements and write the folder, whole or not at all."""
     settings = settings or SplitSettings()

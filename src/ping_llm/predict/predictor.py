@@ -26,7 +26,7 @@ from ping_llm.predict.prompts import Histories, prompts_for
 from ping_llm.predict.scoring import surprises
 from ping_llm.predict.tables import History, answers_table, asked_of, like, measured_of, table_of
 from ping_llm.prior.shared_prefixes import kin_of
-from ping_llm.rows.load import Measured, read_observations, rows_observations
+from ping_llm.rows.measurement_set import MeasurementSet, read_observations, rows_observations
 from ping_llm.runs.task import completer_settings
 from ping_llm.runs.trained import Trained, load_trained
 
@@ -53,7 +53,7 @@ class Predictor:
     def name(self) -> str:
         return Path(self.trained.where).name
 
-    def learnt_from(self) -> list[Measured]:
+    def learnt_from(self) -> list[MeasurementSet]:
         """The real measurements that the model was trained on, read again from where they were."""
         files = self.trained.config.network_train_files
         if not files:
@@ -116,7 +116,7 @@ class Predictor:
         before = places if np.isnan(time_s) else places[known.time_s[places] < time_s]
         return before[::-1][:kept]
 
-    def surprise(self, measured: Measured, which: Ints | None = None, advance: Advance | None = None) -> Floats:
+    def surprise(self, measured: MeasurementSet, which: Ints | None = None, advance: Advance | None = None) -> Floats:
         """Bits of the results of some measurements (None: of all), each given everything that was measured before it.
 
         The completer looks at all sources, in a context for each measurement; the language model at the source's own

@@ -12,18 +12,18 @@ from ping_llm.core.distribution import RttDistribution
 from ping_llm.core.errors import PingLlmError
 from ping_llm.core.measurements import time_microseconds
 from ping_llm.core.observations import Ints, Questions
-from ping_llm.rows.load import Measured, read_observations, table_observations
+from ping_llm.rows.measurement_set import MeasurementSet, read_observations, table_observations
 from ping_llm.sources.pieces import find_columns
 
 History = Any
 """A path or glob, several of them, or a data frame."""
 
 
-def measured_of(history: History | None) -> Measured:
+def measured_of(history: History | None) -> MeasurementSet:
     """Known measurements. Without any, a model falls back on what it learnt in training."""
     if history is None:
         return table_observations(None)
-    if isinstance(history, Measured):
+    if isinstance(history, MeasurementSet):
         return history
     if isinstance(history, str | Path):
         return read_observations([history])

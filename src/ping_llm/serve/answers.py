@@ -24,7 +24,7 @@ from ping_llm.predict.language_model import STEADY_QUESTIONS, steady_histories
 from ping_llm.predict.prompts import Histories, Prompt, prompts_for
 from ping_llm.predict.scoring import pack, surprise
 from ping_llm.rows.format import ProbeRow
-from ping_llm.rows.load import Measured
+from ping_llm.rows.measurement_set import MeasurementSet
 from ping_llm.runs.trained import SHIPPED
 from ping_llm.serve.model_thread import Job
 from ping_llm.serve.questions import Asked, Knowledge, by_time, questions_of
@@ -38,7 +38,7 @@ _NEAR: Final = 1.1
 
 @dataclass(frozen=True, kw_only=True)
 class Grown:
-    measured: Measured
+    measured: MeasurementSet
     chosen: Ints
     """Which of the measured ones were looked at, most telling first."""
     sizes: list[int]
@@ -241,7 +241,7 @@ class Scored:
     """Whether all that were wanted have been scored."""
 
 
-def score(answers: Answers, measured: Measured, most: int, seconds: float) -> Job:
+def score(answers: Answers, measured: MeasurementSet, most: int, seconds: float) -> Job:
     """Of the latest measurements: so many, or as many as there is time for."""
     end = time.monotonic() + seconds
     which = np.arange(len(measured.observations))[-most:]
@@ -258,7 +258,9 @@ def score(answers: Answers, measured: Measured, most: int, seconds: float) -> Jo
     return Scored(which=done[order], bits=np.concatenate(bits)[order], in_time=len(done) == len(which))
 
 
-def completed_bits(answers: Answers, measured: Measured, which: Ints) -> Generator[tuple[Ints, Floats], None, None]:
+def completed_bits(
+    answers: Answers, measured: MeasurementSet, which: Ints
+) -> Generator[tuple[Ints, Floats], None, None]:
     assert isinstance(answers.model, Completer)
     known = measured.observations
     for place in which[::-1].tolist():
@@ -267,7 +269,7 @@ def completed_bits(answers: Answers, measured: Measured, which: Ints) -> Generat
         yield one, found.bits(known.rtt_ms[one])
 
 
-def _read_bits(answers: Answers, measured: Measured, which: Ints) -> Generator[tuple[Ints, Floats], None, None]:
+def _read_bits(answers: Answers, measured: MeasurementSet, which: Ints) -> Generator[tuple[Ints, Floats], None, None]:
     """Of a source at a time, in pieces before which stands as much as a context can hold."""
     known = measured.observations
     histories, timed = Histories(known, measured.nodes), not np.isnan(known.time_s).any()

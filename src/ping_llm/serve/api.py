@@ -10,7 +10,7 @@ from starlette.concurrency import run_in_threadpool
 
 from ping_llm import __version__
 from ping_llm.core.errors import PingLlmError
-from ping_llm.rows.load import Measured
+from ping_llm.rows.measurement_set import MeasurementSet
 from ping_llm.serve import schemas
 from ping_llm.serve.answers import Answers, Found, Grown, Scored, score
 from ping_llm.serve.model_thread import BusyError, Job, ModelThread
@@ -290,7 +290,7 @@ async def surprise_of_file(
     return await _scored(service, measured, last)
 
 
-async def _scored(service: Service, measured: Measured, last: int | None) -> Response:
+async def _scored(service: Service, measured: MeasurementSet, last: int | None) -> Response:
     most = min(last or service.limits.scored, service.limits.scored)
     job = score(service.answers, measured, most, _SCORING_SHARE * service.limits.seconds)
     scored: Scored = await service.answer(job)

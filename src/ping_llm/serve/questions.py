@@ -14,7 +14,7 @@ from ping_llm.core.distribution import RttDistribution
 from ping_llm.core.errors import PingLlmError
 from ping_llm.core.measurements import MAX_TIME_US, time_microseconds
 from ping_llm.core.observations import Floats, Ints, Questions
-from ping_llm.rows.load import Measured
+from ping_llm.rows.measurement_set import MeasurementSet
 from ping_llm.serve.store import Known, joined
 
 
@@ -38,7 +38,7 @@ class Knowledge:
     """What an answer may be drawn from: the server's measurements, those of the request, or both."""
 
     known: Known | None
-    history: Measured | None = None
+    history: MeasurementSet | None = None
 
     def __post_init__(self) -> None:
         if self.known is None or self.history is None or not len(self.known):
@@ -48,15 +48,15 @@ class Knowledge:
                 "your measurements have no times, those of the server have: add times, or use yours only"
             )
 
-    def of_pairs(self, time_s: float) -> Measured:
+    def of_pairs(self, time_s: float) -> MeasurementSet:
         """For the completer."""
         return self._with_history([] if self.known is None else [self.known.latest_of_pairs(time_s)])
 
-    def of_sources(self, sources: Sequence[str], time_s: float, most: int) -> Measured:
+    def of_sources(self, sources: Sequence[str], time_s: float, most: int) -> MeasurementSet:
         """For the language model: at most so many of each source."""
         return self._with_history([] if self.known is None else [self.known.latest_of(sources, time_s, most)])
 
-    def _with_history(self, parts: list[Measured]) -> Measured:
+    def _with_history(self, parts: list[MeasurementSet]) -> MeasurementSet:
         return joined([*parts, self.history] if self.history is not None else parts)
 
 
@@ -145,7 +145,7 @@ def _edges(answers: RttDistribution, bins: int, *, one_range: bool) -> Floats:
     return np.geomspace(middle / reach, middle * reach, bins + 1, axis=1)
 
 
-def measured_columns(measured: Measured, rows: Ints, total: int | None = None) -> dict[str, Any]:
+def measured_columns(measured: MeasurementSet, rows: Ints, total: int | None = None) -> dict[str, Any]:
     """Some of the measurements, in this order."""
     chosen = measured.observations.take(rows)
     return {

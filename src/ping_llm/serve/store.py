@@ -20,8 +20,8 @@ from ping_llm.core.console import progress
 from ping_llm.core.errors import PingLlmError
 from ping_llm.core.observations import Ints, Observations
 from ping_llm.predict.tables import measured_of
-from ping_llm.rows.load import Measured, read_observations, rows_observations
 from ping_llm.rows.manifest import MANIFEST, Manifest
+from ping_llm.rows.measurement_set import MeasurementSet, read_observations, rows_observations
 from ping_llm.sources.pieces import ALIASES
 
 _MOST_FOR_COMPLETER: Final = 50_000
@@ -50,7 +50,7 @@ def read_known(inputs: Sequence[str]) -> "Known":
     return Known(joined(parts))
 
 
-def joined(parts: Sequence[Measured]) -> Measured:
+def joined(parts: Sequence[MeasurementSet]) -> MeasurementSet:
     """One set of measurements, in time order, with one number for each address."""
     if len(parts) == 1:
         return parts[0]
@@ -69,13 +69,13 @@ def joined(parts: Sequence[Measured]) -> Measured:
         time_s=time_s,
         rtt_ms=rtt_ms,
     )
-    return Measured(nodes=tuple(number), observations=together.take(np.argsort(time_s, kind="stable")))
+    return MeasurementSet(nodes=tuple(number), observations=together.take(np.argsort(time_s, kind="stable")))
 
 
 class Known:
     """Measurements, by the addresses of their ends."""
 
-    def __init__(self, measured: Measured) -> None:
+    def __init__(self, measured: MeasurementSet) -> None:
         self.measured = measured
         self.number = {node: place for place, node in enumerate(measured.nodes)}
         observations = measured.observations
@@ -139,35 +139,37 @@ class Known:
                 pairs.append((self.measured.nodes[node], self.measured.nodes[int(np.bincount(destinations).argmax())]))
         return pairs
 
-    def latest_of(self, sources: Sequence[str], time_s: float, most: int) -> Measured:
+    def latest_of(self, sources: Sequence[str], time_s: float, most: int) -> MeasurementSet:
         """What each source measured last, before a time (NaN: ever)."""
         rows = [self.of_source(source) for source in dict.fromkeys(sources)]
         return self._some(np.concatenate([_before(self.measured, own, time_s)[-most:] for own in rows]))
 
-    def latest_of_pairs(self, time_s: float) -> Measured:
+    def latest_of_pairs(self, time_s: float) -> MeasurementSet:
         """Of every pair the latest measurements, as many of each as there may be in all; before a time (NaN: ever)."""
         if np.isnan(time_s):
             return self._latest_of_pairs
         return self._some(_thinned(self.measured, _before(self.measured, np.arange(len(self)), time_s)))
 
     @cached_property
-    def _latest_of_pairs(self) -> Measured:
+    def _latest_of_pairs(self) -> MeasurementSet:
         return self._some(_thinned(self.measured, np.arange(len(self))))
 
-    def _some(self, rows: Ints) -> Measured:
+    def _some(self, rows: Ints) -> MeasurementSet:
         """Some of the measurements, with only the nodes that occur in them."""
         chosen = self.measured.observations.take(np.sort(rows))
         nodes, numbers = np.unique(np.concatenate([chosen.source, chosen.destination]), return_inverse=True)
         source, destination = np.split(numbers, 2)
         observations = replace(chosen, source=source, destination=destination)
-        return Measured(nodes=tuple(self.measured.nodes[node] for node in nodes.tolist()), observations=observations)
+        return MeasurementSet(
+            nodes=tuple(self.measured.nodes[node] for node in nodes.tolist()), observations=observations
+        )
 
 
-def _before(measured: Measured, rows: Ints, time_s: float) -> Ints:
+def _before(measured: MeasurementSet, rows: Ints, time_s: float) -> Ints:
     return rows if np.isnan(time_s) else rows[measured.observations.time_s[rows] < time_s]
 
 
-def _thinned(measured: Measured, rows: Ints) -> Ints:
+def _thinned(measured: MeasurementSet, rows: Ints) -> Ints:
     if len(rows) <= _MOST_FOR_COMPLETER:
         return rows
     pair = measured.observations.take(rows).pair
@@ -193,7 +195,7 @@ _EXPANSION: Final = 20
 _ATLAS_FIELDS: Final = frozenset({"prb_id", "msm_id", "fw"})
 
 
-def read_upload(content: bytes, most: int) -> Measured:
+def read_upload(content: bytes, most: int) -> MeasurementSet:
     """CSV, Parquet, JSON lines or RIPE Atlas JSON."""
     start = content[:64].lstrip(b"\xef\xbb\xbf \t\r\n")
     if not start:
@@ -212,7 +214,7 @@ def read_upload(content: bytes, most: int) -> Measured:
     return measured
 
 
-def measured_list(measurements: Sequence[Mapping[str, Any]]) -> Measured:
+def measured_list(measurements: Sequence[Mapping[str, Any]]) -> MeasurementSet:
     """Objects with the names of the schema or its aliases. Times are given for all or for none."""
     columns: dict[str, list[Any]] = {}
     for column, names in ALIASES.items():
@@ -238,7 +240,7 @@ def _column(name: str, values: list[Any]) -> Any:
     return pa.array(values, kind)
 
 
-def _read_json(content: bytes, most: int) -> Measured:
+def _read_json(content: bytes, most: int) -> MeasurementSet:
     """Atlas results, or measurements as objects: one a line, or a list of them."""
     _check_count(content.count(b"{") // 60, most)  # far more objects than that is no list of measurements
     try:
@@ -270,7 +272,7 @@ def _check_parquet(content: bytes, most: int) -> None:
         raise PingLlmError("this Parquet file becomes too large when it is unpacked")
 
 
-def _read(content: bytes, suffix: str) -> Measured:
+def _read(content: bytes, suffix: str) -> MeasurementSet:
     with tempfile.TemporaryDirectory(prefix="ping-llm-upload-") as folder:
         path = Path(folder) / f"upload{suffix}"
         path.write_bytes(content)

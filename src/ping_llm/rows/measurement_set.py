@@ -30,7 +30,7 @@ _BATCH: Final = 1_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measured:
+class MeasurementSet:
     """Measurements and the addresses of their nodes: `nodes[observations.source[i]]` is who sent the i-th."""
 
     nodes: tuple[str, ...]
@@ -54,7 +54,7 @@ def read_observations(
     *,
     columns: Mapping[str, str] | None = None,
     on_progress: Advance | None = None,
-) -> Measured:
+) -> MeasurementSet:
     """The measurements of files, folders or globs, of every kind that `ping-llm prepare` and `import atlas` take.
 
     `columns` gives the files' names of schema columns that have other names there. Files without a column of times are
@@ -71,7 +71,7 @@ def read_observations(
     return _some(parts, dropped)
 
 
-def table_observations(table: pa.Table | None) -> Measured:
+def table_observations(table: pa.Table | None) -> MeasurementSet:
     """The measurements of a table whose columns have the schema's names; None: no measurements."""
     parts: list[_Part] = []
     dropped: Counter[str] = Counter()
@@ -93,7 +93,7 @@ def _add(batch: pa.RecordBatch, parts: list[_Part], dropped: Counter[str]) -> No
         parts.append(_Part(time_us=valid.time_us, **ends, rtt_ms=valid.rtt_ms, is_timed=is_timed))
 
 
-def _some(parts: list[_Part], dropped: Counter[str]) -> Measured:
+def _some(parts: list[_Part], dropped: Counter[str]) -> MeasurementSet:
     if not parts:
         raise PingLlmError(f"no usable measurement in the input; dropped: {dict(dropped) or 'none, it is empty'}")
     if len({part.is_timed for part in parts}) > 1:
@@ -113,7 +113,9 @@ def _pieces(paths: list[Location], columns: Mapping[str, str]) -> Iterator[Piece
         yield from pieces
 
 
-def rows_observations(folder: Path | str | Location, split: str, *, on_progress: Advance | None = None) -> Measured:
+def rows_observations(
+    folder: Path | str | Location, split: str, *, on_progress: Advance | None = None
+) -> MeasurementSet:
     """The measurements of one split of prepared rows. `on_progress` is told how many were read."""
     parts: list[_Part] = []
     with RowSet(folder, split) as rows:
@@ -180,12 +182,12 @@ def _distinct(family: int, packed: npt.NDArray[np.uint8]) -> AddressColumn:
     )
 
 
-def _joined(parts: list[_Part], dropped: Mapping[str, int]) -> Measured:
+def _joined(parts: list[_Part], dropped: Mapping[str, int]) -> MeasurementSet:
     if not parts:
         nothing = np.zeros(0)
         ids = np.zeros(0, dtype=np.int64)
         empty = Observations(source=ids, destination=ids, time_s=nothing, rtt_ms=nothing.astype(np.float32))
-        return Measured(nodes=(), observations=empty, dropped=dict(dropped))
+        return MeasurementSet(nodes=(), observations=empty, dropped=dict(dropped))
     nodes, ids = _numbered([p.source for p in parts] + [p.destination for p in parts])
     source, destination = np.split(ids, 2)
     time_us = np.concatenate([p.time_us for p in parts])
@@ -195,7 +197,7 @@ def _joined(parts: list[_Part], dropped: Mapping[str, int]) -> Measured:
         time_us, source, destination, rtt_ms = (c[order] for c in (time_us, source, destination, rtt_ms))
     time_s = time_us / 1e6 if parts[0].is_timed else np.full(len(time_us), np.nan)
     observations = Observations(source=source, destination=destination, time_s=time_s, rtt_ms=rtt_ms)
-    return Measured(nodes=nodes, observations=observations, dropped=dict(dropped))
+    return MeasurementSet(nodes=nodes, observations=observations, dropped=dict(dropped))
 
 
 def _numbered(columns: list[AddressColumn]) -> tuple[tuple[str, ...], Ints]:
