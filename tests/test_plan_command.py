@@ -15,7 +15,7 @@ from ping_llm.cli.plan import duration, plan, size
 from ping_llm.core.errors import PingLlmError
 from ping_llm.rows.estimate import GIB, MEASURED, Rates, Workload, estimate
 from ping_llm.rows.prepare import PrepareSettings, TaskSizes, prepare
-from ping_llm.sources.pieces import Piece
+from ping_llm.sources.files import Piece
 
 app = typer.Typer()
 app.command()(plan)

@@ -30,7 +30,7 @@ from ping_llm.core.measurements import DROP_REASONS, ValidMeasurements, validate
 from ping_llm.rows.format import Ints
 from ping_llm.rows.work_folder import REQUESTS_AT_ONCE, deliver, temporary_folder, write_json
 from ping_llm.sources import files
-from ping_llm.sources.pieces import Piece, RawBatch
+from ping_llm.sources.files import Piece, RawBatch
 from ping_llm.storage import Location
 from ping_llm.storage.location import RandomFile
 from ping_llm.tasks.pool import map_in_order

@@ -56,7 +56,7 @@ from ping_llm.rows.work_folder import (
     write_json,
 )
 from ping_llm.sources import files
-from ping_llm.sources.pieces import InputFile, Piece
+from ping_llm.sources.files import InputFile, Piece
 from ping_llm.storage import Location, locate
 from ping_llm.storage.mirror import Ledger
 from ping_llm.tasks.engines import Engine, EngineChoice, OnTiming, Timing
