@@ -56,7 +56,7 @@ class TestEngine:
             return number
 
         with ThreadPoolExecutor(3) as threads:
-            engine = Engine(threads, window=lambda: window, memory_bytes=1)
+            engine = Engine(executor=threads, window=lambda: window, memory_bytes=1)
             assert [done.value for done in engine.map(work, numbers())] == list(range(tasks))  # type: ignore[arg-type]
         assert most <= window
 
@@ -68,7 +68,7 @@ class TestEngine:
             finished.append(number)
 
         with ThreadPoolExecutor(2) as threads:
-            engine = Engine(threads, window=lambda: 3, memory_bytes=1)
+            engine = Engine(executor=threads, window=lambda: 3, memory_bytes=1)
             list(engine.map(work, range(30)))
         assert finished.index(0) > 20
 
@@ -82,7 +82,7 @@ class TestEngine:
             return _fail_at_multiples_of_seven(number)
 
         with ThreadPoolExecutor(4) as threads:
-            engine = Engine(threads, window=lambda: 8, memory_bytes=1)
+            engine = Engine(executor=threads, window=lambda: 8, memory_bytes=1)
             results = engine.map(work, range(1000))
             assert [next(results).value for _ in range(7)] == list(range(7))
             with pytest.raises(PingLlmError, match="task 7 failed"):
