@@ -30,7 +30,7 @@ from ping_llm.rows.manifest import INDEX_SCHEMA, MANIFEST, Manifest, ShardInfo, 
 from ping_llm.rows.partition import cut_into_rows, sorted_batches
 from ping_llm.rows.work import REQUESTS_AT_ONCE, Span, SpanReader, copy, deliver, write_json
 from ping_llm.sources import files
-from ping_llm.sources.pieces import Piece, RawBatch
+from ping_llm.sources.files import Piece, RawBatch
 from ping_llm.storage import Location
 from ping_llm.storage.mirror import Ledger
 from ping_llm.tasks.pool import map_in_order
