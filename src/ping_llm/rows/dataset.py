@@ -39,7 +39,6 @@ Bytes = npt.NDArray[np.uint8]
 
 READS_AT_ONCE: Final = 32
 WHOLE_FILES_AT_ONCE: Final = 8
-_SWEEP_S: Final = 2.0
 _SHARE_OF_LIMIT: Final = 0.9
 """A dataset of at most this share of the cache is fetched whole."""
 
@@ -175,7 +174,7 @@ class RemoteShards:
 
     def _sweep(self) -> None:
         """Let go of what was removed from the cache: its space is free only when nobody has it mapped."""
-        if time.monotonic() - self._swept < _SWEEP_S:
+        if time.monotonic() - self._swept < self._cache.sweep_s:
             return
         self._swept = time.monotonic()
         for shard in [shard for shard, part in self._parts.items() if part.is_evicted]:
