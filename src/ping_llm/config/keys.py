@@ -18,8 +18,17 @@ from pydantic.fields import FieldInfo
 from ping_llm.config.rules import Rule, Section, above, at_least, key, one_of, parse_blend, unknown_key
 from ping_llm.core.errors import PingLlmError
 
-DATASET_TYPES: Final = ("network", "grain", "hf", "tfds", "c4_mlperf", "synthetic", "worlds", "measured")
-"""The backends that come with the package."""
+DATASET_TYPES: Final = {
+    "network": "network",
+    "grain": "grain",
+    "hf": "hf",
+    "tfds": "tfds",
+    "c4_mlperf": "tfds",
+    "synthetic": "synthetic",
+    "worlds": "completer",
+    "measured": "completer",
+}
+"""The backends that come with the package, and the module of `ping_llm.data` that serves each."""
 
 TEXT_DATASET_TYPES: Final = ("grain", "hf", "tfds", "c4_mlperf")
 """Those of them that need a tokenizer."""

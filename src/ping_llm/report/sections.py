@@ -17,7 +17,7 @@ from ping_llm.batches.source import BatchSource
 from ping_llm.config.keys import TEXT_DATASET_TYPES
 from ping_llm.core.errors import PingLlmError
 from ping_llm.data.registry import spec_from_config
-from ping_llm.data.text.spec import TextReport
+from ping_llm.data.stream import TextReport
 from ping_llm.evaluate.scores import ORACLE, PROTOCOL_TITLES, SCORE_COLUMNS
 from ping_llm.report.charts import Chart
 from ping_llm.report.curves import evaluation_charts

@@ -72,8 +72,6 @@ _UNFINISHED: Final = ".part"
 class Cache:
     folder: Path
     limit_bytes: int
-    sweep_s: float = 2.0
-    """How often a process looks for evicted files that it still has mapped."""
 
     @classmethod
     def from_environment(cls) -> "Cache":
