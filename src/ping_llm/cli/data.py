@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -274,7 +275,7 @@ def _timings_to(path: Path | None) -> Iterator[Callable[["Timing"], None]]:
     except OSError as error:
         raise PingLlmError(f"--timings {path}: {error.strerror}") from error
     with file:
-        yield lambda timing: print(json.dumps(timing.to_json()), file=file)
+        yield lambda timing: print(json.dumps(asdict(timing)), file=file)
 
 
 def _stage_line(stage: dict[str, Any]) -> str:
