@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 from werkzeug.serving import WSGIRequestHandler, make_server
 
-from ping_llm.storage import Location, filesystems, locate
+from ping_llm.storage import Location, locate
+from ping_llm.storage.location import file_system
 
 Environ = dict[str, Any]
 Application = Callable[[Environ, Any], Any]
@@ -38,6 +39,8 @@ class S3Server:
         self._inner: Application = DomainDispatcherApplication(create_backend_app)
         self._lock = threading.Lock()
         self.requests: list[tuple[str, str]] = []
+        self.most_at_once = 0
+        self._under_way = 0
         self._faults: list[tuple[str, str, Fault, float]] = []
         self._server = make_server("127.0.0.1", 0, self._answer, threaded=True, request_handler=_Handler)
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
@@ -51,6 +54,7 @@ class S3Server:
     def heal(self) -> None:
         self._faults.clear()
         self.requests.clear()
+        self.most_at_once = 0
 
     def count(self, method: str, key: str = "") -> int:
         return sum(m == method and key in path for m, path in self.requests)
@@ -65,7 +69,13 @@ class S3Server:
         with self._lock:
             self.requests.append((method, path))
             fault = self._next_fault(method, path)
-        return fault(environ, start, self._inner) if fault else self._inner(environ, start)
+            self._under_way += 1
+            self.most_at_once = max(self.most_at_once, self._under_way)
+        try:
+            return fault(environ, start, self._inner) if fault else self._inner(environ, start)
+        finally:
+            with self._lock:
+                self._under_way -= 1
 
     def _next_fault(self, method: str, path: str) -> Fault | None:
         for number, (wanted, key, fault, times) in enumerate(self._faults):
@@ -111,7 +121,7 @@ def running_server() -> Iterator[S3Server]:
         "AWS_SECRET_ACCESS_KEY": "testing",
         "AWS_EC2_METADATA_DISABLED": "true",
     }
-    filesystems.forget()
+    file_system.cache_clear()
     try:
         urllib.request.urlopen(urllib.request.Request(f"{server.url}/{BUCKET}", method="PUT")).close()
         yield server
@@ -119,7 +129,7 @@ def running_server() -> Iterator[S3Server]:
         server.stop()
         os.environ.clear()
         os.environ.update(kept)
-        filesystems.forget()
+        file_system.cache_clear()
 
 
 @pytest.fixture(scope="module")
@@ -135,7 +145,7 @@ def s3(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> I
     monkeypatch.setenv("PING_LLM_STORAGE_TRIES", "4")
     monkeypatch.setenv("PING_LLM_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("PING_LLM_CACHE_GB", "1")
-    monkeypatch.setattr("ping_llm.storage.retry.RetryPolicy.wait_s", lambda self, failed: 0.01)
+    monkeypatch.setenv("PING_LLM_STORAGE_WAIT_S", "0.005")
     yield s3_server
     s3_server.heal()
 

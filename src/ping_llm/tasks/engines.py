@@ -1,16 +1,16 @@
-"""How work that is cut into tasks is run: on this machine (`local.py`) or on a Ray cluster (`ray.py`).
+"""How work that is cut into tasks is run: on this machine (`pool.py`) or on a Ray cluster (`ray.py`).
 
 A task is an importable function and a picklable argument, and returns something small. It may run anywhere and be run
-again: what it makes it leaves in a place that all machines reach. An engine gives back what the tasks returned, in
-their order, with the time that each took and where.
+again: what it makes it leaves where all machines can reach it. An engine gives back what the tasks returned, in their
+order, with the time that each took and where.
 """
 
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict, dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final, Generic, TypeVar
 
@@ -18,9 +18,57 @@ import psutil
 
 from ping_llm.core.errors import PingLlmError
 from ping_llm.tasks.pool import available_cores, worker_pool
+from ping_llm.tasks.ray import ray_executor
 
 Task = TypeVar("Task")
 Value = TypeVar("Value")
+
+ENGINES: Final = ("local", "ray")
+
+TASKS_PER_CPU: Final = 4
+"""Handed over at a time: enough that no CPU waits for the next."""
+
+RAY_TASK_BYTES: Final = 2 << 30
+"""Memory of a task on a Ray cluster, unless set otherwise."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineChoice:
+    """Which engine runs the tasks: what `--engine`, `--address`, `--workers` and `--memory-limit-gb` say."""
+
+    name: str = "local"
+    address: str | None = None
+    """Of a Ray cluster."""
+    workers: int | None = None
+    """Tasks at a time; by default as many as there are cores."""
+    memory_limit_bytes: int | None = None
+    """For all workers of this machine together, by default half of the free memory; with Ray, for each task."""
+
+    def __post_init__(self) -> None:
+        if self.name not in ENGINES:
+            raise PingLlmError(f"--engine {self.name}: there is {' and '.join(ENGINES)}")
+        if self.address is not None and self.name != "ray":
+            raise PingLlmError("--address is the address of a Ray cluster: add --engine ray")
+        if self.workers is not None and self.workers < 1:
+            raise PingLlmError("at least one worker is needed")
+
+    @contextmanager
+    def open(self) -> Iterator["Engine"]:
+        if self.name == "ray":
+            memory = self.memory_limit_bytes or RAY_TASK_BYTES
+            with ray_executor(self.address, memory) as cluster:
+                yield Engine(
+                    executor=cluster,
+                    window=lambda: self.workers or max(8, TASKS_PER_CPU * cluster.cpus),  # nodes may join and leave
+                    memory_bytes=memory,
+                    is_this_machine=False,
+                )
+            return
+        workers = self.workers or available_cores()
+        limit = self.memory_limit_bytes or psutil.virtual_memory().available // 2
+        window = 1 if workers == 1 else TASKS_PER_CPU * workers
+        with worker_pool(workers) as pool:
+            yield Engine(executor=pool, window=lambda: window, memory_bytes=limit // workers)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,35 +83,15 @@ class Done(Generic[Value]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Timing:
-    """One line of a timings file."""
-
-    stage: str
-    task: int | str
-    node: str
-    started: float
-    seconds: float
-    bytes_in: int
-    bytes_out: int
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-
-OnTiming = Callable[[Timing], None]
-
-
 class Engine:
     """Runs tasks with an executor."""
 
-    def __init__(
-        self, executor: Executor, *, window: Callable[[], int], memory_bytes: int, is_this_machine: bool = True
-    ) -> None:
-        self._executor = executor
-        self._window = window
-        self.memory_bytes = memory_bytes
-        """What one task may use."""
-        self.is_this_machine = is_this_machine
+    executor: Executor
+    window: Callable[[], int]
+    """How many tasks to have under way now."""
+    memory_bytes: int
+    """What one task may use."""
+    is_this_machine: bool = True
 
     def map(self, function: Callable[[Task], Value], tasks: Iterable[Task]) -> Iterator[Done[Value]]:
         """Results in the order of the tasks, of which no more than a window are under way or made at a time.
@@ -77,9 +105,9 @@ class Engine:
         failed = False
         position = 0
         while True:
-            room = 0 if failed else max(1, self._window()) - len(under_way)
+            room = 0 if failed else max(1, self.window()) - len(under_way)
             for number, task in islice(numbered, max(0, room)):
-                under_way[self._executor.submit(run_timed, function, task)] = number
+                under_way[self.executor.submit(_run_timed, function, task)] = number
             while position in finished:
                 yield finished.pop(position).result()
                 position += 1
@@ -90,74 +118,43 @@ class Engine:
                 failed = failed or future.exception() is not None
 
 
-def run_timed(function: Callable[[Task], Value], task: Task) -> Done[Value]:
+def _run_timed(function: Callable[[Task], Value], task: Task) -> Done[Value]:
     started, clock = time.time(), time.perf_counter()
     value = function(task)
     return Done(value=value, node=socket.gethostname(), started=started, seconds=time.perf_counter() - clock)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Timing:
+    """One line of a timings file."""
+
+    stage: str
+    task: int | str
+    node: str
+    started: float
+    seconds: float
+    bytes_in: int
+    bytes_out: int
+
+
+OnTiming = Callable[[Timing], None]
+
+
 def summarise(timings: list[Timing]) -> list[dict[str, Any]]:
     """A line for each stage, in the order in which they began."""
-    stages: dict[str, list[Timing]] = {}
-    for timing in timings:
-        stages.setdefault(timing.stage, []).append(timing)
-    return [_summary(stage, members) for stage, members in stages.items()]
-
-
-def _summary(stage: str, timings: list[Timing]) -> dict[str, Any]:
-    slowest = max(timings, key=lambda timing: timing.seconds)
-    wall = max(t.started + t.seconds for t in timings) - min(t.started for t in timings)
-    return {
-        "stage": stage,
-        "tasks": len(timings),
-        "nodes": len({timing.node for timing in timings}),
-        "wall_s": round(wall, 2),
-        "task_s": round(sum(timing.seconds for timing in timings), 2),
-        "slowest": {"task": slowest.task, "node": slowest.node, "seconds": round(slowest.seconds, 2)},
-        "bytes_in": sum(timing.bytes_in for timing in timings),
-        "bytes_out": sum(timing.bytes_out for timing in timings),
-    }
-
-
-# Tasks on this machine, in worker processes.
-
-
-@contextmanager
-def local_engine(workers: int | None = None, memory_limit_bytes: int | None = None) -> Iterator[Engine]:
-    """By default one worker for each core, and half of the free memory for all of them."""
-    workers = workers or available_cores()
-    limit = memory_limit_bytes or psutil.virtual_memory().available // 2
-    window = 1 if workers == 1 else 4 * workers
-    with worker_pool(workers) as pool:
-        yield Engine(pool, window=lambda: window, memory_bytes=limit // workers)
-
-
-# Which engine runs the tasks: what the options `--engine`, `--address`, `--workers` and `--memory-limit-gb` say.
-
-ENGINES: Final = ("local", "ray")
-
-
-@dataclass(frozen=True, kw_only=True)
-class EngineChoice:
-    name: str = "local"
-    address: str | None = None
-    """Of a Ray cluster."""
-    workers: int | None = None
-    """Tasks at a time; by default as many as there are cores."""
-    memory_limit_bytes: int | None = None
-    """For all workers of this machine together; with Ray, for each task."""
-
-    def __post_init__(self) -> None:
-        if self.name not in ENGINES:
-            raise PingLlmError(f"--engine {self.name}: there is {' and '.join(ENGINES)}")
-        if self.address is not None and self.name != "ray":
-            raise PingLlmError("--address is the address of a Ray cluster: add --engine ray")
-        if self.workers is not None and self.workers < 1:
-            raise PingLlmError("at least one worker is needed")
-
-    def open(self) -> AbstractContextManager[Engine]:
-        if self.name == "ray":
-            from ping_llm.tasks.ray import ray_engine
-
-            return ray_engine(self.address, self.workers, self.memory_limit_bytes)
-        return local_engine(self.workers, self.memory_limit_bytes)
+    lines = []
+    for stage in dict.fromkeys(timing.stage for timing in timings):
+        tasks = [timing for timing in timings if timing.stage == stage]
+        slowest = max(tasks, key=lambda task: task.seconds)
+        line = {
+            "stage": stage,
+            "tasks": len(tasks),
+            "nodes": len({task.node for task in tasks}),
+            "wall_s": round(max(t.started + t.seconds for t in tasks) - min(t.started for t in tasks), 2),
+            "task_s": round(sum(task.seconds for task in tasks), 2),
+            "slowest": {"task": slowest.task, "node": slowest.node, "seconds": round(slowest.seconds, 2)},
+            "bytes_in": sum(task.bytes_in for task in tasks),
+            "bytes_out": sum(task.bytes_out for task in tasks),
+        }
+        lines.append(line)
+    return lines

@@ -188,7 +188,7 @@ class _Run:
         self.step += 1
         self._drain(_STEPS_IN_FLIGHT)
 
-    def _max_segments(self, loader: registry.AnyEvalLoader, step: int) -> int:
+    def _max_segments(self, loader: registry.EvalLoader, step: int) -> int:
         """Rounded up and never less than before: each number is compiled for itself. Plain attention needs none."""
         if self.task.needs_max_segments:
             self.max_segments = max(self.max_segments, rounded_up(loader.most_segments(step)))

@@ -26,8 +26,8 @@ from ping_llm.config import Config, load_config
 from ping_llm.core.console import err
 from ping_llm.core.errors import PingLlmError, one_line
 from ping_llm.data.completer import COMPLETER_DATA
-from ping_llm.data.registry import AnyLoader
-from ping_llm.data.text.stream import POSITIONS, StreamLoader
+from ping_llm.data.registry import TrainLoader
+from ping_llm.data.stream import POSITIONS, StreamLoader
 from ping_llm.runs.task import task_of, vocabulary
 from ping_llm.runs.trained import quieten_orbax
 
@@ -217,7 +217,7 @@ class Checkpoints:
         self._manager.close()
 
 
-def data_state(loader: AnyLoader, begun_with: DataState, step: int) -> DataState:
+def data_state(loader: TrainLoader, begun_with: DataState, step: int) -> DataState:
     """Where to resume after so many steps; the loader itself is ahead. Of text read in order, each host's position."""
     state = replace(begun_with, next_step=step)
     if not isinstance(loader, StreamLoader):
