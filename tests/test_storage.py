@@ -146,6 +146,10 @@ class TestFiles:
         (folder / "a").copy_to(folder / "b")
         assert (folder / "b").read_bytes() == b"x" * 10
 
+    def test_a_source_that_is_gone_is_not_the_stores_fault(self, folder: Location, tmp_path: Path) -> None:
+        with pytest.raises(FileNotFoundError):
+            (folder / "x").upload(tmp_path / "gone")
+
     def test_a_missing_file_is_one_line(self, folder: Location, tmp_path: Path) -> None:
         for attempt in (
             (folder / "no").read_bytes,
