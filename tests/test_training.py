@@ -22,7 +22,7 @@ import pytest
 from ping_llm.config import Config, load_config
 from ping_llm.core.errors import PingLlmError
 from ping_llm.data.completer import WorldsLoader
-from ping_llm.models.completer import WorldSettings
+from ping_llm.prior.worlds import WorldSettings
 from ping_llm.runs.metrics import read_metrics
 from ping_llm.training import train
 from ping_llm.training.step import orthogonalise, scale_by_muon, schedule
