@@ -159,7 +159,7 @@ def test_surprise_is_that_of_the_python_api(client: TestClient, answers: Answers
     rows = [(1_700_000_000 + 60 * n, one["src_addr"], one["dst_addr"], 5 + n % 7) for n in range(600)]
     found = good(client.post("/api/v1/surprise/file?last=500", content=csv(rows), headers=FILE))
     measured = read_upload(csv(rows), 1000)
-    wanted = answers.predictor.surprise(measured)
+    wanted = answers.predictor.anomaly_scores(measured)
     assert found["bits"][-1] == pytest.approx(wanted[-1], abs=0.6)
     assert np.mean(found["bits"]) == pytest.approx(wanted[-500:].mean(), abs=0.1)
 
