@@ -25,7 +25,7 @@ from ping_llm.prior.selection import prefix_groups
 from ping_llm.rows.measurement_set import MeasurementSet, read_observations, rows_observations, table_observations
 from ping_llm.runs.task import completer_settings
 from ping_llm.runs.trained import Trained, load_trained
-from ping_llm.sources.pieces import find_columns
+from ping_llm.sources.files import find_columns
 
 if TYPE_CHECKING:
     from ping_llm.predict.language_model import LanguageModel
