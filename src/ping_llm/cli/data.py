@@ -48,13 +48,10 @@ def simulate(
 
       ping-llm simulate -n 20000000 --seed 7 --set ipv6_share=0 --set days=30 -o data/raw-ipv4
     """
-    import dataclasses
-
     from ping_llm.sources.simulator import SimulatorSettings
     from ping_llm.sources.simulator import simulate as run
 
-    values = dataclasses.asdict(SimulatorSettings(measurements=measurements, seed=seed))
-    given = SimulatorSettings.from_json(values | _parsed_settings(settings or []))
+    given = SimulatorSettings(**{"measurements": measurements, "seed": seed} | _parsed_settings(settings or []))
     with progress("simulating", total=given.measurements) as advance:
         summary = run(given, output, overwrite=overwrite, on_progress=advance)
     if json_output:
