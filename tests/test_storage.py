@@ -112,7 +112,7 @@ class TestFiles:
             (folder / "file").download(tmp_path / "down", sha256="0" * 64)
         assert not (tmp_path / "down").exists()
 
-    def test_reads_at_random_places(self, folder: Location) -> None:
+    def test_reads_at_any_offset(self, folder: Location) -> None:
         (folder / "file").write_bytes(bytes(range(100)))
         with (folder / "file").open_input() as file:
             assert file.seekable()
@@ -179,7 +179,7 @@ class TestTrouble:
         assert len(bucket.list()) == 2
 
     @pytest.mark.parametrize("fault", [status(503), truncated])
-    def test_what_stays_is_one_line_with_the_place_the_cause_and_the_tries(
+    def test_what_stays_is_one_line_with_the_name_the_cause_and_the_tries(
         self, s3: S3Server, bucket: Location, fault: object
     ) -> None:
         (bucket / "file").write_bytes(b"x" * 1000)
@@ -202,13 +202,13 @@ class TestTrouble:
         file_system.cache_clear()
 
     @pytest.mark.parametrize(
-        ("place", "said"), [("no/such/key", "no such object"), (None, "no such bucket: nobody-has-this")]
+        ("name", "message"), [("no/such/key", "no such object"), (None, "no such bucket: nobody-has-this")]
     )
     def test_what_is_not_there_is_not_tried_again(
-        self, s3: S3Server, bucket: Location, place: str | None, said: str
+        self, s3: S3Server, bucket: Location, name: str | None, message: str
     ) -> None:
-        where = bucket / place if place else locate("s3://nobody-has-this/x")
-        with pytest.raises(MissingError, match=said):
+        where = bucket / name if name else locate("s3://nobody-has-this/x")
+        with pytest.raises(MissingError, match=message):
             where.read_bytes()
         assert len(s3.requests) == 2  # for the object, and for its bucket
 
