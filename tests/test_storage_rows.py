@@ -216,17 +216,14 @@ class TestSmallCache:
         assert s3.count("GET", ".arrayrecord") == before
 
 
-def test_rows_in_parts_are_fetched_side_by_side(remote: Location, s3: S3Server) -> None:
+def test_rows_in_parts_are_fetched_concurrently(remote: Location, s3: S3Server) -> None:
     rows = RowReader(RowSet(remote))
     rows.check(np.arange(1))
     s3.fail(slow(0.2), times=99, method="GET", key=".arrayrecord")
-    began = time.monotonic()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         rows.check(np.arange(0, len(rows.rows), 7))
-    requests = s3.count("GET", ".arrayrecord")
-    assert requests >= 4
-    assert time.monotonic() - began < 0.2 * requests
+    assert s3.most_at_once >= 4
 
 
 def test_local_rows_need_no_cache(dataset: Dataset, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
