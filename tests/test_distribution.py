@@ -10,7 +10,7 @@ from ping_llm.baselines import PointWithResiduals
 from ping_llm.baselines.forecasts import cumulative
 from ping_llm.core.distribution import CODE_MS, RttDistribution, code_bounds, encode_rtt
 from ping_llm.evaluate.protocols import TrueDistribution
-from ping_llm.models.completer.answers import BinDistribution, Bins, averaged
+from ping_llm.models.completer.mixture import BinDistribution, Bins
 from ping_llm.predict.language_model import CodeDistribution
 from ping_llm.sources.simulator import DelayDistribution
 
@@ -135,7 +135,7 @@ def test_median_and_intervals_are_nested(d: RttDistribution) -> None:
 
 @few
 @given(DISTRIBUTIONS)
-def test_impossible_and_extreme_results_have_a_finite_surprise(d: RttDistribution) -> None:
+def test_impossible_and_extreme_results_have_a_finite_likelihood(d: RttDistribution) -> None:
     for rtt in (1e-6, 1e-3, 0.05, 2000.0, 1e5, np.nan):
         assert np.all(np.isfinite(d.bits(rtt)))
     for rtt in (1e-3, 2000.0, 1e5):
@@ -231,7 +231,7 @@ class TestBins:
         low, high = d.interval(0.9)
         assert low[0] < rtt_ms < high[0] < low[0] * 1.06
 
-    def test_what_was_not_expected_at_all_has_a_bounded_surprise(self) -> None:
+    def test_what_was_not_expected_at_all_has_a_bounded_nll(self) -> None:
         d = certain(np.log(50.0))
         assert np.all([d.bits(rtt) < 30 for rtt in (0.06, 5.0, 60.0, 1900.0)])
         assert np.all([d.bits(rtt) < 50 for rtt in (1e-3, 3000.0, 60_000.0)])
@@ -240,11 +240,6 @@ class TestBins:
         d = certain(np.log(1e9))
         assert d.cdf(2000.0)[0] == pytest.approx(0.5, abs=0.02)
         assert 5000 < d.quantile(0.9)[0] < 10_000
-
-    def test_an_average_is_the_mixture(self) -> None:
-        rng = np.random.default_rng(0)
-        one, other = bins(rng, 0.3), bins(rng, 0.3)
-        assert np.allclose(averaged([one, other]).cdf(40.0), (one.cdf(40.0) + other.cdf(40.0)) / 2)
 
     def test_probabilities_must_match_the_questions(self) -> None:
         with pytest.raises(ValueError, match="2 questions"):

@@ -191,7 +191,7 @@ class _Run:
     def _max_segments(self, loader: registry.EvalLoader, step: int) -> int:
         """Rounded up and never less than before: each number is compiled for itself. Plain attention needs none."""
         if self.task.needs_max_segments:
-            self.max_segments = max(self.max_segments, rounded_up(loader.most_segments(step)))
+            self.max_segments = max(self.max_segments, rounded_up(loader.max_segments(step)))
         return self.max_segments
 
     def _drain(self, leave: int) -> None:
