@@ -145,9 +145,9 @@ def maxtext_keys(config: Config) -> dict[str, Any]:
 
 def our_config(keys: Mapping[str, Any], run_name: str) -> Config:
     """The configuration of a model that MaxText made with these keys; an error if ours cannot express it."""
-    for name, wanted in _MUST_BE.items():
-        if _plain(keys[name]) != _plain(wanted):
-            raise PingLlmError(f"{name}={keys[name]}: only models with {name}={wanted} can be converted")
+    for name, expected in _MUST_BE.items():
+        if _plain(keys[name]) != _plain(expected):
+            raise PingLlmError(f"{name}={keys[name]}: only models with {name}={expected} can be converted")
     if int(keys["base_num_kv_heads"]) != int(keys["base_num_query_heads"]):
         raise PingLlmError("base_num_kv_heads differs from base_num_query_heads: our model has no grouped heads")
     if int(keys["vocab_size"]) < VOCABULARY_SIZE:
