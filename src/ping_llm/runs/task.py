@@ -21,7 +21,8 @@ from ping_llm.models.completer.mixture import loss_sums as completer_sums
 from ping_llm.models.completer.model import CompleterSettings, SetTransformer
 from ping_llm.models.lm import ModelSettings, Transformer, attention, float8
 from ping_llm.models.lm.transformer import Sums, loss_sums
-from ping_llm.prior.fine_tuning import Measurements, measured_batch
+from ping_llm.prior.fine_tuning import measured_batch
+from ping_llm.prior.prng import Columns
 from ping_llm.prior.worlds import Batch, WorldSettings, worlds_of
 from ping_llm.tokens.encode import VOCABULARY_SIZE
 
@@ -124,7 +125,7 @@ def _completer(config: Config) -> Task:
     positions = worlds.context + worlds.questions
     flops = s.flops_per_context(worlds.context, worlds.questions) // positions
 
-    def sums(model: SetTransformer, batch: DeviceBatch, data: Measurements | None, most_segments: int) -> Sums:
+    def sums(model: SetTransformer, batch: DeviceBatch, data: Columns | None, most_segments: int) -> Sums:
         shown = jax.lax.stop_gradient(_contexts(worlds, data, config.measured_share, batch))
         values = completer_sums(model(shown), shown)
         return {
@@ -144,7 +145,7 @@ def _completer(config: Config) -> Task:
     )
 
 
-def _contexts(worlds: WorldSettings, data: Measurements | None, share: float, batch: DeviceBatch) -> Batch:
+def _contexts(worlds: WorldSettings, data: Columns | None, share: float, batch: DeviceBatch) -> Batch:
     """Of simulated worlds; of real measurements too, where there are any: the first rows of the batch are theirs."""
     numbers = batch["seed"], batch["step"], batch["row"]
     if data is None:
