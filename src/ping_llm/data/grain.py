@@ -320,7 +320,7 @@ class TextLoader(Loader):
             DataSpec(rows=(), global_batch_size=spec.global_batch_size, contexts=contexts), settings, begun
         )
 
-    def most_segments(self, step: int) -> int:
+    def max_segments(self, step: int) -> int:
         return max_segments(self.text.config)
 
     def _make_report(self) -> TextReport:

@@ -24,7 +24,7 @@ class EvalLoader(Protocol):
 
     def __next__(self) -> Batch: ...
 
-    def most_segments(self, step: int) -> int:
+    def max_segments(self, step: int) -> int:
         """No sequence of the step's global batch has more segments: the same number on every host."""
 
     def close(self) -> None:
@@ -164,7 +164,7 @@ class StepLoader(TrainLoader):
     def state(self) -> DataState:
         return self._state
 
-    def most_segments(self, step: int) -> int:
+    def max_segments(self, step: int) -> int:
         return self._segments
 
     def __next__(self) -> Batch:

@@ -239,7 +239,7 @@ class StreamLoader(TrainLoader):
         """Where this host's data is before a step that was reached a short time ago, as JSON."""
         return json.dumps(self._positions[step])
 
-    def most_segments(self, step: int) -> int:
+    def max_segments(self, step: int) -> int:
         return self._max_segments
 
     def __next__(self) -> Batch:
@@ -287,7 +287,7 @@ class StreamEvalLoader(EvalLoader):
         encode: Encode = _as_they_are if is_tokenised else tokenizer_of(config).encode
         self._sequences = SequenceStream(config, documents, encode, window=_EVAL_WINDOW)
 
-    def most_segments(self, step: int) -> int:
+    def max_segments(self, step: int) -> int:
         return self._max_segments
 
     def __next__(self) -> Batch:
