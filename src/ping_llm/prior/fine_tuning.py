@@ -104,9 +104,9 @@ def _shown(s: WorldSettings, data: Columns, key: jax.Array) -> Batch:
 
     known_of_pair = jax.ops.segment_sum(known.astype(jnp.int32), data.pair, data.pair_count.shape[0])
     round_ = jnp.maximum(known_of_pair[data.pair] - 1 - data.rank, 0)
-    ends = data.source, data.destination
+    columns = data.source, data.destination, data.rtt_ms
     class_, keys, near = rank_measurements(
-        *ends, data.rtt_ms, round_, known, data.groups, query_source=centre, is_queried=is_queried
+        *columns, round_, known, data.groups, query_source=centre, is_queried=is_queried
     )
     rows, length = select(class_, keys, s.context - 1)
     failed = jnp.isnan(data.rtt_ms)
