@@ -23,7 +23,7 @@ from ping_llm.predict import LanguageModel, addresses
 from ping_llm.predict.addresses import complete, destinations, parse_prefix, rank
 from ping_llm.predict.scoring import spell
 from ping_llm.rows.format import ProbeRow
-from ping_llm.tokens.encode import FIELD_ORDERS
+from ping_llm.tokens import FIELD_ORDERS
 from reference_encoder import encode_one
 
 TINY = ModelSettings(layers=2, width=32, heads=2, head_dim=16, mlp_width=48, dtype="float32", attention="plain")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from ping_llm.core.errors import PingLlmError
 from ping_llm.predict.scoring import Room, Surprise, _edges, field_order_likelihoods, surprise, surprises
 from ping_llm.rows.format import ProbeRow
-from ping_llm.tokens.encode import FIELD_ORDERS
+from ping_llm.tokens import FIELD_ORDERS
 from test_predict_addresses import LENGTH, RESULT_LAST, plain, random_row, small_world, trained, untrained, written
 
 FIELDS = ("start", "time", "source", "destination", "result")

@@ -15,15 +15,14 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
-from ping_llm.batches.contexts import ContextSettings
-from ping_llm.batches.loader import Loader, LoaderSettings
-from ping_llm.batches.spec import DataSpec, RowsSpec
+from ping_llm.batches.loader import Loader
+from ping_llm.batches.spec import ContextSettings, DataSpec, LoaderSettings, RowsSpec
 from ping_llm.core.console import progress
 from ping_llm.rows.dataset import RowSet
 from ping_llm.rows.prepare import PrepareSettings, prepare
 from ping_llm.rows.summary import measurement_as_json
 from ping_llm.sources.simulator import SimulatorSettings, simulate
-from ping_llm.tokens.encode import FIRST_BYTE, Role
+from ping_llm.tokens import FIRST_BYTE, Role
 
 
 def encode_measurement(measurement: dict[str, Any], previous_s: int | None, rng: np.random.Generator) -> list[int]:

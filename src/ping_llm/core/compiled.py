@@ -34,8 +34,7 @@ _SOURCES: Final = (
     "tokens/*.py",
     "rows/format.py",
     "rows/kernels.py",
-    "batches/contexts.py",
-    "batches/kernels/*.py",
+    "batches/*.py",
 )
 """Where kernels are, and the constants that are compiled into them."""
 

@@ -5,9 +5,7 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import Any, Final, Protocol, Self, cast
 
-from ping_llm.batches.batch import Batch
-from ping_llm.batches.loader import LoaderSettings
-from ping_llm.batches.spec import DataSpec, DataState
+from ping_llm.batches.spec import Batch, DataSpec, DataState, LoaderSettings
 from ping_llm.config import Config
 from ping_llm.config.keys import DATASET_TYPES, GROUP, added
 from ping_llm.core.errors import PingLlmError

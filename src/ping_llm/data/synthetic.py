@@ -7,13 +7,13 @@ from typing import Final
 
 import numpy as np
 
-from ping_llm.batches.batch import Batch, PackedTokens, expand
+from ping_llm.batches.batch import PackedTokens, expand
 from ping_llm.batches.mixture import Mixture
-from ping_llm.batches.spec import DataState
+from ping_llm.batches.spec import Batch, DataState
 from ping_llm.config import Config
 from ping_llm.core.errors import PingLlmError
 from ping_llm.data.registry import batch_size
-from ping_llm.tokens.encode import VOCABULARY_SIZE
+from ping_llm.tokens import VOCABULARY_SIZE
 
 _DIFFERENT_BATCHES: Final = 8
 _MOST_SEGMENTS: Final = 4

@@ -31,7 +31,7 @@ from ping_llm.predict.scoring import (
     read_history,
 )
 from ping_llm.rows.format import ProbeRow
-from ping_llm.tokens.encode import FIRST_BYTE
+from ping_llm.tokens import FIRST_BYTE
 
 _BEAM: Final = 256
 _CANDIDATES_AT_ONCE: Final = 256

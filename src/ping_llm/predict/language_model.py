@@ -19,7 +19,7 @@ from ping_llm.predict import kv_cache as cached
 from ping_llm.predict.prompts import Prompt
 from ping_llm.runs.task import model_settings
 from ping_llm.runs.trained import Trained, load_trained
-from ping_llm.tokens.encode import FIRST_BYTE, Role
+from ping_llm.tokens import FIRST_BYTE, Role
 
 _BYTES = np.arange(256)
 

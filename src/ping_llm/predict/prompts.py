@@ -16,10 +16,9 @@ from ping_llm.core.addresses import ADDRESS_BYTES, UNPARSABLE, parse_addresses
 from ping_llm.core.errors import PingLlmError
 from ping_llm.core.observations import Ints, Observations, Questions
 from ping_llm.rows.format import ProbeRow
-from ping_llm.tokens.encode import FIELD_ORDERS, EncodableMeasurements, TimeKind, encode, token_counts
+from ping_llm.tokens import FIELD_ORDERS, LONGEST_DELTA1_S, TimeKind, token_counts
 
 RESULT_LAST: Final = FIELD_ORDERS.index(("time", "source", "destination", "result"))
-_DELTA1_LONGEST: Final = 255
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,10 +34,12 @@ class Prompt:
 
 def prompt_for(row: ProbeRow, history: npt.NDArray[np.int64], question: int, length: int) -> Prompt:
     """Ask for measurement `question` of a row, given those at `history` (in order of time, all before it)."""
+    from ping_llm.tokens.encode import encode_history
+
     chosen = np.append(history, question)
     seconds = row.time_us[chosen] // 1_000_000
     gap = np.diff(seconds, prepend=seconds[0])
-    kind = np.where(gap <= _DELTA1_LONGEST, TimeKind.DELTA1, TimeKind.DELTA4)
+    kind = np.where(gap <= LONGEST_DELTA1_S, TimeKind.DELTA1, TimeKind.DELTA4)
     rtt = row.rtt_ms[chosen].astype(np.float32)
     rtt[-1] = 1.0  # any RTT: its tokens are cut off
     counts = token_counts(row.family, np.isnan(rtt), kind)
@@ -46,23 +47,9 @@ def prompt_for(row: ProbeRow, history: npt.NDArray[np.int64], question: int, len
     first_costs = token_counts(row.family, np.isnan(rtt), np.full(len(rtt), TimeKind.ABSOLUTE))
     after = np.cumsum(counts[::-1])[::-1] - counts
     first = int(np.argmax(after + first_costs <= length))
-    kind, gap = kind[first:].copy(), gap[first:].copy()
-    kind[0], gap[0] = TimeKind.ABSOLUTE, seconds[first]
     kept = chosen[first:]
-    destination = np.zeros((len(kept), 16), dtype=np.uint8)
-    destination[:, : row.destinations.shape[1]] = row.destinations[kept]
-    source = np.zeros((len(kept), 16), dtype=np.uint8)
-    source[:, : len(row.source)] = np.frombuffer(row.source, dtype=np.uint8)
-    tokens, counts = encode(
-        EncodableMeasurements(
-            family=np.full(len(kept), row.family, dtype=np.uint8),
-            source=source,
-            destination=destination,
-            rtt_ms=rtt[first:],
-            time_kind=kind.astype(np.uint8),
-            time_value=gap,
-            order=np.full(len(kept), RESULT_LAST, dtype=np.uint8),
-        )
+    tokens, counts = encode_history(
+        row.family, row.source, row.destinations[kept], rtt[first:], seconds[first:], order=RESULT_LAST
     )
     begin = len(tokens) - int(counts[-1])
     return Prompt(history=tokens[:begin], question=tokens[begin:-3], measurements=len(kept) - 1)

@@ -21,7 +21,7 @@ from ping_llm.predict.kv_cache import Cache
 from ping_llm.predict.language_model import LanguageModel
 from ping_llm.predict.prompts import RESULT_LAST
 from ping_llm.rows.format import LONG_GAP_S, ProbeRow
-from ping_llm.tokens.encode import FIELD_ORDERS, FIRST_BYTE, EncodableMeasurements, TimeKind, encode, token_counts
+from ping_llm.tokens import FIELD_ORDERS, FIRST_BYTE, TimeKind, token_counts
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -35,27 +35,11 @@ def spell(row: ProbeRow, chosen: Ints, starts: Ints, *, timed: bool, order: npt.
 
     `starts` are the places in `chosen` at which a new context begins.
     """
-    kind = np.full(len(chosen), TimeKind.NONE, dtype=np.uint8)
-    value = np.zeros(len(chosen), dtype=np.int64)
-    if timed:
-        seconds = row.time_us[chosen] // 1_000_000
-        value = np.diff(seconds, prepend=0)
-        kind = np.where(value <= LONG_GAP_S, TimeKind.DELTA1, TimeKind.DELTA4).astype(np.uint8)
-        kind[starts], value[starts] = TimeKind.ABSOLUTE, seconds[starts]
-    width = ADDRESS_BYTES[row.family]
-    addresses = np.zeros((2, len(chosen), 16), dtype=np.uint8)
-    addresses[0, :, :width] = np.frombuffer(row.source, dtype=np.uint8)
-    addresses[1, :, :width] = row.destinations[chosen]
-    return encode(
-        EncodableMeasurements(
-            family=np.full(len(chosen), row.family, dtype=np.uint8),
-            source=addresses[0],
-            destination=addresses[1],
-            rtt_ms=row.rtt_ms[chosen],
-            time_kind=kind,
-            time_value=value,
-            order=np.broadcast_to(np.asarray(order, dtype=np.uint8), len(chosen)),
-        )
+    from ping_llm.tokens.encode import encode_history
+
+    seconds = row.time_us[chosen] // 1_000_000 if timed else None
+    return encode_history(
+        row.family, row.source, row.destinations[chosen], row.rtt_ms[chosen], seconds, starts=starts, order=order
     )
 
 

@@ -23,7 +23,7 @@ from ping_llm.models.lm import ModelSettings, Transformer, attention, float8
 from ping_llm.models.lm.transformer import Sums, loss_sums
 from ping_llm.prior.measured import Measurements, measured_of
 from ping_llm.prior.worlds import Batch
-from ping_llm.tokens.encode import VOCABULARY_SIZE
+from ping_llm.tokens import VOCABULARY_SIZE
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,12 +6,10 @@ from fractions import Fraction
 from typing import Any, ClassVar
 
 from ping_llm.batches.batch import PackedTokens, Stages
-from ping_llm.batches.contexts import ContextSettings
-from ping_llm.batches.loader import Loader, LoaderSettings
+from ping_llm.batches.loader import Loader, Source
 from ping_llm.batches.mixture import Mixture, Phase
 from ping_llm.batches.report import PipelineReport
-from ping_llm.batches.spec import DataSpec, DataState
-from ping_llm.batches.transport import Source
+from ping_llm.batches.spec import ContextSettings, DataSpec, DataState, LoaderSettings
 from ping_llm.core.errors import PingLlmError
 from ping_llm.core.randomness import Ints
 from ping_llm.data.text.arrayrecord import EMPTY, TEXT_VERSION, Documents, PackSettings, TextFiles, TextPlan, pack
@@ -175,8 +173,8 @@ class TextLoader(Loader):
         self.close()
         self.text, self._state = spec, resumed
 
-    def _make_report(self) -> TextReport:
+    def make_report(self) -> TextReport:
         return TextReport(stages=self.stages, workers=self.settings.worker_count)
 
-    def _make_source(self) -> Source:
+    def make_source(self) -> Source:
         return TextSource(self.text, self._state.mixture)

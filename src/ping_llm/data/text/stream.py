@@ -15,9 +15,9 @@ from typing import Any, Final, Protocol, Self
 
 import numpy as np
 
-from ping_llm.batches.batch import Batch, Stages, expand
+from ping_llm.batches.batch import Stages, expand
 from ping_llm.batches.mixture import Mixture
-from ping_llm.batches.spec import DataState
+from ping_llm.batches.spec import Batch, DataState
 from ping_llm.config import Config
 from ping_llm.core.errors import PingLlmError
 from ping_llm.core.randomness import Ints, Purpose, key, permute

@@ -13,7 +13,7 @@ import yaml
 
 from ping_llm.config import Config
 from ping_llm.core.errors import PingLlmError
-from ping_llm.tokens.encode import VOCABULARY_SIZE
+from ping_llm.tokens import VOCABULARY_SIZE
 
 NOTE: Final = "architecture.yml"
 """In the folder of a MaxText run: the keys below, as the engine found them."""

@@ -9,7 +9,7 @@ from pydantic import AfterValidator, Field, create_model, model_validator
 from ping_llm.config.keys import KeyInfo
 from ping_llm.config.sections import find_key
 from ping_llm.core.errors import PingLlmError
-from ping_llm.tokens.encode import VOCABULARY_SIZE
+from ping_llm.tokens import VOCABULARY_SIZE
 
 NETWORK_KEYS: Final = (
     "network_data_format",

@@ -10,7 +10,7 @@ from flax import nnx
 
 from ping_llm.models.lm import float8
 from ping_llm.models.lm.attention import attend, choose, norm, segments_of
-from ping_llm.tokens.encode import VOCABULARY_SIZE
+from ping_llm.tokens import VOCABULARY_SIZE
 
 _VOCABULARY_MULTIPLE: Final = 64
 """Matrix units are fastest on round sizes. The rows that fill up the embedding stand for no token and are cut off."""

@@ -12,8 +12,8 @@ from ping_llm.data.registry import spec_from_config
 from ping_llm.report.markup import Content, Markup, details, element, join, tabbed
 from ping_llm.report.run import Run
 from ping_llm.report.sections import missing, section
+from ping_llm.tokens import Role
 from ping_llm.tokens.decode import render
-from ping_llm.tokens.encode import Role
 
 _MOST_LINES: Final = 12
 """Measurements of a segment that are shown at once."""
