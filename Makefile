@@ -7,16 +7,21 @@ PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 DEMO := data/demo
 MEASUREMENTS ?= 500000
 STEPS ?= 1000
+# A file's tests stay together: they share fixtures that take long to make.
+PARALLEL := --numprocesses auto --maxprocesses 8 --dist loadfile
 
-.PHONY: help setup demo test test-slow test-maxtext test-tensorflow lint bench lock clean
+.PHONY: help setup demo test test-slow test-random test-maxtext test-tensorflow lint dist architecture bench lock clean
 
 help:
 	@echo "make setup      create .venv from requirements.lock"
 	@echo "make demo       simulate an Internet, prepare probe rows, train a small model, compare it"
-	@echo "make test       linters, type checker and tests"
+	@echo "make test       linters, type checker, import contract and tests"
 	@echo "make test-slow  the tests that take longer: runs that are killed, several processes, real data at length"
-	@echo "make test-maxtext  the tests of the MaxText engine, in an environment of their own (Python 3.12 or 3.13)"
+	@echo "make test-random  the property tests with fresh random examples"
+	@echo "make test-maxtext  the tests of the MaxText integration, in an environment of their own (Python 3.12 or 3.13)"
 	@echo "make test-tensorflow  the tests of the backends that need TensorFlow, in the same environment"
+	@echo "make dist       build a wheel and an sdist into dist/"
+	@echo "make architecture  renew the picture and the tables of docs/architecture.md"
 	@echo "make bench      the figures of docs/benchmarks.md"
 	@echo "make lock       resolve the lock files again, for all supported Pythons"
 
@@ -41,10 +46,13 @@ lint: setup
 	@report=$$($(BIN)/lint-imports --no-cache) || { echo "$$report"; exit 1; }
 
 test: lint
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest $(PARALLEL)
 
 test-slow: setup
-	@$(BIN)/python -m pytest -m slow
+	@$(BIN)/python -m pytest $(PARALLEL) -m slow
+
+test-random: setup
+	@HYPOTHESIS_PROFILE=random $(BIN)/python -m pytest $(PARALLEL) $$(grep -lE "^from hypothesis" tests/test_*.py)
 
 test-maxtext:
 	@if python=$$($(PYTHON) scripts/find_python.py 3.12 3.13); then \
@@ -74,6 +82,13 @@ bench: setup
 	@$(BIN)/ping-llm bench prepare --measurements 20000000
 	@$(BIN)/ping-llm bench pipeline --workers 2
 	@$(BIN)/ping-llm bench pipeline --rows big
+
+dist: setup
+	@rm -rf dist
+	@$(BIN)/python -m hatchling build
+
+architecture: setup
+	@$(BIN)/python scripts/architecture.py docs/architecture.md 2> /dev/null
 
 lock:
 	@$(PYTHON) scripts/lock.py

@@ -10,7 +10,7 @@ from ping_llm.config import load_config
 from ping_llm.core.errors import PingLlmError
 
 ROOT = Path(__file__).resolve().parents[1]
-IN_TMP_PATH = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+IN_TMP_PATH = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 WriteYaml = Callable[..., Path]
 

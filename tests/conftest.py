@@ -2,7 +2,6 @@
 
 import os
 import signal
-import tempfile
 from collections.abc import Callable
 from ipaddress import IPv4Address, IPv6Address
 from pathlib import Path
@@ -12,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import settings
 
 from ping_llm.core.measurements import SCHEMA
 
@@ -19,13 +19,18 @@ from ping_llm.core.measurements import SCHEMA
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Many tests compile the same small model, some in processes of their own: let them share what was compiled.
-_compiled = tempfile.TemporaryDirectory(prefix="ping-llm-compiled-")
+# Many tests compile the same small model, some in processes of their own: they and the next run share the result.
 os.environ |= {
-    "JAX_COMPILATION_CACHE_DIR": _compiled.name,
+    "JAX_COMPILATION_CACHE_DIR": str(Path(__file__).resolve().parents[1] / ".pytest_cache" / "jax"),
+    "JAX_COMPILATION_CACHE_MAX_SIZE": str(1 << 30),
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
 }
+
+# The gate must not depend on luck: fixed examples by default, fresh ones with `make test-random`.
+settings.register_profile("fixed", derandomize=True, deadline=None)
+settings.register_profile("random", derandomize=False, deadline=None, max_examples=500)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
 
 
 @pytest.fixture(scope="session")

@@ -48,9 +48,7 @@ class Dataset:
         return RowSet(self.folder)
 
     def plan(self, seed: int = 1, **settings: int) -> SequencePlan:
-        rows = self.rows
-        facts = RowFacts(*(rows.column(name) for name in RowFacts._fields))
-        return SequencePlan(facts, seed, ContextSettings(**settings))
+        return SequencePlan(RowFacts.of(self.rows), seed, ContextSettings(**settings))
 
     def builder(self, seed: int = 1, **settings: int) -> BatchBuilder:
         return BatchBuilder(self.rows, self.plan(seed, **settings))

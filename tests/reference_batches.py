@@ -159,7 +159,8 @@ class ReferenceSegments:
 def segments(builder: BatchBuilder, sequences: Sequence[int]) -> ReferenceSegments:
     """The contexts of these sequences, from the plan's blocks to tokens. Blocks and rows are taken to be sound."""
     length = builder.plan.settings.length
-    parts, blocks = [], {}
+    parts: list[Samples] = []
+    blocks: dict[tuple[int, int], Block] = {}
     for number in sequences:
         epoch, block_number, index = builder.plan.locate(number)
         at = epoch, block_number

@@ -24,14 +24,14 @@ from ping_llm.batches.plan import (
 )
 from ping_llm.batches.segments import UNTIMED_SHARES
 from ping_llm.batches.spec import ContextSettings
-from ping_llm.core.randomness import Ints, Purpose, Words, bits, extend, uniform
+from ping_llm.core.randomness import Ints, Purpose, Words, extend, uniform
 from ping_llm.tokens import FIELD_ORDERS, LONGEST_DELTA1_S, TimeKind, token_counts
-from reference_randomness import below, log_uniform, permute
+from reference_randomness import below, bits, log_uniform, permute
 
 
 def draw_samples(seed_key: Any, row: Ints, number: Ints, facts: RowFacts, settings: ContextSettings) -> Samples:
     """Draw mode and window of each sample, and work out its size in tokens. `facts` are those of all rows."""
-    facts = RowFacts(*(column[row].astype(np.int64) for column in facts))
+    facts = RowFacts(*(column[row].astype(np.int64) for column in facts.columns))
     word = extend(seed_key, number)
     mode = np.searchsorted(np.cumsum(MODE_SHARES)[:2], uniform(extend(word, Purpose.MODE)), side="right").astype(
         np.uint8
@@ -181,7 +181,7 @@ def arrange(sample: Ints, words: Words, time_s: Ints, timed: Flags) -> Arrangeme
     """Order measurements (given by sample and in time order) by their mode, and choose the kind of each time.
 
     A random position is drawn for each measurement. The positions that fall to timed ones are then given to the timed
-    ones in time order. With all timed that is time order, with none timed a plain shuffle: the three modes are one rule.
+    ones in time order. With all timed that is time order, with none timed a plain shuffle: one rule for all modes.
     """
     order = np.argsort(sample << 32 | bits(words, 16, 32).astype(np.int64), kind="stable")
     order[timed[order]] = np.flatnonzero(timed)

@@ -89,6 +89,9 @@ class Page(HTMLParser):
     elements: list[tuple[str, dict[str, str]]] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
     scripts: list[str] = field(default_factory=list)
+    """Those that run."""
+    charts: list[dict[str, Any]] = field(default_factory=list)
+    """What charts are drawn from."""
     open: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -111,7 +114,10 @@ class Page(HTMLParser):
 
     def handle_data(self, data: str) -> None:
         if self.open and self.open[-1] == "script":
-            self.scripts.append(data)
+            if self.elements[-1][1].get("type") == "application/json":
+                self.charts.append(json.loads(data))
+            else:
+                self.scripts.append(data)
         elif not self.open or self.open[-1] != "style":
             self.texts.append(data)
 

@@ -86,7 +86,7 @@ def test_a_wrong_blend_is_refused_with_the_part_that_is_wrong(text: str, complai
         parse_blend(text)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     st.dictionaries(
         st.from_regex(r"[a-z]{2,6}(/[a-z*.]{1,8})?", fullmatch=True),

@@ -85,7 +85,6 @@ def test_a_value_out_of_bounds_is_answered_with_the_bounds(setting: str, must: s
         "grain_worker_count=0",
         "grain_per_worker_buffer_size=1",
         "eval_steps=1",
-        "expansion_factor_real_data=2",
         "per_device_batch_size=0.125",
         *(f"dataset_type={name}" for name in ("network", "grain", "hf", "tfds", "c4_mlperf", "synthetic")),
         "network_data_format=network_parquet",
@@ -107,6 +106,11 @@ def test_evaluation_in_training_needs_evaluation_data() -> None:
     assert "network_eval_files is empty" in message
     assert load_config(None, ["eval_interval=100", "network_eval_files=rows"]).eval_interval == 100
     assert load_config(None, ["eval_interval=100", "dataset_type=synthetic"]).eval_interval == 100
+
+
+@pytest.mark.parametrize("setting", ["generate_padding_batch_train=true", "expansion_factor_real_data=2"])
+def test_a_key_that_only_maxtext_reads_is_not_ignored_in_silence(setting: str) -> None:
+    assert "is for the MaxText trainer (docs/maxtext.md)" in refusal(None, setting)
 
 
 @pytest.mark.parametrize("name", ["network_train_files", "network_eval_files"])

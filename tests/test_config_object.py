@@ -1,7 +1,7 @@
-"""The Config object: any valid one is stored, loaded, overridden and replaced without loss."""
+"""Any valid Config is stored, loaded, overridden and replaced without loss; every key is documented."""
 
-import dataclasses
 import pickle
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +9,12 @@ import pytest
 import yaml
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
-from config_fixtures import IN_TMP_PATH
-from ping_llm.config import Config, KeyInfo, describe_keys, load_config
+from config_fixtures import IN_TMP_PATH, ROOT
+from ping_llm.config import KEYS, Config, load_config
+from ping_llm.config.__main__ import key_tables, main, updated
+from ping_llm.config.keys import MAXTEXT_ONLY
 from ping_llm.core.errors import PingLlmError
 
 TEXT = st.text(st.characters(exclude_categories=("Cs", "Cc"), exclude_characters="\u2028\u2029"), max_size=12)
@@ -21,27 +24,31 @@ AWKWARD = st.sampled_from(
 BLEND = st.sampled_from(["rows", "a/*.arrayrecord", "a/*,0.3;b/*,0.7", "gs://b/x:1;C:\\y,2", " a:1 ; b:2 "])
 
 
-def values_of(info: KeyInfo) -> st.SearchStrategy[Any]:
-    by_kind: dict[type, st.SearchStrategy[Any]] = {
+PAGE = ROOT / "docs" / "configuration.md"
+
+
+def values_of(name: str) -> st.SearchStrategy[Any]:
+    by_kind: dict[Any, st.SearchStrategy[Any]] = {
         bool: st.booleans(),
         int: st.one_of(st.integers(-1, 5000), st.integers(-(10**18) + 1, 10**18 - 1)),
         float: st.one_of(st.sampled_from([-1.0, 0.5, 8.0]), st.floats(allow_nan=False, allow_infinity=False)),
         str: st.one_of(TEXT, AWKWARD),
     }
-    if info.rule is None:
-        return by_kind[info.kind]
-    if info.rule.text.startswith("one of "):
-        return st.sampled_from(info.rule.text.removeprefix("one of ").split(", "))
-    if info.name.endswith("_files"):
+    kind, rules = KEYS[name].annotation, KEYS[name].metadata
+    if not rules:
+        return by_kind[kind]
+    if rules[0].text.startswith("one of "):
+        return st.sampled_from(rules[0].text.removeprefix("one of ").split(", "))
+    if name.endswith("_files"):
         return BLEND
-    return by_kind[info.kind].filter(info.rule.accepts)
+    return by_kind[kind].filter(rules[0].accepts)
 
 
 @st.composite
 def some_values(draw: st.DrawFn) -> dict[str, Any]:
     """Of a few keys: with all of them, most examples would be larger than Hypothesis allows."""
-    infos = draw(st.lists(st.sampled_from(describe_keys()), unique_by=lambda info: info.name, max_size=20))
-    return {info.name: draw(values_of(info)) for info in infos}
+    names = [name for name in KEYS if name not in MAXTEXT_ONLY]
+    return {name: draw(values_of(name)) for name in draw(st.lists(st.sampled_from(names), unique=True, max_size=20))}
 
 
 @st.composite
@@ -67,18 +74,18 @@ def test_secrets_are_not_stored() -> None:
     assert "hf_secret" not in config.to_store().values()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(configs())
 def test_every_configuration_can_be_written_as_overrides(config: Config) -> None:
-    overrides = [f"{name}={value}" for name, value in dataclasses.asdict(config).items()]
+    overrides = [f"{name}={value}" for name, value in config.model_dump().items()]
     assert load_config(None, overrides) == config
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(configs(), some_values())
 def test_overrides_change_what_they_name_and_nothing_else(config: Config, changes: dict[str, Any]) -> None:
     assume(changes.get("eval_interval", config.eval_interval) < 0)
-    before, after = dataclasses.asdict(config), dataclasses.asdict(config.replace(**changes))
+    before, after = config.model_dump(), config.replace(**changes).model_dump()
     assert after == before | changes
     values = [f"{name}={value}" for name, value in (before | changes).items()]
     assert load_config(None, values) == config.replace(**changes)
@@ -86,14 +93,14 @@ def test_overrides_change_what_they_name_and_nothing_else(config: Config, change
 
 def test_the_stored_form_has_every_key_and_is_plain_yaml() -> None:
     stored = yaml.safe_load(Config(run_name="007", steps=10**6).to_yaml())
-    assert stored == dataclasses.asdict(Config(run_name="007", steps=10**6))
-    assert list(stored) == [info.name for info in describe_keys()]
+    assert stored == Config(run_name="007", steps=10**6).model_dump()
+    assert list(stored) == list(KEYS)
 
 
 def test_a_config_cannot_be_changed_and_can_be_hashed_and_sent_to_a_process() -> None:
     config = Config(run_name="x")
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        config.run_name = "y"  # type: ignore[misc]
+    with pytest.raises(ValidationError, match="frozen"):
+        config.run_name = "y"
     assert pickle.loads(pickle.dumps(config)) == config
     assert len({config, Config(run_name="x"), Config()}) == 2
 
@@ -127,3 +134,50 @@ def test_replace_makes_another_config_and_checks_it() -> None:
 def test_python_values_of_another_type_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(PingLlmError, match=f"^{next(iter(wrong))} must be "):
         Config(**wrong)
+
+
+def test_every_key_has_a_simple_type_a_default_of_it_and_one_line_of_help() -> None:
+    assert set(KEYS) == set(Config.model_fields)
+    for name, field in KEYS.items():
+        assert type(field.default) is field.annotation, name
+        assert field.default == getattr(Config(), name)
+        assert str(field.description).endswith(".")
+        assert "\n" not in str(field.description)
+        assert "|" not in str(field.description)  # it would break the table
+
+
+def test_the_documentation_is_up_to_date() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    assert page == updated(page), "run: python -m ping_llm.config docs/configuration.md"
+
+
+def test_the_tables_list_every_key_with_its_default() -> None:
+    rows = dict(re.findall(r"^\| `(\w+)` \| [^|]+ \| ([^|]+) \|", key_tables(), flags=re.MULTILINE))
+    shown = {name: "" if default == "empty" else default.strip("`") for name, default in rows.items()}
+    assert set(shown) == set(KEYS)
+    assert load_config(None, [f"{name}={default}" for name, default in shown.items()]) == Config()
+
+
+def test_the_command_renews_a_stale_page_prints_the_tables_and_refuses_another_page(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    stale, other = tmp_path / "page.md", tmp_path / "other.md"
+    stale.write_text(page.replace("| `steps` |", "| `stepz` |"), encoding="utf-8")
+    assert main([str(stale)]) == 0
+    assert stale.read_text(encoding="utf-8") == page
+    assert main([]) == 0
+    assert capsys.readouterr().out == key_tables()
+    other.write_text("# Another page\n")
+    assert main([str(other)]) == 1
+    assert "no markers for the keys" in capsys.readouterr().err
+    assert other.read_text() == "# Another page\n"
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.yml")), ids=lambda path: path.name)
+def test_every_config_file_loads_says_how_to_run_it_and_gives_no_default(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert load_config(path) != Config()
+    assert f"--config configs/{path.name}" in text
+    assert "What to expect" in text
+    assert [name for name, value in yaml.safe_load(text).items() if name in KEYS and KEYS[name].default == value] == []

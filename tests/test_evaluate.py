@@ -195,7 +195,7 @@ class TestEvaluation:
                 assert result.known_before[row] == expected
 
     def test_places_are_uniform_for_the_truth(self, found: Evaluation) -> None:
-        place = np.concatenate([result.answers["oracle"].place for result in found.protocols.values()])
+        place = np.concatenate([result.answers["oracle"].pit for result in found.protocols.values()])
         place = np.sort(place[~np.isnan(place)])
         assert np.abs(place - np.arange(len(place)) / len(place)).max() < 0.07
 

@@ -20,7 +20,7 @@ from ping_llm.cli.evaluate import evaluate as command
 from ping_llm.core.errors import PingLlmError
 from ping_llm.evaluate import Evaluation, protocols
 from ping_llm.evaluate.plots import _equal_bins, plot
-from ping_llm.evaluate.scores import Answers, ProtocolResult, comparison, tables
+from ping_llm.evaluate.scores import ProtocolResult, ScoredAnswers, comparison, tables
 from ping_llm.evaluate.split import SplitSettings, split
 from ping_llm.evaluate.split_folder import write_split
 from ping_llm.rows.measurement_set import MeasurementSet, read_observations, rows_observations
@@ -67,8 +67,8 @@ class TestTable:
         shown = text_of(tables(evaluation), width=80)
         assert "…" not in shown
         assert "(60 questions)" in shown
-        assert "NLL     surprise" in shown
-        assert shown.count("Unseen pairs") == shown.count("RE, AE") == 1
+        assert "NLL        negative log-likelihood" in shown
+        assert shown.count("Unseen pairs") == shown.count("best in its column") == 1
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ def evaluation() -> Evaluation:
         rtt_ms=np.where(np.arange(60) % 9 == 8, np.nan, rng.lognormal(3, 1, 60)),
     )
     answers = {
-        name: Answers.of(certain(asked.rtt_ms * rng.lognormal(0, 0.2, 60)), asked)
+        name: ScoredAnswers.of(certain(asked.rtt_ms * rng.lognormal(0, 0.2, 60)), asked)
         for name in ("last value", "vivaldi + log factors", "mine", "oracle")
     }
     result = ProtocolResult(asked=asked, known_before=rng.integers(0, 9, 60), answers=answers)
@@ -109,7 +109,7 @@ class TestPlots:
         self, evaluation: Evaluation, tmp_path: Path, rows: slice
     ) -> None:
         asked = evaluation.protocols["unseen_pair"].asked.take(rows)
-        answers = {"mine": Answers.of(certain(np.array([3.0])), asked)}
+        answers = {"mine": ScoredAnswers.of(certain(np.array([3.0])), asked)}
         few = ProtocolResult(asked=asked, known_before=np.zeros(1, np.int64), answers=answers)
         assert plot(Evaluation(models=("mine",), protocols={"seen_pair": few}), tmp_path)
 

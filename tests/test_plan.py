@@ -21,7 +21,7 @@ def plan_of(facts: RowFacts, seed: int = 1, **options: int) -> SequencePlan:
 
 def simulated_facts() -> RowFacts:
     with simulated(1_000_000).rows as rows:
-        return RowFacts(*(rows.column(name) for name in RowFacts._fields))
+        return RowFacts.of(rows)
 
 
 SHAPES: dict[str, Callable[[], RowFacts]] = {

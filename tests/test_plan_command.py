@@ -16,7 +16,7 @@ from ping_llm.core.errors import PingLlmError
 from ping_llm.rows import prepare as prepare_module
 from ping_llm.rows.estimate import GIB, MEASURED, Rates, Scale, estimate
 from ping_llm.rows.prepare import MAX_RUNS, PrepareSettings, piece_groups, prepare
-from ping_llm.sources.pieces import Piece
+from ping_llm.sources.files import Piece
 
 app = typer.Typer()
 app.command()(plan)

@@ -130,7 +130,7 @@ def test_files_are_imported_from_a_store_to_a_store(tmp_path: Path, bucket: Loca
         (bucket / "dumps" / file.name).upload(file)
     names = [str(bucket / "dumps" / file.name) for file in files]
     report = import_by_file(names, str(bucket / "out"), engine=EngineChoice(workers=1))
-    assert report.total.measurements == 8817
+    assert report.measurements == 8817
     stored = {name: data for name, data in remote_files(bucket / "out").items() if name.endswith(".parquet")}
     assert stored == {p.name: p.read_bytes() for p in (tmp_path / "local").glob("*.parquet")}
     assert import_by_file(names, str(bucket / "out"), engine=EngineChoice(workers=1)).skipped == 3

@@ -1,6 +1,5 @@
 """The report in a real browser: no error, no request, and everything that can be clicked does what it says."""
 
-import json
 import os
 import shutil
 from collections.abc import Iterator
@@ -81,15 +80,30 @@ def test_a_chart_has_a_table_a_tooltip_and_other_scales(page: Any) -> None:
     page.keyboard.press("Escape")
     assert not chart.locator(".tip").is_visible()
     box = plot.bounding_box()
-    page.mouse.move(box["x"] + 1, box["y"] + 20)
-    assert "step 1\n" in chart.locator(".tip").inner_text() + "\n"
-    chart.get_by_role("button", name="log", exact=True).click()
-    shown = plot.locator(".view:visible")
-    assert json.loads(shown.get_attribute("data-y"))[2] is True
+    page.mouse.move(box["x"] + box["width"] - 30, box["y"] + 20)
+    assert "step 120" in chart.locator(".tip").inner_text(), "the nearest step"
+    page.mouse.move(0, 0)
+    drawn = {pictures(page)[0]}
+    for scale in ("log", "log–log"):
+        chart.get_by_role("button", name=scale, exact=True).click()
+        assert chart.locator("[aria-pressed=true]").inner_text() == scale
+        drawn.add(pictures(page)[0])
+    assert len(drawn) == 3, "each scale is another picture"
+
+
+def pictures(page: Any) -> list[str]:
+    return page.evaluate("() => [...document.querySelectorAll('canvas')].map((canvas) => canvas.toDataURL())")
+
+
+def test_every_chart_is_drawn_in_the_colours_of_the_theme(page: Any) -> None:
+    light = pictures(page)
+    assert len(light) == page.locator("figure.chart").count()
+    page.get_by_role("button", name="Switch to dark colours").click()
+    assert not set(light) & set(pictures(page))
 
 
 def test_tabs_are_moved_through_by_keys(page: Any) -> None:
-    first, second = page.get_by_role("tab", name="Unseen pairs"), page.get_by_role("tab", name="Seen pairs, later")
+    first, second = page.get_by_role("tab", name="Unseen pairs"), page.get_by_role("tab", name="Seen pairs", exact=True)
     assert page.get_by_role("tabpanel", name="Unseen pairs").is_visible()
     first.focus()
     page.keyboard.press("ArrowRight")

@@ -1,7 +1,6 @@
-"""Curves are thinned and smoothed without telling anything else; axes and escaping hold for any values."""
+"""Curves are thinned and smoothed without distortion; numbers are shown short; any text stays text."""
 
 import math
-from html.parser import HTMLParser
 
 import numpy as np
 import pytest
@@ -9,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from ping_llm.report.markup import element
-from ping_llm.report.scales import SI, Floats, Scale, short, shown, smoothed, spread, thinned
+from ping_llm.report.charts import Chart, Floats, Line, smoothed, spread, thinned
+from ping_llm.report.formatting import SI, Style, number, short
 
 VALUES = arrays.arrays(np.float64, st.integers(1, 400), elements=st.floats(-1e6, 1e6))
 ANY_VALUES = arrays.arrays(np.float64, st.integers(1, 400), elements=st.floats(allow_nan=True, allow_infinity=True))
@@ -73,25 +72,6 @@ def test_the_lines_of_a_table_are_spread_from_first_to_last(points: int, most: i
         assert (lines[0], lines[-1]) == (0, points - 1)
 
 
-class TestScale:
-    @given(VALUES, st.booleans(), st.booleans())
-    def test_values_lie_on_the_axis_and_ticks_are_few(self, y: Floats, log: bool, from_zero: bool) -> None:
-        scale = Scale.over(y, log=log, from_zero=from_zero)
-        seen = y[y > 0] if log else y
-        place = scale.place(seen)
-        assert np.all((place >= -1e-9) & (place <= 1 + 1e-9))
-        ticks = scale.ticks(5)
-        assert len(ticks) <= 12
-        assert all(scale.low * (1 - 1e-9) - 1e-9 <= t <= scale.high * (1 + 1e-9) + 1e-9 for t in ticks)
-
-    def test_a_logarithm_has_ticks_even_within_a_decade(self) -> None:
-        assert len(Scale.over(np.array([1.2, 1.9]), log=True).ticks(5)) >= 2
-        assert len(Scale.over(np.array([1.21, 1.22]), log=True).ticks(5)) >= 2
-
-    def test_there_is_no_half_a_step(self) -> None:
-        assert Scale(low=0, high=2, style="count").ticks(6) == [0, 1, 2]
-
-
 @pytest.mark.parametrize(
     ("value", "style", "text"),
     [
@@ -110,8 +90,8 @@ class TestScale:
         (math.nan, "number", "–"),
     ],
 )
-def test_numbers_are_short_and_exact_enough(value: float, style: str, text: str) -> None:
-    assert shown(value, style) == text  # type: ignore[arg-type]
+def test_numbers_are_short_and_exact_enough(value: float, style: Style, text: str) -> None:
+    assert number(value, style) == text
 
 
 def test_large_numbers_get_a_prefix() -> None:
@@ -119,20 +99,16 @@ def test_large_numbers_get_a_prefix() -> None:
     assert [short(v) for v in (999.6, 111_800_000, 2.9e16, None)] == ["1k", "112M", "29,000T", "–"]
 
 
-@given(st.text(), st.text())
-def test_text_comes_back_as_it_was_and_never_as_an_element(text: str, attribute: str) -> None:
-    found: list[tuple[str, str | None]] = []
-    texts: list[str] = []
+def test_a_chart_is_json_with_gaps_for_what_is_not_finite() -> None:
+    line = Line(name="a", x=np.array([1.0, 2, 3]), y=np.array([0.1234567, np.nan, np.inf]))
+    (series,) = Chart(title="T", unit="u", lines=[line]).spec["series"]
+    assert (series["x"], series["y"]) == ([1, 2], [0.12346, None])
 
-    class Reader(HTMLParser):
-        def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-            found.append((tag, dict(attrs).get("title")))
 
-        def handle_data(self, data: str) -> None:
-            texts.append(data)
-
-    reader = Reader(convert_charrefs=True)
-    reader.feed(element("p", text, title=attribute))
-    reader.close()
-    assert found == [("p", attribute)]
-    assert "".join(texts) == text
+def test_lines_over_the_same_steps_share_a_table() -> None:
+    steps, others = np.arange(1.0, 101), np.array([50.0])
+    lines = [Line(name=name, x=x, y=x / 10) for name, x in (("a", steps), ("b", others), ("c", steps))]
+    first, second = Chart(title="T", unit="u", lines=lines).tables
+    assert (first.head, second.head) == (["step", "a", "c"], ["step", "b"])
+    assert first.caption == "T: u (40 of 100 rows)"
+    assert (first.rows[-1], second.rows) == (["100", "10", "10"], [["50", "5"]])

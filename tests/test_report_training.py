@@ -14,9 +14,8 @@ from ping_llm.config import Config
 from ping_llm.core.errors import PingLlmError
 from ping_llm.core.observations import Observations
 from ping_llm.data.registry import spec_from_config
-from ping_llm.evaluate.scores import Answers, Evaluation, ProtocolResult, scores
+from ping_llm.evaluate.scores import Evaluation, ProtocolResult, ScoredAnswers, save_evaluation, scores
 from ping_llm.report import page
-from ping_llm.report.evaluation_file import save_evaluation
 from ping_llm.report.figures import status_of
 from ping_llm.report.page import write_at_end
 from ping_llm.report.run import read_run
@@ -55,9 +54,9 @@ class TestAtTheEndOfARun:
         text = Page((folder_of(config) / "report.html").read_text()).text
         assert "tiny complete" in text
         assert "6 of 6 steps" in text
-        assert "stage ms a batch share what it does" in text
+        assert "stage ms per batch share what it does" in text
 
-    def test_sessions_tell_when_it_went_on(self, config: Config) -> None:
+    def test_sessions_tell_when_it_was_resumed(self, config: Config) -> None:
         sessions = read_run(folder_of(config)).sessions
         assert [session.first_step for session in sessions] == [0, 4]
         assert all(session.ended and session.begun and session.error is None for session in sessions)
@@ -125,9 +124,9 @@ class TestEvaluationFile:
             source=np.zeros(3, int), destination=np.ones(3, int), time_s=np.arange(3.0), rtt_ms=np.array([10.0, 20, 40])
         )
         predicted = {"good": asked.rtt_ms * 1.1, "Global median": np.full(3, 20.0), "bad": np.full(3, 900.0)}
-        place = np.array([0.1, 0.5, 0.9])
+        pit = np.array([0.1, 0.5, 0.9])
         answers = {
-            name: Answers(scores=scores(median, asked), median_ms=median, place=place)
+            name: ScoredAnswers(scores=scores(median, asked), median_ms=median, pit=pit)
             for name, median in predicted.items()
         }
         result = ProtocolResult(asked=asked, known_before=np.arange(3), answers=answers)

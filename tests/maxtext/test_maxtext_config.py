@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from maxtext_runs import CONFIG, initialized, start
 
-from ping_llm.config.sections import find_key
+from ping_llm.config import KEYS
 from ping_llm.core.errors import PingLlmError
 from ping_llm.integrations.maxtext import launch as seams
 from ping_llm.integrations.maxtext.config import NETWORK_KEYS
@@ -35,10 +35,10 @@ class TestKeys:
         from ping_llm.integrations.maxtext.config import NetworkConfig
 
         for name in NETWORK_KEYS:
-            field, key = NetworkConfig.model_fields[name], find_key(name)
-            assert field.description == key.help
+            field, key = NetworkConfig.model_fields[name], KEYS[name]
+            assert field.description == key.description
             assert field.default == key.default
-            assert field.annotation is key.kind
+            assert field.annotation is key.annotation
 
     @pytest.mark.parametrize(
         ("change", "reason"),

@@ -27,7 +27,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -37,6 +37,7 @@ from ping_llm.core.compiled import Array, column, kernel, mapped, part_of_kernel
 from ping_llm.core.draws import below, extend, log_uniform, permute_run, uniform
 from ping_llm.core.errors import PingLlmError
 from ping_llm.core.randomness import Ints, Purpose, Words, key, permute
+from ping_llm.rows.dataset import RowSet
 from ping_llm.tokens import TimeKind, token_counts
 
 Flags = npt.NDArray[np.bool_]
@@ -69,13 +70,22 @@ _STATISTICS_EPOCHS: Final = 16
 _CACHED_BLOCKS: Final = 4
 
 
-class RowFacts(NamedTuple):
+@dataclass(frozen=True)
+class RowFacts:
     """What the row index knows of each row that matters for sizes."""
 
     count: npt.NDArray[Any]
     failed: npt.NDArray[Any]
     long_gaps: npt.NDArray[Any]
     family: npt.NDArray[Any]
+
+    @classmethod
+    def of(cls, rows: RowSet) -> "RowFacts":
+        return cls(*(rows.column(name) for name in cls.__dataclass_fields__))
+
+    @property
+    def columns(self) -> tuple[npt.NDArray[Any], ...]:
+        return self.count, self.failed, self.long_gaps, self.family
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,7 +154,7 @@ class SequencePlan:
         self.settings = settings
         self.seed = seed
         kinds = (np.uint32, np.uint32, np.uint32, np.uint8)
-        self.facts = RowFacts(*(_read_only(column, kind) for column, kind in zip(facts, kinds, strict=True)))
+        self.facts = RowFacts(*(_read_only(column, kind) for column, kind in zip(facts.columns, kinds, strict=True)))
         self.first_sample = np.append(0, np.cumsum(settings.per_row(facts.count)))
         """Number of each row's first sample, and of all samples."""
         self.samples_per_epoch = int(self.first_sample[-1])
@@ -195,7 +205,7 @@ class SequencePlan:
             self.settings.length,
             self.first_sample,
             self._signposts,
-            tuple(self.facts),
+            self.facts.columns,
             samples.columns,
         )
         return samples

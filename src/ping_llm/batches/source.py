@@ -78,8 +78,7 @@ class BatchSource:
         return tuple(self._builder(RowSet(rows.folder, rows.split)) for rows in self.spec.rows)
 
     def _builder(self, rows: RowSet) -> BatchBuilder:
-        facts = RowFacts(*(rows.column(name) for name in RowFacts._fields))
-        plan = SequencePlan(facts, self.spec.seed, self.spec.contexts)
+        plan = SequencePlan(RowFacts.of(rows), self.spec.seed, self.spec.contexts)
         return BatchBuilder(rows, plan, self.stages, skip_corrupt_rows=self.spec.skip_corrupt_rows)
 
     @property

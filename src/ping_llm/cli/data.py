@@ -126,7 +126,7 @@ def import_atlas(
         report = run(
             [locate(file).local for file in files],
             locate(output).local,
-            packets=packets,  # type: ignore[arg-type]  # checked there
+            packets=packets,
             strict=strict,
             workers=workers,
             overwrite=overwrite,
@@ -148,7 +148,7 @@ def _import_by_file(
     timings: Path | None,
     json_output: bool,
 ) -> None:
-    from ping_llm.sources.atlas.importer import import_by_file
+    from ping_llm.sources.atlas import import_by_file
 
     with progress("importing (bytes)") as advance, _timings_to(timings) as on_timing:
         report = import_by_file(
@@ -165,7 +165,7 @@ def _import_by_file(
         print_json(report.to_json())
     else:
         done = len(files) - report.skipped - len(report.failures)
-        _show_import(report.total, f"{done} file(s) imported to {output}, {report.skipped} done before")
+        _show_import(report, f"{done} file(s) imported to {output}, {report.skipped} done before")
     for file, reason in report.failures.items():
         err.print(f"not imported: {reason}" if file in reason else f"not imported: {file}: {reason}", markup=False)
     if report.failures:

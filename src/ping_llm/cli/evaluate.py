@@ -117,9 +117,8 @@ def evaluate(
     """
     from ping_llm.evaluate import evaluate as run
     from ping_llm.evaluate.plots import plot
-    from ping_llm.evaluate.scores import tables
+    from ping_llm.evaluate.scores import save_evaluation, tables
     from ping_llm.predict.predictor import Predictor
-    from ping_llm.report.evaluation_file import save_evaluation
     from ping_llm.sources.simulator import World
 
     if plots:

@@ -1,197 +1,351 @@
-"""The kinds of data there are: those that come with the package, and those that other packages add."""
+"""The keys there are, section by section, and `Config`, which has them all.
 
-import dataclasses
-import difflib
+To add a key: declare it in a section here (or in a new `Section`, which then becomes a base of `Config`), and run
+`python -m ping_llm.config docs/configuration.md`. Loading, checking, storing and documenting it follows.
+The names are MaxText's wherever MaxText has the same thing, so that its commands work here.
+"""
+
+import functools
 import math
 import re
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
-from decimal import Decimal, InvalidOperation
-from functools import cache
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any, ClassVar, Final, Self, TypeVar, cast
+from typing import Annotated, Any, Final, Self
 
+import yaml
+from pydantic import model_validator
+from pydantic.fields import FieldInfo
+
+from ping_llm.config.rules import Rule, Section, above, at_least, key, one_of, parse_blend, unknown_key
 from ping_llm.core.errors import PingLlmError
 
-DATASET_TYPES: Final = ("network", "grain", "hf", "tfds", "c4_mlperf", "synthetic", "worlds", "measured")
-"""Those that come with the package."""
+DATASET_TYPES: Final = {
+    "network": "network",
+    "grain": "grain",
+    "hf": "hf",
+    "tfds": "tfds",
+    "c4_mlperf": "tfds",
+    "synthetic": "synthetic",
+    "worlds": "completer",
+    "measured": "completer",
+}
+"""The backends that come with the package, and the module of `ping_llm.data` that serves each."""
 
-TEXT: Final = ("grain", "hf", "tfds", "c4_mlperf")
+TEXT_DATASET_TYPES: Final = ("grain", "hf", "tfds", "c4_mlperf")
 """Those of them that need a tokenizer."""
 
-GROUP: Final = "ping_llm.backends"
-"""Entry points of this group are backends; docs/backends.md says what they must offer."""
+BACKEND_ENTRY_POINTS: Final = "ping_llm.backends"
+"""Entry points of this group are backends of other packages; docs/backends.md says what they must offer."""
+
+SECRETS: Final = ("hf_access_token",)
+"""Keys whose values are not stored with a run."""
+
+MAXTEXT_ONLY: Final = ("generate_padding_batch_train", "generate_padding_batch_eval", "expansion_factor_real_data")
+"""Keys that mean something to the MaxText trainer alone: here they may only have their default."""
 
 
-@cache
-def added() -> dict[str, EntryPoint]:
+@functools.cache
+def installed_backends() -> dict[str, EntryPoint]:
     """The backends of other packages, by the name that `dataset_type` calls them."""
-    return {entry.name: entry for entry in entry_points(group=GROUP) if entry.name not in DATASET_TYPES}
+    return {entry.name: entry for entry in entry_points(group=BACKEND_ENTRY_POINTS) if entry.name not in DATASET_TYPES}
 
 
-def is_dataset_type(name: str) -> bool:
-    return name in DATASET_TYPES or name in added()
+Count = Annotated[int, at_least(1)]
+CountOrMinusOne = Annotated[int, at_least(1, or_else=-1)]
+Seed = Annotated[int, at_least(0, up_to=2**32 - 1)]
+Positive = Annotated[float, above(0)]
+NonNegative = Annotated[float, at_least(0)]
+Share = Annotated[float, at_least(0, up_to=1)]
+Dtype = Annotated[str, one_of("bfloat16", "float32")]
+FolderName = Annotated[
+    str, Rule("a plain folder name", lambda name: not set(name) & set("/\\") and name not in (".", ".."))
+]
+TextFiles = Annotated[str, Rule("a pattern or a blend", lambda text: not text or bool(parse_blend(text)))]
+RowFiles = Annotated[str, Rule("a folder, a pattern or a blend", lambda text: not text or bool(parse_blend(text)))]
+DatasetType = Annotated[
+    str,
+    Rule(f"one of {', '.join(DATASET_TYPES)}", lambda name: name in DATASET_TYPES or name in installed_backends()),
+]
 
 
-# What a key is: a type, a default, one line of help and a rule, kept as data beside the field that declares it.
-#
-# A value is checked by `KeyInfo.checked` wherever it comes from: a file, an override, or Python.
+class Run(Section):
+    """What the run is called, where its output goes, and how long it lasts."""
 
-Value = bool | int | float | str
-T = TypeVar("T", bool, int, float, str)
-
-_TYPE_NAMES: Final[dict[type, str]] = {bool: "true or false", int: "an integer", float: "a number", str: "text"}
-_BOOLEANS: Final = dict.fromkeys(("true", "yes", "on"), True) | dict.fromkeys(("false", "no", "off"), False)
-_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
-_MOST_DIGITS: Final = 18
-"""Of an integer, so that it fits 64 bits wherever it goes."""
+    project: FolderName = key("ping-llm", "Folder that holds the runs that belong together; also W&B's project.")
+    run_name: FolderName = key("", "Name of the run, and of its folder; empty = made from the time of the start.")
+    base_output_directory: Annotated[str, Rule("a folder", bool)] = key("runs", "Folder that holds the projects.")
+    steps: Count = key(5_000, "Training steps of the whole run, those before a resume included.")
+    allow_data_change: bool = key(False, "Permit resuming a run with other data or other data settings.")
 
 
-@dataclass(frozen=True)
-class Rule:
-    """What a value must be. `text` completes the sentence "must be …"; `accepts` may raise an error that says more."""
+class Data(Section):
+    """What is learned from. These and the number of devices decide every training batch; nothing else does."""
 
-    text: str
-    accepts: Callable[[Any], bool]
+    dataset_type: DatasetType = key(
+        "network",
+        "Where batches come from: `network` (probe rows), `synthetic` (random tokens); text by `grain`, `hf`, `tfds` "
+        "or `c4_mlperf`; for the completer `worlds` (simulated Internets) or `measured` (measurement files).",
+    )
+    network_data_format: Annotated[str, one_of("probe_chunks", "network_parquet")] = key(
+        "probe_chunks",
+        "`probe_chunks` = probe rows of `ping-llm prepare`; `network_parquet` = measurement files, unprepared.",
+    )
+    network_train_files: RowFiles = key("", "Training data: a prepared folder, a pattern of its shards, or a blend.")
+    network_eval_files: RowFiles = key("", "Evaluation data, written likewise; of a folder, its evaluation split.")
+    network_context_measurements: Count = key(30, "A row gives one context for every so many measurements.")
+    network_max_contexts: Count = key(16, "A row gives at most so many contexts per epoch.")
+    network_skip_corrupt_rows: bool = key(
+        False, "true = leave out rows that cannot be read and count them; false = stop at the first."
+    )
+    data_cache_dir: str = key("", "Where copies of rows in object stores are kept; empty = in the user's cache folder.")
+    data_cache_gb: NonNegative = key(0.0, "Disk space for such copies; 0 = half of what is free.")
+    data_shuffle_seed: Seed = key(0, "Seed of the order and of all sampling.")
+    per_device_batch_size: Positive = key(
+        8.0, "Sequences per device and step; may be a fraction if it times the number of devices is whole."
+    )
+    # The longest measurement (IPv6, absolute time) has 47 tokens: each fits the shortest sequence.
+    max_target_length: Annotated[int, at_least(64)] = key(1024, "Tokens of a sequence.")
+    generate_padding_batch_train: bool = key(
+        False, "MaxText trainer only: where the training data ends, continue with padding, which carries no loss."
+    )
 
 
-def at_least(least: float, *, up_to: float = math.inf, or_else: float | None = None) -> Rule:
-    """`or_else` is the one value outside the range that has a meaning (-1, most often). The help says which."""
-    text = f"at least {least}" if up_to == math.inf else f"from {least} to {up_to}"
-    return _range(text, lambda value: least <= value <= up_to, or_else)
+class Text(Section):
+    """Which documents are read, for the text backends; docs/backends.md says what each of them promises."""
+
+    grain_file_type: Annotated[str, one_of("arrayrecord", "parquet", "tfrecord")] = key(
+        "arrayrecord", "`grain`: format of its files."
+    )
+    grain_train_files: TextFiles = key("", "`grain`: pattern of the training files, or a blend of ArrayRecord files.")
+    grain_train_mixture_config_path: str = key(
+        "", '`grain`: a blend as JSON instead, `{"name": {"path": pattern, "weight": number}}`; may change on resume.'
+    )
+    grain_eval_files: TextFiles = key("", "`grain`: pattern of the evaluation files.")
+    hf_path: str = key("", "`hf`: `json`, `parquet`, `arrow`, `csv` or `text` for files, or a dataset of the Hub.")
+    hf_name: str = key("", "`hf`: configuration of a dataset of the Hub.")
+    hf_data_dir: str = key("", "`hf`: folder within a dataset of the Hub.")
+    hf_train_files: str = key("", "`hf`: pattern of the training files.")
+    hf_train_split: str = key("train", "`hf`: split of a dataset of the Hub.")
+    hf_eval_files: str = key("", "`hf`: pattern of the evaluation files.")
+    hf_eval_split: str = key("", "`hf`: evaluation split of a dataset of the Hub.")
+    hf_access_token: str = key("", "`hf`: for gated datasets and tokenizers; never stored. HF_TOKEN works, too.")
+    dataset_path: str = key("", "`tfds`, `c4_mlperf`: folder that holds the datasets.")
+    dataset_name: str = key("c4/en:3.0.1", "`tfds`, `c4_mlperf`: training dataset and its version.")
+    train_split: str = key("train", "`tfds`, `c4_mlperf`: split to train on.")
+    eval_dataset_name: str = key("c4/en:3.0.1", "`tfds`, `c4_mlperf`: evaluation dataset and its version.")
+    eval_split: str = key("validation", "`tfds`, `c4_mlperf`: split to evaluate on.")
+    train_data_columns: str = key("text", "Column or feature that holds the text of a training document.")
+    eval_data_columns: str = key("text", "The same of evaluation documents.")
+    num_epoch: CountOrMinusOne = key(-1, "Epochs of the training text; -1 = without end.")
+    shuffle_window: Count = key(
+        4096, "Documents that are shuffled together, where data is read in order (all but ArrayRecord)."
+    )
+    max_segments_per_seq: CountOrMinusOne = key(
+        -1, "Documents that share a sequence, at most; the rest of it is padding. -1 = one for each 32 tokens."
+    )
 
 
-def above(bound: float, *, or_else: float | None = None) -> Rule:
-    return _range(f"above {bound}", lambda value: value > bound, or_else)
+class Tokenizer(Section):
+    """How text becomes tokens, for `dataset_type=grain`, `hf`, `tfds` and `c4_mlperf`."""
+
+    tokenizer_type: Annotated[str, one_of("sentencepiece", "huggingface", "tiktoken")] = key(
+        "sentencepiece", "What tokenizer_path is."
+    )
+    tokenizer_path: str = key(
+        "", "SentencePiece model; folder with a `tokenizer.json` (or a name on the Hub); tiktoken file or encoding."
+    )
+    vocab_size: Annotated[int, at_least(0)] = key(
+        0, "Tokens that the model knows, at least those of the tokenizer; 0 = just those of the data."
+    )
+    add_bos: bool = key(True, "Begin each document with the tokenizer's token for that, if it has one.")
+    add_eos: bool = key(True, "End each document with the tokenizer's token for that, if it has one.")
 
 
-def _range(text: str, inside: Callable[[float], bool], or_else: float | None) -> Rule:
-    if or_else is None:
-        return Rule(text, inside)
-    return Rule(f"{text}, or {or_else}", lambda value: value == or_else or inside(value))
+class Worlds(Section):
+    """Simulated Internets ("worlds"), which train the completer (`dataset_type=worlds`), one for each sequence."""
+
+    worlds_context: Annotated[int, at_least(8)] = key(512, "Measurements that a context holds at most.")
+    worlds_questions: Count = key(128, "Queries per world.")
+    worlds_most_nodes: Annotated[int, at_least(4)] = key(400, "Nodes of the largest worlds.")
+    measured_share: Share = key(0.5, "`measured`: share of the contexts that come from real measurements.")
+    completer_identity: Annotated[int, at_least(4)] = key(128, "Length of the random vectors that identify nodes.")
 
 
-def one_of(*choices: str) -> Rule:
-    return Rule(f"one of {', '.join(choices)}", lambda value: value in choices)
+class Loader(Section):
+    """How batches are made: these change the speed and the memory, never the content of a training batch."""
+
+    grain_worker_count: Annotated[int, at_least(-1)] = key(
+        -1, "Worker processes; -1 = chosen from the cores and the RAM budget, 0 = none, in-process."
+    )
+    grain_per_worker_buffer_size: CountOrMinusOne = key(
+        -1, "Finished batches a worker holds ready; -1 = chosen within the RAM budget."
+    )
+    grain_ram_budget_mb: Count = key(
+        4096, "Memory that workers and their buffers may take together, where -1 lets us choose."
+    )
+    grain_debug_mode: bool = key(False, "Log time per stage, the share of waiting and the bottleneck.")
+    grain_visualization_dir: str = key("", "Folder for the graph of the pipeline (SVG) and its numbers; empty = none.")
+    expansion_factor_real_data: Annotated[float, above(0, or_else=-1)] = key(
+        -1.0, "MaxText trainer only: -1 = every host loads data; k > 1 = one host in k does."
+    )
 
 
-def key(default: T, help: str, rule: Rule | None = None) -> T:
-    """Declare a key of a section: `steps: int = key(5_000, "Training steps of the run.", at_least(1))`."""
-    return dataclasses.field(default=default, metadata={"help": help, "rule": rule})
+class Evaluation(Section):
+    """When the model is evaluated in training, and on how much."""
+
+    eval_interval: CountOrMinusOne = key(-1, "Training steps from one evaluation to the next; -1 = never.")
+    eval_steps: CountOrMinusOne = key(-1, "Batches of an evaluation, at most; -1 = all of the evaluation data.")
+    generate_padding_batch_eval: bool = key(
+        False, "MaxText trainer only: where the evaluation data ends, continue with padding, which carries no loss."
+    )
 
 
-@dataclass(frozen=True, kw_only=True)
-class KeyInfo:
-    """All that is known about a key."""
+class Model(Section):
+    """The shape of the model. The defaults are `latency_network`: 112 M parameters."""
 
-    name: str
-    section: str
-    kind: type
-    default: Value
-    help: str
-    rule: Rule | None
+    base_num_decoder_layers: Count = key(20, "Layers.")
+    base_emb_dim: Annotated[int, at_least(8)] = key(640, "Width of the residual stream.")
+    base_num_query_heads: Count = key(10, "Attention heads of a layer.")
+    head_dim: Annotated[int, Rule("even and above 0", lambda size: size > 0 and size % 2 == 0)] = key(
+        64, "Size of a head; even."
+    )
+    base_mlp_dim: Count = key(2048, "Width of the gated MLP (SwiGLU).")
+    rope_max_timescale: Annotated[float, above(1)] = key(10_000.0, "Longest period of the rotary positions (RoPE).")
+    final_logits_soft_cap: NonNegative = key(0.0, "Squeeze logits into ± this; 0 = not.")
+    dtype: Dtype = key("bfloat16", "Of activations and matmuls.")
+    weight_dtype: Dtype = key("float32", "Of the weights that the optimizer holds.")
+    quantization: Annotated[str, one_of("none", "fp8", "auto")] = key(
+        "none",
+        "`fp8` = the language model trains with FP8 matmuls, `auto` = on GPUs that have them (Hopper and newer); "
+        "evaluation and prediction use `dtype`.",
+    )
+    attention: Annotated[str, one_of("auto", "plain", "cudnn")] = key(
+        "auto", "`cudnn` = packed layout (Hopper and newer), `plain` = masked, anywhere."
+    )
+    remat_policy: Annotated[str, one_of("none", "full")] = key(
+        "none", "`full` = keep only each layer's input and compute the rest again: less memory."
+    )
+    init_weights_seed: Seed = key(0, "Seed of the first weights.")
+    load_parameters_path: str = key("", "Run or exported model whose weights a new run begins with; empty = none.")
 
+
+class Optimizer(Section):
+    """How the weights are changed."""
+
+    opt_type: Annotated[str, one_of("adamw", "muon")] = key(
+        "muon", "`muon` = Muon for the matrices of the layers, AdamW for the rest."
+    )
+    learning_rate: Positive = key(4e-3, "The highest learning rate. AdamW alone needs 1e-3.")
+    learning_rate_schedule: Annotated[str, one_of("cosine", "wsd")] = key(
+        "wsd", "After the warm-up: `cosine`, or `wsd` = constant, then a linear decay."
+    )
+    warmup_steps_fraction: Share = key(0.05, "Share of the steps in which the rate rises.")
+    decay_steps_fraction: Share = key(0.3, "Share of the steps of the decay (wsd).")
+    learning_rate_final_fraction: Share = key(0.1, "The last learning rate, as a share.")
+    adam_b1: Share = key(0.9, "Decay of the mean of gradients.")
+    adam_b2: Share = key(0.95, "Decay of the mean of squared gradients.")
+    adam_eps: Positive = key(1e-8, "Added to the root of the mean square.")
+    adam_weight_decay: NonNegative = key(0.1, "Decoupled weight decay, of all but the embedding.")
+    muon_beta: Share = key(0.95, "Momentum of Muon.")
+    gradient_clipping_threshold: NonNegative = key(1.0, "Largest norm of the gradient; 0 = no clipping.")
+    gradient_accumulation_steps: Count = key(
+        1, "Parts in which a batch is computed one after the other, to save memory."
+    )
+    average_decay: Share = key(
+        0.0, "Decay per step of a running average of the weights, which is then what is evaluated and used; 0 = none."
+    )
+    z_loss_multiplier: NonNegative = key(0.0, "Weight of the squared log of the normaliser in the loss.")
+
+
+class Hardware(Section):
+    """Which devices take part, and how they share the work."""
+
+    distributed: bool = key(
+        False, "Several processes, joined by JAX_COORDINATOR_ADDRESS etc. or by their launcher: docs/multihost.md."
+    )
+    ici_data_parallelism: CountOrMinusOne = key(-1, "Devices that hold copies of the weights; -1 = all that are left.")
+    ici_fsdp_parallelism: Count = key(1, "Devices that share one copy of weights and optimizer.")
+    peak_tflops: NonNegative = key(
+        0.0, "Peak of a device for the utilisation (MFU), in TFLOP/s; 0 = known for common ones."
+    )
+
+
+class Checkpoints(Section):
+    """When the run is saved."""
+
+    enable_checkpointing: bool = key(True, "false = the run cannot be resumed or used.")
+    checkpoint_period: Count = key(500, "Steps from one checkpoint to the next; the end is always saved.")
+    async_checkpointing: bool = key(True, "Write while training continues.")
+    max_num_checkpoints_to_keep: Count = key(2, "Newest checkpoints that are kept.")
+    keep_best_checkpoints: Annotated[int, at_least(0)] = key(
+        1, "Checkpoints of the lowest evaluation loss that are kept as well."
+    )
+
+
+class Metrics(Section):
+    """What is reported, and where."""
+
+    log_period: Count = key(10, "Steps between lines in the log, in TensorBoard and in W&B.")
+    enable_tensorboard: bool = key(True, "Write TensorBoard files, if tensorboardX is installed.")
+    wandb_mode: Annotated[str, one_of("off", "offline", "online")] = key("off", "Weights & Biases.")
+    profile_steps: Annotated[
+        str, Rule("empty, or first:end", lambda text: not text or bool(re.fullmatch(r"\d+:\d+", text)))
+    ] = key("", "Steps of which a JAX trace is written, as first:end.")
+
+
+class Config(Run, Data, Text, Tokenizer, Worlds, Loader, Evaluation, Model, Optimizer, Hardware, Checkpoints, Metrics):
+    """A complete, valid configuration."""
+
+    @model_validator(mode="before")
     @classmethod
-    def of(cls, field: "dataclasses.Field[Any]", section: str) -> Self:
-        kind = cast(type, field.type)
-        return cls(name=field.name, section=section, kind=kind, default=cast(Value, field.default), **field.metadata)
+    def _keys_exist(cls, values: dict[str, Any]) -> dict[str, Any]:
+        for name in values:
+            find_key(name)
+        return values
 
-    def checked(self, value: object) -> Value:
-        """The value, an integer given for a number made one; an error if it is of another type or breaks the rule."""
-        if type(value) is int and abs(value) >= 10**_MOST_DIGITS:
-            raise self._must_be(f"a number of at most {_MOST_DIGITS} digits", value)
-        if self.kind is float and type(value) is int:
-            value = float(value)
-        if type(value) is not self.kind or (isinstance(value, float) and not math.isfinite(value)):
-            raise self._must_be(_TYPE_NAMES[self.kind], value)
-        if isinstance(value, str) and _CONTROL.search(value):
-            raise self._must_be("text without line breaks and other control characters", value)
-        try:
-            accepted = self.rule is None or self.rule.accepts(value)
-        except PingLlmError as error:
-            raise PingLlmError(f"{self.name}: {error}") from None
-        if self.rule and not accepted:
-            raise self._must_be(self.rule.text, value)
-        return cast(Value, value)
+    @model_validator(mode="after")
+    def _keys_agree(self) -> Self:
+        if self.eval_interval > 0 and self.dataset_type == "network" and not self.network_eval_files:
+            raise PingLlmError(
+                f"eval_interval is {self.eval_interval}, but network_eval_files is empty: "
+                "name the evaluation data, or set eval_interval to -1"
+            )
+        for name in MAXTEXT_ONLY:
+            if getattr(self, name) != find_key(name).default:
+                raise PingLlmError(
+                    f"{name} is for the MaxText trainer (docs/maxtext.md); here, leave it at its default"
+                )
+        return self
 
-    def parsed(self, text: str) -> Value:
-        """The value that a text stands for. The type of the key decides, so `run_name=007` stays `007`."""
-        value = _PARSERS[self.kind](text)
-        if value is None:
-            raise self._must_be(_TYPE_NAMES[self.kind], text)
-        return self.checked(value)
+    def replace(self, **changes: Any) -> Self:
+        """The same with some keys changed, checked again."""
+        return type(self)(**self.model_dump() | changes)
 
-    def _must_be(self, what: str, value: object) -> PingLlmError:
-        return PingLlmError(f"{self.name} must be {what}, not {shown(value)}")
+    def to_store(self) -> dict[str, Any]:
+        """Every key with its value, as it may be shown to anybody: without secrets."""
+        return {name: getattr(self, name) for name in KEYS} | dict.fromkeys(SECRETS, "")
 
-
-def _parse_bool(text: str) -> bool | None:
-    return _BOOLEANS.get(text.strip().lower())
+    def to_yaml(self) -> str:
+        """The same as a file, which loads to an equal configuration."""
+        return yaml.safe_dump(self.to_store(), sort_keys=False, allow_unicode=True, width=math.inf)
 
 
-def _parse_int(text: str) -> int | None:
-    """`1000`, `1_000` and `1e3` alike; nothing is rounded."""
-    try:
-        number = Decimal(text)
-    except InvalidOperation:
-        return None
-    if not number.is_finite() or number != number.to_integral_value():
-        return None
-    # Not a gigabyte of digits for `1e999999999`: any number that is too long gets the same answer.
-    return int(number) if number.adjusted() < _MOST_DIGITS else 10**_MOST_DIGITS
+SECTIONS: Final = tuple(base for base in Config.__bases__ if issubclass(base, Section))
 
-
-def _parse_float(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None
-
-
-_PARSERS: Final[dict[type, Callable[[str], Value | None]]] = {
-    bool: _parse_bool,
-    int: _parse_int,
-    float: _parse_float,
-    str: str,
+KEYS: Final[dict[str, FieldInfo]] = {
+    name: field for section in SECTIONS for name, field in section.model_fields.items()
 }
+"""Every key with its type, default, help (`description`) and rule (`metadata`), in the order of the sections."""
 
 
-def shown(value: object, limit: int = 120) -> str:
-    """The value as it may stand in a message of one line."""
-    text = repr(value)
-    return text if len(text) <= limit else f"{text[:limit]}…"
+def find_key(name: str) -> FieldInfo:
+    """The key of that name, or an error that names the nearest ones."""
+    if name not in KEYS:
+        raise unknown_key(name, KEYS)
+    return KEYS[name]
 
 
-def unknown_key(name: str, known: Collection[str]) -> PingLlmError:
-    wanted = name.lower().replace("-", "_")
-    parts_of = [candidate for candidate in known if wanted in candidate]  # `batch_size`: per_device_batch_size
-    near = difflib.get_close_matches(wanted, known, n=3, cutoff=0.7) or (parts_of if len(parts_of) <= 3 else [])
-    advice = f"did you mean {' or '.join(near)}?" if near else "`python -m ping_llm.config` lists the keys there are"
-    return PingLlmError(f"unknown key {shown(name)}: {advice}")
-
-
-class Section:
-    """Base of the frozen dataclasses that declare keys. Its docstring introduces the keys in the documentation.
-
-    A section with a condition on several keys overrides `__post_init__`, calls the inherited one first, and raises
-    `PingLlmError` with a message that names the keys.
-    """
-
-    title: ClassVar[str]
-
-    @classmethod
-    def sections(cls) -> tuple[type["Section"], ...]:
-        """Those this class is put together from (itself, if it is one), in the order in which it names them."""
-        return tuple(base for base in cls.__mro__ if "title" in vars(base))
-
-    @classmethod
-    def describe(cls) -> tuple[KeyInfo, ...]:
-        """Its keys, section by section."""
-        fields = [
-            (field, section.title) for section in cls.sections() for field in dataclasses.fields(cast(Any, section))
-        ]
-        return tuple(KeyInfo.of(field, title) for field, title in fields)
-
-    def __post_init__(self) -> None:
-        for info in self.describe():
-            object.__setattr__(self, info.name, info.checked(getattr(self, info.name)))
+def check_value(name: str, value: Any) -> Any:
+    """The value of one key, an integer given for a number made one; an error if the key may not have it."""
+    find_key(name)
+    section = next(section for section in SECTIONS if name in section.model_fields)
+    return getattr(section(**{name: value}), name)

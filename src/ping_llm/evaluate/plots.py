@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from ping_llm.core.errors import PingLlmError
-from ping_llm.core.observations import Floats, Ints
-from ping_llm.evaluate.scores import ORACLE, TITLES, Answers, Evaluation, ProtocolResult, errors
+from ping_llm.core.observations import Ints
+from ping_llm.evaluate.scores import ORACLE, PROTOCOL_TITLES, Evaluation, ProtocolResult
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -41,7 +41,7 @@ def plot(evaluation: Evaluation, folder: Path) -> list[Path]:
         _calibration(panels[0, 1], result, styles)
         _error_by_context(panels[1, 0], result, styles)
         _predicted_against_measured(panels[1, 1], result, styles, evaluation.models)
-        figure.suptitle(f"{TITLES.get(protocol, protocol)} ({len(result.asked):,} questions)", fontsize=14)
+        figure.suptitle(f"{PROTOCOL_TITLES.get(protocol, protocol)} ({len(result.asked):,} questions)", fontsize=14)
         lines, labels = panels[0, 0].get_legend_handles_labels()
         figure.legend(lines, labels, loc="outside lower center", ncols=5, frameon=False)
         written.append(folder / f"{protocol}.png")
@@ -71,7 +71,7 @@ def _error_cdf(axes: "Axes", result: ProtocolResult, styles: dict[str, dict[str,
     least, most = 1e-4, 10.0
     share = np.linspace(0, 1, 501)
     for name, style in styles.items():
-        relative = _relative_errors(result, name)
+        relative = result.relative_errors(name)
         if len(relative):
             axes.plot(np.clip(np.quantile(relative, share), least, most), share, **style)
     axes.axhline(0.5, color="black", linewidth=0.8, alpha=0.5)
@@ -85,10 +85,9 @@ def _calibration(axes: "Axes", result: ProtocolResult, styles: dict[str, dict[st
     nominal = np.linspace(0, 1, 101)
     axes.plot([0, 1], [0, 1], color="black", linewidth=0.8, alpha=0.5)
     for name, style in styles.items():
-        place = result.answers[name].place
-        needed = np.abs(2 * place[~np.isnan(place)] - 1)  # the narrowest interval that holds the RTT
-        if len(needed):
-            axes.plot(nominal, np.searchsorted(np.sort(needed), nominal, side="right") / len(needed), **style)
+        inside = result.answers[name].inside(nominal)
+        if len(inside):
+            axes.plot(nominal, inside, **style)
     axes.set(xlim=(0, 1), ylim=(0, 1), xlabel="probability of the predicted interval")
     axes.set(ylabel="share of measured RTTs inside", title="Calibration (nearer the diagonal is better)")
     axes.grid(alpha=0.3)
@@ -98,7 +97,7 @@ def _error_by_context(axes: "Axes", result: ProtocolResult, styles: dict[str, di
     known = result.known_before[~np.isnan(result.asked.rtt_ms)]
     bins = _equal_bins(known)
     for name, style in styles.items():
-        relative = _relative_errors(result, name)
+        relative = result.relative_errors(name)
         points = [(np.median(known[rows]), np.median(relative[rows])) for rows in bins]
         if points:
             axes.plot(*np.array(points).T, marker="o", markersize=3.5, **style)
@@ -115,7 +114,7 @@ def _predicted_against_measured(
     answered = np.flatnonzero(~np.isnan(result.asked.rtt_ms))[:_MOST_DOTS]
     measured = result.asked.rtt_ms[answered]
     baselines = {n: a for n, a in result.answers.items() if n not in models and n != ORACLE}
-    shown = [min(baselines, key=lambda name: _error_of(baselines[name]))] if baselines else []
+    shown = [min(baselines, key=lambda name: baselines[name].scores["median_re"])] if baselines else []
     shown += list(models[:1])
     for name, marker in zip(shown, "xo"[-len(shown) :], strict=True) if len(answered) else ():
         predicted = result.answers[name].median_ms[answered]
@@ -138,14 +137,6 @@ def _logarithmic(axis: Any, scale: str = "log", *, percent: bool = False) -> Non
     limits = {"linthresh": 1} if scale == "symlog" else {}
     (axis.axes.set_xscale if axis.axis_name == "x" else axis.axes.set_yscale)(scale, **limits)
     axis.set_major_formatter(lambda value, _: f"{100 * value:,g} %" if percent else f"{value:,g}")
-
-
-def _relative_errors(result: ProtocolResult, name: str) -> Floats:
-    return errors(result.answers[name].median_ms, result.asked)[1]
-
-
-def _error_of(answers: Answers) -> float:
-    return answers.scores["median_re"]
 
 
 def _equal_bins(known: Ints) -> list[Ints]:

@@ -17,7 +17,7 @@ from ping_llm.baselines import (
 from ping_llm.core.console import Advance
 from ping_llm.core.distribution import Floats, RttDistribution
 from ping_llm.core.observations import History, Ints, Observations, Questions
-from ping_llm.evaluate.scores import ORACLE, Answers, Evaluation, ProtocolResult
+from ping_llm.evaluate.scores import ORACLE, Evaluation, ProtocolResult, ScoredAnswers
 from ping_llm.evaluate.split import Split, sampled
 from ping_llm.sources.simulator import Distribution, World
 
@@ -109,16 +109,16 @@ def evaluate(
     if len(set(names)) < len(names) or ORACLE in models:
         raise ValueError(f"every predictor needs a name of its own, not {names}")
 
-    answers: dict[str, dict[str, Answers]] = {protocol: {} for protocol in asked}
+    answers: dict[str, dict[str, ScoredAnswers]] = {protocol: {} for protocol in asked}
     step = advance or _quiet
     step(0, total=len(asked) * len(names))
     for protocol, name, predicted in _of_baselines(split, asked, baselines, seed):
-        answers[protocol][name] = Answers.of(predicted, asked[protocol])
+        answers[protocol][name] = ScoredAnswers.of(predicted, asked[protocol])
         step()
     for name, predictor in predictors.items():
         for protocol, rows in asked.items():
             predicted = predictor.predict(split.history, rows.questions, split.nodes)
-            answers[protocol][name] = Answers.of(predicted, rows)
+            answers[protocol][name] = ScoredAnswers.of(predicted, rows)
             step()
     return Evaluation(
         models=tuple(models),

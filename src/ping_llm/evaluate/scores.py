@@ -4,9 +4,12 @@ Errors are those of the predicted median, over the measurements that were answer
 result, failures included, as an RTT code: a predictor that gives densities and one that gives codes can be compared.
 """
 
+import json
+import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final, Self
 
 import numpy as np
@@ -17,7 +20,9 @@ from rich.table import Table
 from rich.text import Text
 
 from ping_llm.core.distribution import RttDistribution, code_bounds
+from ping_llm.core.files import write_atomically
 from ping_llm.core.observations import MIN_RTT_MS, Floats, Ints, Observations
+from ping_llm.runs.folder import RunFolder
 
 Scores = dict[str, float]
 
@@ -83,23 +88,32 @@ def _quantile(values: Floats, level: float) -> float:
 ORACLE: Final = "oracle"
 
 
+EVALUATION_FILE: Final = "evaluation.json"
+"""In the folder of a run, for its report."""
+_SHARES: Final = np.linspace(0.02, 0.98, 49).round(2)
+"""Of the answers, for the distribution of errors; and of probability, for calibration."""
+
+
 @dataclass(frozen=True, kw_only=True)
-class Answers:
+class ScoredAnswers:
     """Of one predictor, to all questions of a protocol."""
 
     scores: Scores
     median_ms: Floats
-    place: Floats
-    """Where in its distribution each measured RTT lies, from 0 to 1; NaN where there was no answer."""
+    pit: Floats
+    """Probability integral transform: the predicted CDF at each measured RTT; NaN where there was none."""
 
     @classmethod
     def of(cls, predicted: RttDistribution, observed: Observations) -> Self:
         failed = np.isnan(observed.rtt_ms)
         below, above = code_bounds(np.where(failed, 1.0, observed.rtt_ms))
-        place = (predicted.cdf(below) + predicted.cdf(above)) / 2
-        return cls(
-            scores=scores(predicted, observed), median_ms=predicted.median, place=np.where(failed, np.nan, place)
-        )
+        pit = (predicted.cdf(below) + predicted.cdf(above)) / 2
+        return cls(scores=scores(predicted, observed), median_ms=predicted.median, pit=np.where(failed, np.nan, pit))
+
+    def inside(self, probability: Floats) -> Floats:
+        """The share of RTTs inside the predicted central interval of each probability. Nothing without RTTs."""
+        needed = np.sort(np.abs(2 * self.pit[~np.isnan(self.pit)] - 1))  # the narrowest interval that holds the RTT
+        return np.searchsorted(needed, probability, side="right") / len(needed) if len(needed) else np.empty(0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,8 +121,11 @@ class ProtocolResult:
     asked: Observations
     known_before: Ints
     """How many measurements of its source were known at the time of each question."""
-    answers: dict[str, Answers]
+    answers: dict[str, ScoredAnswers]
     """By predictor: baselines, models in their order, and the oracle if there is one."""
+
+    def relative_errors(self, name: str) -> Floats:
+        return errors(self.answers[name].median_ms, self.asked)[1]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,59 +139,126 @@ class Evaluation:
 
         The first model is "model", the truth about simulated data "oracle".
         """
-        keys = {name: name for name in self.models} | dict.fromkeys(self.models[:1], "model")
         return {
             "protocols": {
-                protocol: {keys.get(name, _key(name)): _plain(a.scores) for name, a in result.answers.items()}
+                protocol: {self._key(name): _plain(answers.scores) for name, answers in result.answers.items()}
                 for protocol, result in self.protocols.items()
             }
         }
 
+    def to_store(self, model: str) -> dict[str, Any]:
+        """`to_json` with what the run report needs: names, and curves for its charts. `model` is the report's own."""
+        every = [name for result in self.protocols.values() for name in result.answers]
+        models = [model, *(name for name in self.models if name != model)]
+        return {
+            **self.to_json(),
+            "names": {self._key(name): name for name in every},
+            "models": [self._key(name) for name in models if name in every],
+            "shares": _SHARES.tolist(),
+            "curves": {
+                protocol: {self._key(name): _curves(result, name) for name in result.answers}
+                for protocol, result in self.protocols.items()
+            },
+        }
 
-def _key(name: str) -> str:
-    return re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")
+    def _key(self, name: str) -> str:
+        if name in self.models:
+            return "model" if name == self.models[0] else name
+        return re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")
+
+
+def save_evaluation(found: Evaluation, models: Mapping[str, Path | str | None]) -> list[Path]:
+    """Write `evaluation.json` into the folder of every model that is a run. `models` are where they came from."""
+    written = []
+    for name, where in models.items():
+        run = RunFolder(Path(where or "."))
+        if where and run.config.is_file() and run.metrics.is_file():
+            write_atomically(run.path / EVALUATION_FILE, json.dumps(found.to_store(name)) + "\n")
+            written.append(run.path / EVALUATION_FILE)
+    return written
+
+
+def _curves(result: ProtocolResult, name: str) -> dict[str, list[float]]:
+    relative, inside = result.relative_errors(name), result.answers[name].inside(_SHARES)
+    if not len(relative) or not len(inside):
+        return {}
+    return {"relative_error": _rounded(np.quantile(relative, _SHARES)), "inside": _rounded(inside)}
+
+
+def _rounded(values: Floats) -> list[float]:
+    return [float(f"{value:.4g}") for value in values.tolist()]
 
 
 def _plain(found: Scores) -> dict[str, float | None]:
     return {name: None if np.isnan(value) else value for name, value in found.items()}
 
 
-# Scores as tables for people.
+# The scores by name: how they are shown in tables, in the run report and in benchmarks.
 
-TITLES: Final = {
-    "unseen_pair": "Unseen pairs: known nodes, measured for the first time",
-    "seen_pair": "Seen pairs: what they measure later",
-    "unseen_probe": "Unseen probes: sources that nothing was learnt from",
+
+@dataclass(frozen=True, kw_only=True)
+class ScoreColumn:
+    title: str
+    unit: str = ""
+    format: str
+    """In a terminal."""
+    is_share: bool = False
+    """The run report shows it in per cent."""
+    best: float = 0.0
+    meaning: str
+
+    @property
+    def title_with_unit(self) -> str:
+        return f"{self.title}, {self.unit}" if self.unit else self.title
+
+    def distance(self, value: float) -> float:
+        """From the best value there could be."""
+        return value if self.best == -math.inf else abs(value - self.best)
+
+    def for_page(self, value: float) -> str:
+        return f"{100 * value:,.1f} %" if self.is_share else f"{value:,{self.format[2:-1]}}"
+
+
+SCORE_COLUMNS: Final = {
+    "median_re": ScoreColumn(
+        title="median RE",
+        format="{:.4f}",
+        is_share=True,
+        meaning="relative error of the predicted median: half of the errors are smaller",
+    ),
+    "p90_re": ScoreColumn(
+        title="p90 RE", format="{:.4f}", is_share=True, meaning="relative error that one in ten exceeds"
+    ),
+    "median_ae": ScoreColumn(
+        title="median AE", unit="ms", format="{:.2f}", meaning="absolute error of it: half of the errors are smaller"
+    ),
+    "mae": ScoreColumn(title="MAE", unit="ms", format="{:.2f}", meaning="mean absolute error of it"),
+    "crps": ScoreColumn(
+        title="CRPS", unit="ms", format="{:.2f}", meaning="distance of the predicted distribution from the RTT"
+    ),
+    "nll_bits": ScoreColumn(
+        title="NLL",
+        unit="bits",
+        format="{:.2f}",
+        best=-math.inf,  # a density could make it negative
+        meaning="negative log-likelihood of a result, timeouts included",
+    ),
+    "coverage90": ScoreColumn(
+        title="in 90 %",
+        format="{:.1%}",
+        is_share=True,
+        best=INTERVAL,
+        meaning="share of RTTs inside the predicted 90 % interval: 90 % is best",
+    ),
+    "brier": ScoreColumn(
+        title="Brier", format="{:.4f}", meaning="squared error of the predicted probability of a timeout"
+    ),
 }
 
-LEGEND: Final = (
-    "RE, AE  relative and absolute error of the predicted median\n"
-    "p90     what one error in ten exceeds; MAE is the mean AE\n"
-    "CRPS    distance of the predicted distribution from the RTT\n"
-    "NLL     surprise of a result, failures included\n"
-    "in 90%  share of RTTs inside the predicted 90 % interval: 90 % is best\n"
-    "Brier   squared error of the predicted probability of failure\n"
-    "*       best in its column, the truth about simulated data aside"
-)
-
-
-@dataclass(frozen=True)
-class _Column:
-    header: str
-    show: str
-    distance: Callable[[float], float] = abs
-    """From the best value there could be."""
-
-
-_COLUMNS: Final = {
-    "median_re": _Column("median\nRE", "{:.4f}"),
-    "p90_re": _Column("p90\nRE", "{:.4f}"),
-    "median_ae": _Column("median\nAE ms", "{:.2f}"),
-    "mae": _Column("MAE\nms", "{:.2f}"),
-    "crps": _Column("CRPS\nms", "{:.2f}"),
-    "nll_bits": _Column("NLL\nbits", "{:.2f}", float),  # a density could make it negative
-    "coverage90": _Column("in\n90%", "{:.1%}", lambda share: abs(share - INTERVAL)),
-    "brier": _Column("\nBrier", "{:.4f}"),
+PROTOCOL_TITLES: Final = {
+    "unseen_pair": "Unseen pairs: known nodes, measured for the first time",
+    "seen_pair": "Seen pairs: what they measure later",
+    "unseen_probe": "Unseen probes: sources that nothing was learned from",
 }
 
 
@@ -183,9 +267,11 @@ def tables(evaluation: Evaluation) -> Group:
     parts: list[Table | Text] = []
     for protocol, result in evaluation.protocols.items():
         found = {name: answers.scores for name, answers in result.answers.items()}
-        title = f"{TITLES.get(protocol, protocol)} ({len(result.asked):,} questions)"
+        title = f"{PROTOCOL_TITLES.get(protocol, protocol)} ({len(result.asked):,} questions)"
         parts += [comparison(title, found, evaluation.models), Text()]
-    return Group(*parts, Text(LEGEND, style="dim"))
+    legend = [f"{column.title:11}{column.meaning}" for column in SCORE_COLUMNS.values()]
+    legend.append(f"{'*':11}best in its column, the truth about simulated data aside")
+    return Group(*parts, Text("\n".join(legend), style="dim"))
 
 
 def comparison(title: str, scores: Mapping[str, Mapping[str, float]], models: Sequence[str] = ("model",)) -> Table:
@@ -194,15 +280,16 @@ def comparison(title: str, scores: Mapping[str, Mapping[str, float]], models: Se
     table.show_edge = False
     table.add_column("\npredictor", overflow="fold")
     best = {}
-    for key, column in _COLUMNS.items():
-        table.add_column(column.header, justify="right", no_wrap=True)
+    for key, column in SCORE_COLUMNS.items():
+        first, _, second = column.title_with_unit.replace(",", "").partition(" ")
+        table.add_column(f"{first}\n{second}" if second else f"\n{first}", justify="right", no_wrap=True)
         rivals = [found.get(key, np.nan) for name, found in scores.items() if name != ORACLE]
         nearest = min((value for value in rivals if not np.isnan(value)), key=column.distance, default=None)
-        best[key] = None if nearest is None else column.show.format(nearest)
+        best[key] = None if nearest is None else column.format.format(nearest)
     for name, found in scores.items():
         cells = []
-        for key, column in _COLUMNS.items():
-            shown = column.show.format(found[key]) if not np.isnan(found.get(key, np.nan)) else ""
+        for key, column in SCORE_COLUMNS.items():
+            shown = column.format.format(found[key]) if not np.isnan(found.get(key, np.nan)) else ""
             is_best = shown == best[key] and name != ORACLE
             cells.append(Text(f"{shown}*" if is_best else f"{shown} ", style="bold green" if is_best else ""))
         style = "bold" if name in models else "dim" if name == ORACLE else ""

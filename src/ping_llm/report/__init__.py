@@ -1,5 +1,11 @@
-"""A run to look at: one HTML file without any other file, with curves, pipeline, evaluation, sequences and settings.
+"""The report of a run: one self-contained HTML file with curves, pipeline, evaluation, sequences and settings.
 
-`reading.py` finds what a run's folder holds, `chart.py`, `plot.py` and `draw.py` make charts of its curves, `sections/`
-say what it means, `page.py` puts the page together. Text reaches the page through `markup.py` alone, which escapes it.
+run        what the run's folder holds
+figures    its key figures, how it stands, warnings
+charts     a chart: lines thinned to few points, the table behind it, and its JSON
+curves     the charts of training and evaluation
+sections   what the other sections say
+page       all of it in templates/, with the styles and scripts of static/
+
+static/ has uPlot (MIT licence) and our wrapper of it, chart.js, which the web page of `ping-llm serve` uses as well.
 """

@@ -1,4 +1,4 @@
-"""The few numbers that a run is about."""
+"""The key figures of a run, how it stands, and what somebody who looks at it should know."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -8,15 +8,16 @@ from typing import Final, Literal
 import numpy as np
 
 from ping_llm.config import Config
-from ping_llm.config.keys import TEXT
+from ping_llm.config.keys import TEXT_DATASET_TYPES
 from ping_llm.data.completer import COMPLETER_DATA
+from ping_llm.report.charts import Floats, smoothing_window
+from ping_llm.report.formatting import number, percent
 from ping_llm.report.run import Run
-from ping_llm.report.scales import Floats, shown, smoothing_window
 
 
 @dataclass(frozen=True, kw_only=True)
 class Figures:
-    """None is what nobody knows."""
+    """None where it is unknown."""
 
     loss: float | None
     """The mean of the last fiftieth of the steps."""
@@ -41,14 +42,14 @@ class Figures:
 
 def figures_of(run: Run) -> Figures:
     curves, summary = run.curves, run.summary
-    last_losses = curves["loss"][-smoothing_window(len(curves.step)) :]
+    last_losses = _finite(curves["loss"][-smoothing_window(len(curves.step)) :])
     finite = np.flatnonzero(np.isfinite(curves.eval_loss))
     best = finite[np.argmin(curves.eval_loss[finite])] if len(finite) else None
     parameters, flops = _size(run)
     known = [s.ended - s.begun for s in run.sessions if s.begun and s.ended]
     batch = run.data.identity.get("global_batch_size") if run.data else None
     return Figures(
-        loss=_mean(last_losses),
+        loss=float(last_losses.mean()) if len(last_losses) else None,
         eval_loss=float(curves.eval_loss[finite[-1]]) if len(finite) else None,
         best_eval_loss=None if best is None else float(curves.eval_loss[best]),
         best_eval_step=None if best is None else int(curves.evaluated_at[best]),
@@ -65,8 +66,13 @@ def figures_of(run: Run) -> Figures:
 
 
 def token_word(run: Run) -> str:
-    """What a token of the run is."""
-    return "place" if run.dataset_type in COMPLETER_DATA else "token"
+    """What the run counts: a completer has positions of a context where a language model has tokens."""
+    return "position" if run.dataset_type in COMPLETER_DATA else "token"
+
+
+def loss_unit(run: Run) -> str:
+    """What its loss is a mean over."""
+    return "question" if run.dataset_type in COMPLETER_DATA else "token"
 
 
 def padding_by_step(run: Run, batch: int | None) -> Floats | None:
@@ -84,21 +90,19 @@ def _padding(run: Run, batch: int | None) -> float | None:
     return run.pipeline["padding_fraction"] if run.pipeline else None
 
 
-def _mean(values: Floats) -> float | None:
-    finite = values[np.isfinite(values)]
-    return float(finite.mean()) if len(finite) else None
+def _finite(values: Floats) -> Floats:
+    return values[np.isfinite(values)]
 
 
 def _either(said: object, seen: Floats) -> float | None:
     """What the summary says, or the median of what was seen so far."""
     if isinstance(said, int | float):
         return float(said)
-    finite = seen[np.isfinite(seen)]
-    return float(np.median(finite)) if len(finite) else None
+    return float(np.median(_finite(seen))) if len(_finite(seen)) else None
 
 
 def _size(run: Run) -> tuple[int | None, int | None]:
-    """Parameters, and operations a token in training. No device is asked: it may be training something else."""
+    """Parameters, and FLOPs per token in training. No device is used: it may be training something else."""
     stored = run.summary.get("parameters")
     parameters = stored if isinstance(stored, int) else None
     try:
@@ -114,8 +118,8 @@ def _settings_size(config: Config) -> tuple[int, int]:
 
     if config.dataset_type in COMPLETER_DATA:
         completer, worlds = completer_settings(config), world_settings(config)
-        places = worlds.context + worlds.questions
-        return completer.parameters, completer.flops_per_context(worlds.context, worlds.questions) // places
+        positions = worlds.context + worlds.questions
+        return completer.parameters, completer.flops_per_context(worlds.context, worlds.questions) // positions
     model = model_settings(config)
     return model.parameters, model.flops_per_token(config.max_target_length)
 
@@ -123,15 +127,13 @@ def _settings_size(config: Config) -> tuple[int, int]:
 def kind_of(run: Run) -> str:
     if run.dataset_type in COMPLETER_DATA:
         return "completer"
-    return "language model of text" if run.dataset_type in TEXT else "language model"
+    return "language model of text" if run.dataset_type in TEXT_DATASET_TYPES else "language model"
 
-
-# How a run stands, and what somebody should know who looks at it.
 
 Tone = Literal["good", "warn", "bad", "plain"]
 
 _SILENCE: Final = timedelta(minutes=10)
-"""A run that wrote nothing for so long is not going on."""
+"""A run that wrote nothing for so long is not running any more."""
 _LONG_WAIT: Final = 0.05
 _MUCH_PADDING: Final = 0.02
 
@@ -159,15 +161,15 @@ def status_of(run: Run, now: datetime | None = None) -> Status:
         return Status(word="complete", tone="good")
     if last or run.summary:
         by = "by a signal" if run.summary.get("stopped_by_signal") else "before its end"
-        return Status(word="stopped", tone="warn", sentence=f"It was stopped {by}; the same command goes on with it.")
+        return Status(word="stopped", tone="warn", sentence=f"It was stopped {by}; the same command resumes it.")
     return _silent(run, now or datetime.now(UTC))
 
 
 def _silent(run: Run, now: datetime) -> Status:
-    sign = run.last_sign
-    if sign and now - sign < _SILENCE:
-        return Status(word="running", tone="plain", sentence=f"Its last numbers came at {sign:%H:%M:%S} UTC.")
-    since = f" since {sign:%Y-%m-%d %H:%M} UTC" if sign else ""
+    last = run.last_written
+    if last and now - last < _SILENCE:
+        return Status(word="running", tone="plain", sentence=f"Its last numbers came at {last:%H:%M:%S} UTC.")
+    since = f" since {last:%Y-%m-%d %H:%M} UTC" if last else ""
     return Status(
         word="interrupted",
         tone="bad",
@@ -189,7 +191,7 @@ def _faults(run: Run) -> Iterator[str]:
             more = f", and of {len(broken) - 1:,} more" if len(broken) > 1 else ""
             yield f"The {word} of step {int(broken[0]):,}{more} is not a number."
     if (run.folder / "damaged-checkpoints").is_dir():
-        yield "A checkpoint was damaged and set aside; the run went on from the one before."
+        yield "A checkpoint was damaged and set aside; the run resumed from the one before."
     if run.pipeline and run.pipeline.get("corrupt_rows"):
         yield f"{run.pipeline['corrupt_rows']:,} rows could not be read and were left out."
 
@@ -199,13 +201,13 @@ def _concerns(run: Run, found: Figures) -> Iterator[str]:
         yield "No step has been finished yet."
     if found.data_wait is not None and found.data_wait > _LONG_WAIT:
         advice = f": {run.pipeline['advice']}" if run.pipeline and run.pipeline["bottleneck"] != "consumer" else ""
-        yield f"Training waited for data {shown(found.data_wait, 'percent')} of the time{advice}."
+        yield f"Training waited for data {percent(found.data_wait)} of the time{advice}."
     if found.padding is not None and found.padding > _MUCH_PADDING:
-        yield f"{shown(found.padding, 'percent')} of all places were padding; the pipeline aims at 2 %."
+        yield f"{percent(found.padding)} of all positions were padding; the pipeline aims at 2 %."
     if found.eval_loss is not None and found.best_eval_loss and found.eval_loss > 1.01 * found.best_eval_loss:
         yield (
-            f"The evaluation loss was lowest at step {found.best_eval_step:,} ({shown(found.best_eval_loss)}) and has "
-            f"risen to {shown(found.eval_loss)} since."
+            f"The evaluation loss was lowest at step {found.best_eval_step:,} ({number(found.best_eval_loss)}) and has "
+            f"risen to {number(found.eval_loss)} since."
         )
     if run.settings.get("allow_data_change"):
-        yield "allow_data_change was set: the data may have changed on the way."
+        yield "allow_data_change was set: the data may have changed during the run."

@@ -1,6 +1,7 @@
-"""The page: its sections, style and script in one file that asks for no other.
+"""The page: templates filled with what is known of a run, style and scripts in one file that asks for no other.
 
-A content security policy allows just this script, by its hash: text that got through the escaping would not run either.
+Jinja escapes every text that it is given, and a content security policy allows just the scripts of this package, by
+their hashes: text that got through the escaping would not run either.
 """
 
 import base64
@@ -8,102 +9,130 @@ import hashlib
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
+
 from ping_llm import __version__
+from ping_llm.batches.report import draw
+from ping_llm.config import KEYS
 from ping_llm.core.console import err
-from ping_llm.report.figures import Note, figures_of, notes_of, status_of
-from ping_llm.report.markup import Content, Markup, element, join
-from ping_llm.report.run import Run
-from ping_llm.report.sections.configuration import configuration, differences, history, model_and_data
-from ping_llm.report.sections.curves import training
-from ping_llm.report.sections.evaluation import evaluation
-from ping_llm.report.sections.overview import comparison, evaluations, overview
-from ping_llm.report.sections.pipeline import pipeline, pipelines
-from ping_llm.report.sections.sequences import sequences
+from ping_llm.core.files import write_atomically
+from ping_llm.data.completer import COMPLETER_DATA
+from ping_llm.evaluate.scores import SCORE_COLUMNS
+from ping_llm.report import formatting
+from ping_llm.report.charts import smoothing_window
+from ping_llm.report.curves import training_charts
+from ping_llm.report.figures import Note, figures_of, kind_of, loss_unit, notes_of, status_of, token_word
+from ping_llm.report.run import DATA_FILE, Run, read_run
+from ping_llm.report.sections import (
+    compared_evaluations,
+    differing_keys,
+    evaluation_of,
+    figure_rows,
+    origin_of,
+    pipeline_rows,
+    sequences_of,
+    stage_meanings,
+)
 
 if TYPE_CHECKING:
     from ping_llm.runs.folder import RunFolder
 
-_LINKS = (
-    ("training", "Training"),
-    ("pipeline", "Pipeline"),
-    ("evaluation", "Evaluation"),
-    ("sequences", "Sequences"),
-    ("origin", "Model and data"),
-    ("configuration", "Configuration"),
-    ("history", "History"),
-)
+REPORT: Final = "report.html"
+_STYLES: Final = ("style.css", "uPlot.min.css", "report.css")
+_SCRIPTS: Final = ("uPlot.min.js", "chart.js", "report.js")
 
 
 def page_of(runs: Sequence[Run], *, with_sequences: bool = True) -> str:
     """The report of a run, or of several side by side."""
-    content = _one(runs[0], with_sequences) if len(runs) == 1 else _several(runs)
-    title = runs[0].name if len(runs) == 1 else " · ".join(run.name for run in runs)
-    style, script = _file("style.css") + _file("report.css"), _file("script.js")
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    policy = (
-        f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; "
-        "img-src data:; base-uri 'none'; form-action 'none'"
-    )
-    present = [(name, label) for name, label in _LINKS if f'id="{name}"' in content]
-    navigation = element(
-        "nav",
-        element("a", "Overview", href="#overview"),
-        [element("a", label, href=f"#{name}") for name, label in present],
-        element("button", "Dark", type="button", id="theme", hidden=True),
-        aria_label="Sections",
-    )
-    head = element(
-        "head",
-        element("meta", charset="utf-8"),
-        element("meta", http_equiv="Content-Security-Policy", content=policy),
-        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        element("meta", name="generator", content=f"ping-llm {__version__}"),
-        element("title", f"{title} · ping-llm report"),
-        element("style", Markup(style)),
-    )
-    made = f"Made by ping-llm {__version__} at {datetime.now(UTC):%Y-%m-%d %H:%M} UTC from "
-    places = [element("code", str(run.folder)) for run in runs]
-    footer = element("footer", element("p", made, join(places, ", "), "."))
-    body = element("body", navigation, element("main", content), footer, element("script", Markup(script)))
-    return f"<!doctype html>\n{element('html', head, body, lang='en')}\n"
-
-
-def _one(run: Run, with_sequences: bool) -> Markup:
-    found = figures_of(run)
-    status = status_of(run)
-    parts: list[Content] = [
-        overview(run, found, status, notes_of(run, found)),
-        training([run], [run.name]),
-        pipeline(run),
-        evaluation(run.evaluation),
-        sequences(run, wanted=with_sequences),
-        model_and_data(run, found),
-        configuration(run),
-        history(run),
-    ]
-    return join(parts)
-
-
-def _several(runs: Sequence[Run]) -> Markup:
     names = distinct_names(runs)
-    found = [figures_of(run) for run in runs]
-    statuses = [status_of(run) for run in runs]
-    notes = [
-        [*([Note(tone=status.tone, text=status.sentence)] if status.sentence else []), *notes_of(run, figures)]
-        for run, figures, status in zip(runs, found, statuses, strict=True)
-    ]
-    parts: list[Content] = [
-        comparison(runs, names, found, statuses, notes),
-        training(runs, names),
-        differences(runs, names),
-        evaluations(runs, names),
-        pipelines(runs, names),
-    ]
-    return join(parts)
+    figures, statuses = [figures_of(run) for run in runs], [status_of(run) for run in runs]
+    values: dict[str, Any] = {
+        "runs": runs,
+        "names": names,
+        "figures": figures,
+        "statuses": statuses,
+        "notes": [notes_of(run, found) for run, found in zip(runs, figures, strict=True)],
+        "charts": training_charts(runs, names),
+        "window": max(smoothing_window(len(run.curves.step)) for run in runs),
+    }
+    if len(runs) == 1:
+        run = runs[0]
+        values |= {
+            "protocols": evaluation_of(run),
+            "origin": origin_of(run, figures[0]),
+            "sequences": sequences_of(run, wanted=with_sequences),
+            "stage_meanings": stage_meanings(run),
+            "in_device": run.dataset_type in COMPLETER_DATA,
+        }
+    else:
+        for notes, status in zip(values["notes"], statuses, strict=True):
+            notes[:0] = [Note(tone=status.tone, text=status.sentence)] if status.sentence else []
+        values["protocols"] = compared_evaluations(runs, names)
+        values["differing"], values["same"] = differing_keys(runs)
+        values["figure_rows"], values["pipeline_rows"] = figure_rows(runs, figures), pipeline_rows(runs)
+    scripts = [_file(name) for name in _SCRIPTS]
+    hashes = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
+    return (
+        _environment()
+        .get_template("run.html" if len(runs) == 1 else "comparison.html")
+        .render(
+            **values,
+            version=__version__,
+            now=datetime.now(UTC),
+            style=Markup("").join(_file(name) for name in _STYLES),
+            scripts=scripts,
+            hashes=hashes,
+        )
+    )
+
+
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("ping_llm.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
+    environment.filters |= {
+        "number": formatting.number,
+        "percent": formatting.percent,
+        "short": formatting.short,
+        "duration": formatting.duration,
+        "thousands": "{:,}".format,
+        "backticks": _backticks,
+        "pipeline_graph": _pipeline_graph,
+    }
+    environment.globals |= {
+        "KEYS": KEYS,
+        "SI": formatting.SI,
+        "SCORE_COLUMNS": SCORE_COLUMNS,
+        "kind_of": kind_of,
+        "token_word": token_word,
+        "loss_unit": loss_unit,
+    }
+    return environment
+
+
+def _backticks(text: str) -> Markup:
+    """What stands between backticks is code."""
+    parts = escape(text).split("`")
+    return Markup("").join(Markup("<code>{}</code>").format(part) if i % 2 else part for i, part in enumerate(parts))
+
+
+def _pipeline_graph(report: dict[str, Any]) -> Markup:
+    """The SVG of a pipeline, with a name for those who hear the page."""
+    stages = ", ".join(f"{name} {stage['ms_per_batch']} ms" for name, stage in report["stages"].items())
+    name = escape(f"Pipeline: rows, {stages}, training")
+    return Markup(draw(report).replace("<svg ", f'<svg role="img" aria-label="{name}" ', 1))
 
 
 def distinct_names(runs: Sequence[Run]) -> list[str]:
@@ -116,25 +145,20 @@ def distinct_names(runs: Sequence[Run]) -> list[str]:
     return [f"{run.name} ({number})" for number, run in enumerate(runs, 1)]
 
 
-def _file(name: str) -> str:
-    return files("ping_llm.report").joinpath(name).read_text(encoding="utf-8")
-
-
-# Writing a report: asked for by a command, or at the end of a run, where it must never be what fails.
-
-REPORT: Final = "report.html"
+@cache
+def _file(name: str) -> Markup:
+    return Markup(files("ping_llm.report").joinpath("static", name).read_text(encoding="utf-8"))
 
 
 def write_report(
     runs: Sequence[Path], output: Path, *, evaluations: Sequence[Path] = (), with_sequences: bool = True
 ) -> Path:
     """One HTML file about a run, or about several side by side. `evaluations` belong to the runs in their order."""
-    from ping_llm.report.run import read_run
-    from ping_llm.runs.folder import RunFolder
-
     given: list[Path | None] = [*evaluations, *[None] * (len(runs) - len(evaluations))]
     read = [read_run(folder, file) for folder, file in zip(runs, given, strict=True)]
-    RunFolder(output.parent).write(output, page_of(read, with_sequences=with_sequences))
+    page = page_of(read, with_sequences=with_sequences)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(output, page)
     return output
 
 
@@ -143,17 +167,11 @@ def write_at_end(folder: "RunFolder", loader: Any) -> None:
     if isinstance(sys.exception(), KeyboardInterrupt):  # a second Ctrl-C: somebody wants it to end at once
         return
     try:
-        _keep_what_the_loader_knows(folder, loader)
+        write_atomically(folder.path / DATA_FILE, loader.state().to_json() + "\n")
+        report = getattr(loader, "report", None)
+        if report is not None and report.to_json()["batches"]:
+            report.write(folder.path)
         write_report([folder.path], folder.path / REPORT)
-    except Exception as error:  # a run does not fail for want of a picture
+    except Exception as error:  # a run does not fail because its report does
         message = " ".join(f"{type(error).__name__}: {error}".split())
         err.print(f"warning: the report was not written: {message}", markup=False, soft_wrap=True)
-
-
-def _keep_what_the_loader_knows(folder: "RunFolder", loader: Any) -> None:
-    from ping_llm.report.run import DATA
-
-    folder.write(folder.path / DATA, loader.state().to_json() + "\n")
-    report = getattr(loader, "report", None)
-    if report is not None and report.to_json()["batches"]:
-        report.write(folder.path)

@@ -1,8 +1,8 @@
-"""The numbers of every step, as columns."""
+"""What the folder of a run holds, read as far as it can be: most of it may be missing, cut off or damaged."""
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
@@ -12,12 +12,15 @@ import yaml
 
 from ping_llm.batches.spec import DataState
 from ping_llm.config import Config, load_config
-from ping_llm.config.sections import SECRETS
+from ping_llm.config.keys import SECRETS
 from ping_llm.core.errors import PingLlmError
-from ping_llm.report.scales import Floats
+from ping_llm.evaluate.scores import EVALUATION_FILE
+from ping_llm.report.charts import Floats
 from ping_llm.runs.folder import RunFolder
 from ping_llm.runs.metrics import SESSIONS, read_metrics
 
+PIPELINE_FILE: Final = "pipeline.json"
+DATA_FILE: Final = "data.json"
 _COLUMNS: Final = (
     "loss",
     "grad_norm",
@@ -57,26 +60,19 @@ class Curves:
     def __getitem__(self, name: str) -> Floats:
         return self.columns[name]
 
-    def last(self, name: str) -> float | None:
-        finite = self[name][np.isfinite(self[name])]
-        return float(finite[-1]) if len(finite) else None
-
 
 def _number(value: Any) -> float:
     return float(value) if isinstance(value, int | float) else float("nan")
 
 
-# When a run began, stopped and went on.
-
-
 @dataclass(frozen=True, kw_only=True)
 class Session:
-    """From one start of the program to its end, which a killed one does not tell."""
+    """From one start of the program to its end, which a killed one does not record."""
 
     begun: datetime | None
-    ended: datetime | None
+    ended: datetime | None = None
     first_step: int
-    error: str | None
+    error: str | None = None
     machine: Mapping[str, Any]
 
 
@@ -89,13 +85,7 @@ def read_sessions(file: Path) -> list[Session]:
             machine = {key: value for key, value in event.items() if key not in ("event", "time", "first_step")}
             first = event.get("first_step")
             found.append(
-                Session(
-                    begun=_time(event),
-                    ended=None,
-                    first_step=first if isinstance(first, int) else 0,
-                    error=None,
-                    machine=machine,
-                )
+                Session(begun=_time(event), first_step=first if isinstance(first, int) else 0, machine=machine)
             )
         elif event.get("event") == "end" and found:
             error = event.get("error")
@@ -108,13 +98,6 @@ def _time(event: Mapping[str, Any]) -> datetime | None:
         return datetime.fromisoformat(str(event.get("time")))
     except ValueError:
         return None
-
-
-# What the folder of a run holds, read as far as it can be: most of it may be missing, cut off or damaged.
-
-PIPELINE: Final = "pipeline.json"
-DATA: Final = "data.json"
-EVALUATION: Final = "evaluation.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,7 +114,7 @@ class Run:
     """As `PipelineReport.to_json` gives it."""
     data: DataState | None
     evaluation: Mapping[str, Any] | None
-    problems: Sequence[str] = field(default=())
+    problems: Sequence[str] = ()
     """Of reading, one line each."""
 
     @property
@@ -139,16 +122,20 @@ class Run:
         return str(self.settings.get("dataset_type", "network"))
 
     @property
-    def steps_wanted(self) -> int | None:
-        return self.settings.get("steps")
-
-    @property
     def steps_done(self) -> int:
         return int(self.curves.step[-1]) if len(self.curves.step) else 0
 
     @property
-    def last_sign(self) -> datetime | None:
-        """When its numbers were last written."""
+    def machine(self) -> Mapping[str, Any]:
+        return self.sessions[-1].machine if self.sessions else {}
+
+    @property
+    def hardware(self) -> str:
+        known = {"devices", "device"} <= self.machine.keys()
+        return f"{self.machine['devices']}\u00a0×\u00a0{self.machine['device']}" if known else ""
+
+    @property
+    def last_written(self) -> datetime | None:
         file = RunFolder(self.folder).metrics
         return datetime.fromtimestamp(file.stat().st_mtime, UTC) if file.exists() else None
 
@@ -162,19 +149,21 @@ def read_run(folder: Path, evaluation: Path | None = None) -> Run:
         raise PingLlmError(f"{folder} is an exported model; a report is made of the folder of a run")
     problems: list[str] = []
     config, settings = _configuration(where.config, problems)
-    summary = _json(where.summary, problems) or {}
-    pipeline = _json(folder / PIPELINE, problems) or _visualized(settings, problems)
+    pipeline = _json(folder / PIPELINE_FILE, problems)
+    drawn = settings.get("grain_visualization_dir")  # a run that has not ended may write it there every minute
+    if not pipeline and isinstance(drawn, str) and drawn:
+        pipeline = _json(Path(drawn) / PIPELINE_FILE, problems)
     return Run(
         folder=folder,
         name=folder.resolve().name,
         config=config,
         settings=settings,
         curves=Curves.read(where.metrics),
-        summary=summary,
+        summary=_json(where.summary, problems) or {},
         sessions=read_sessions(folder / SESSIONS),
         pipeline=pipeline if pipeline and _is_pipeline(pipeline) else None,
         data=_data_state(where, problems),
-        evaluation=_evaluation(evaluation) if evaluation else _json(folder / EVALUATION, problems),
+        evaluation=_evaluation(evaluation) if evaluation else _json(folder / EVALUATION_FILE, problems),
         problems=problems,
     )
 
@@ -209,32 +198,24 @@ def _configuration(file: Path, problems: list[str]) -> tuple[Config | None, dict
     return None, {str(key): "" if key in SECRETS else value for key, value in values.items()}
 
 
-def _visualized(settings: Mapping[str, Any], problems: list[str]) -> dict[str, Any] | None:
-    """Of a run that is still going, if it draws its pipeline."""
-    folder = settings.get("grain_visualization_dir")
-    return _json(Path(folder) / PIPELINE, problems) if isinstance(folder, str) and folder else None
-
-
 def _is_pipeline(value: Mapping[str, Any]) -> bool:
-    stages = value.get("stages")
-    numbers = ("workers", "wait_share", "real_tokens_per_s", "padding_fraction", "batches")
+    def has(kind: Any, value: Mapping[str, Any], *names: str) -> bool:
+        return all(isinstance(value.get(name), kind) for name in names)
+
+    numbers = int | float
     return (
-        isinstance(stages, dict)
-        and _has_numbers(value, numbers)
-        and all(isinstance(s, dict) and _has_numbers(s, ("ms_per_batch", "share")) for s in stages.values())
-        and all(isinstance(value.get(name), str) for name in ("bottleneck", "advice"))
+        has(dict, value, "stages")
+        and has(str, value, "bottleneck", "advice")
+        and has(numbers, value, "workers", "wait_share", "real_tokens_per_s", "padding_fraction", "batches")
+        and all(isinstance(s, dict) and has(numbers, s, "ms_per_batch", "share") for s in value["stages"].values())
     )
-
-
-def _has_numbers(value: Mapping[str, Any], names: Sequence[str]) -> bool:
-    return all(isinstance(value.get(name), int | float) for name in names)
 
 
 def _data_state(run: RunFolder, problems: list[str]) -> DataState | None:
     """As the run left it, or as its newest checkpoint has it."""
     try:
-        if (run.path / DATA).is_file():
-            return DataState.from_json((run.path / DATA).read_text())
+        if (run.path / DATA_FILE).is_file():
+            return DataState.from_json((run.path / DATA_FILE).read_text())
         steps = sorted(int(path.name) for path in run.checkpoints.glob("*") if path.name.isdigit())
         if steps:
             stored = json.loads((run.checkpoints / str(steps[-1]) / "run" / "metadata").read_text())
@@ -245,12 +226,10 @@ def _data_state(run: RunFolder, problems: list[str]) -> DataState | None:
 
 
 def _evaluation(file: Path) -> dict[str, Any]:
-    """A file that was asked for must be there."""
+    """A file that was named must be there. Of what a command printed, the last line is the JSON."""
     try:
-        lines = file.read_text(encoding="utf-8").strip()
-        value = (
-            json.loads(lines) if lines.startswith("{") and "\n{" not in lines else json.loads(lines.splitlines()[-1])
-        )
+        text = file.read_text(encoding="utf-8").strip()
+        value = json.loads(text if text.startswith("{") and "\n{" not in text else text.splitlines()[-1])
     except (OSError, ValueError, IndexError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else "not JSON"
         raise PingLlmError(f"cannot read the evaluation {file}: {reason}") from error

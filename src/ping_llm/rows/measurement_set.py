@@ -22,7 +22,7 @@ from ping_llm.core.observations import Ints, Observations
 from ping_llm.rows.dataset import RowSet
 from ping_llm.rows.reader import MappedRows
 from ping_llm.sources import files
-from ping_llm.sources.pieces import OPTIONAL_WITHOUT_TIME, Piece
+from ping_llm.sources.files import OPTIONAL_WITHOUT_TIME, Piece
 from ping_llm.storage import Location
 
 _BATCH: Final = 1_000_000

@@ -14,7 +14,7 @@ from flax import nnx
 
 from ping_llm.batches.device import DeviceBatch
 from ping_llm.config import Config
-from ping_llm.config.keys import TEXT
+from ping_llm.config.keys import TEXT_DATASET_TYPES
 from ping_llm.core.errors import PingLlmError
 from ping_llm.data.completer import COMPLETER_DATA, measurements_of, world_settings
 from ping_llm.models.completer import CompleterSettings, SetTransformer, WorldSettings, worlds_of
@@ -62,8 +62,8 @@ def model_settings(config: Config) -> ModelSettings:
 
 def vocabulary(config: Config) -> int:
     """Tokens that the language model knows: as configured, or those of the data."""
-    if config.dataset_type in TEXT:
-        from ping_llm.data.text.tokenizer import tokenizer_of
+    if config.dataset_type in TEXT_DATASET_TYPES:
+        from ping_llm.data.tokenizer import tokenizer_of
 
         return config.vocab_size or tokenizer_of(config).vocabulary
     if 0 < config.vocab_size < VOCABULARY_SIZE:

@@ -33,7 +33,7 @@ from ping_llm.serve.settings import ServeSettings
 from ping_llm.serve.store import TooManyError, read_known
 
 _FILES: Final = Path(__file__).parent / "static"
-_PALETTE: Final = Path(__file__).parents[1] / "report" / "style.css"
+_PALETTE: Final = Path(__file__).parents[1] / "report" / "static" / "style.css"
 _PAGES: Final = {"/": "index.html", "/docs": "docs.html"}
 
 

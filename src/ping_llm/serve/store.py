@@ -22,7 +22,7 @@ from ping_llm.core.observations import Ints, Observations
 from ping_llm.predict.tables import measured_of
 from ping_llm.rows.manifest import MANIFEST, Manifest
 from ping_llm.rows.measurement_set import MeasurementSet, read_observations, rows_observations
-from ping_llm.sources.pieces import ALIASES
+from ping_llm.sources.files import COLUMN_NAMES
 
 _MOST_FOR_COMPLETER: Final = 50_000
 """Choosing a context among so many takes 15 ms."""
@@ -217,7 +217,7 @@ def read_upload(content: bytes, most: int) -> MeasurementSet:
 def measured_list(measurements: Sequence[Mapping[str, Any]]) -> MeasurementSet:
     """Objects with the names of the schema or its aliases. Times are given for all or for none."""
     columns: dict[str, list[Any]] = {}
-    for column, names in ALIASES.items():
+    for column, names in COLUMN_NAMES.items():
         values = [next((one[name] for name in names if one.get(name) is not None), None) for one in measurements]
         if any(value is not None for value in values) or column == "rtt":
             columns[column] = values

@@ -6,8 +6,7 @@ from typing import Annotated, Any, Final
 from maxtext.configs import types
 from pydantic import AfterValidator, Field, create_model, model_validator
 
-from ping_llm.config.keys import KeyInfo
-from ping_llm.config.sections import find_key
+from ping_llm.config import KEYS, check_value
 from ping_llm.core.errors import PingLlmError
 from ping_llm.tokens import VOCABULARY_SIZE
 
@@ -30,18 +29,19 @@ NETWORK_KEYS: Final = (
 # checkpoints; `network_enabled` tells the two apart. This module imports MaxText: only the launcher may import it.
 
 
-def _field(info: KeyInfo) -> Any:
+def _field(name: str) -> Any:
     def checked(value: Any) -> Any:
         try:
-            return info.checked(value)
+            return check_value(name, value)
         except PingLlmError as error:
             raise ValueError(str(error)) from None
 
-    return Annotated[info.kind, AfterValidator(checked)], Field(info.default, description=info.help)
+    key = KEYS[name]
+    return Annotated[key.annotation, AfterValidator(checked)], Field(key.default, description=key.description)
 
 
 _WithNetworkKeys: Any = create_model(
-    "_WithNetworkKeys", __base__=types.MaxTextConfig, **{name: _field(find_key(name)) for name in NETWORK_KEYS}
+    "_WithNetworkKeys", __base__=types.MaxTextConfig, **{name: _field(name) for name in NETWORK_KEYS}
 )
 
 

@@ -1,0 +1,120 @@
+"""From a YAML file and `key=value` overrides to a `Config`.
+
+The file is read as a tree of nodes and not as Python values: nodes know their line, show duplicate keys, and keep the
+text of a value, so that the type of its key decides what it means, in a file as in an override. YAML's own guesses
+(`1e6` is text, `no` is false, `010` is eight) never come into play.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import yaml
+
+from ping_llm.config.keys import Config, check_value, find_key
+from ping_llm.config.rules import parsed, shown
+from ping_llm.core.errors import PingLlmError
+
+BASE: Final = "base_config"
+"""In a file: the file to start from. Not a key of `Config`, which holds the outcome."""
+
+_TAG: Final = "tag:yaml.org,2002:"
+_SCALAR_TAGS: Final = {_TAG + name for name in ("str", "int", "float", "bool", "timestamp")}
+
+
+class _Setting(NamedTuple):
+    """A key and the text of its value, with where it was written, for messages."""
+
+    origin: str
+    name: str
+    text: str
+
+    def value(self) -> Any:
+        try:
+            return check_value(self.name, parsed(find_key(self.name).annotation, self.text))
+        except PingLlmError as error:
+            raise PingLlmError(f"{self.origin}: {error}") from None
+
+
+def load_config(path: str | Path | None, overrides: Sequence[str] = ()) -> Config:
+    """The configuration in a file (None: all defaults), changed by overrides, of which the last one of a key holds.
+
+    Every setting is checked, also one that a later one replaces.
+
+    >>> load_config(None, ["max_target_length=512"]).max_target_length
+    512
+    """
+    settings = [] if path is None else _read(Path(path))
+    settings += [_override(text) for text in overrides]
+    return Config(**{setting.name: setting.value() for setting in settings})
+
+
+def _override(text: str) -> _Setting:
+    origin = f"override {shown(text)}"
+    name, equals, value = text.partition("=")
+    if not equals or not name.strip():
+        raise PingLlmError(f"{origin}: write key=value")
+    if name.strip() == BASE:
+        raise PingLlmError(f"{origin}: {BASE} belongs in a configuration file; load the other file instead")
+    return _Setting(origin, name.strip(), value)
+
+
+def _read(path: Path, derived: tuple[Path, ...] = (), origin: str = "") -> list[_Setting]:
+    """The settings of a file after those of its base. `derived` are the files based on it, `origin` says where."""
+    entries = list(_entries(path, origin))  # before the path is looked at further: this reports what is wrong with it
+    if path.resolve() in [file.resolve() for file in derived]:
+        chain = " -> ".join(str(file) for file in (*derived, path))
+        raise PingLlmError(f"{origin}{BASE} leads in a circle: {chain}")
+    own = [setting for setting in entries if setting.name != BASE]
+    for setting in entries:
+        if setting.name == BASE:
+            return _read(path.parent / setting.text, (*derived, path), f"{setting.origin}: ") + own
+    return own
+
+
+def _entries(path: Path, origin: str) -> Iterator[_Setting]:
+    root = _parse(path, origin)
+    if root is None or root.tag == _TAG + "null":  # nothing but comments, or `---` alone
+        return
+    if not isinstance(root, yaml.MappingNode):
+        raise PingLlmError(f"{path}: not a configuration; it must hold lines of the form key: value")
+    lines: dict[str, int] = {}
+    for key_node, value_node in root.value:
+        line = key_node.start_mark.line + 1
+        where = f"{path} line {line}"
+        if not isinstance(key_node, yaml.ScalarNode):
+            raise PingLlmError(f"{where}: a key must be a plain word")
+        name = key_node.value
+        if name in lines:
+            raise PingLlmError(f"{where}: {shown(name)} is set twice, first on line {lines[name]}")
+        lines[name] = line
+        if problem := _not_plain(value_node):
+            raise PingLlmError(f"{where}: {shown(name)} {problem}")
+        yield _Setting(where, name, str(value_node.value))
+
+
+def _not_plain(node: yaml.Node) -> str | None:
+    """Why a node is not one plain value, if it is not."""
+    if isinstance(node, yaml.MappingNode):
+        return "holds further keys; all keys stand at the top level"
+    if isinstance(node, yaml.SequenceNode):
+        return "holds a list; every key has one value"
+    if node.tag == _TAG + "null":
+        return 'has no value; write "" for empty text, or remove the line'
+    return None if node.tag in _SCALAR_TAGS else f"has the tag {shown(node.tag)}; write the plain value"
+
+
+def _parse(path: Path, origin: str) -> yaml.Node | None:
+    try:
+        data = path.read_bytes()
+    except (OSError, ValueError) as error:  # ValueError: a character that no file name may hold
+        reason = getattr(error, "strerror", error)
+        raise PingLlmError(f"{origin}cannot read the configuration {shown(str(path))}: {reason}") from None
+    try:
+        return yaml.compose(data, Loader=yaml.SafeLoader)
+    except yaml.MarkedYAMLError as error:
+        line = f" line {error.problem_mark.line + 1}" if error.problem_mark else ""
+        raise PingLlmError(f"{path}{line}: not valid YAML: {error.problem}") from None
+    except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:
+        # Wrong encoding, an escape like "\\UFFFFFFFF", a thousand brackets: the message may have several lines.
+        raise PingLlmError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None

@@ -1,0 +1,215 @@
+"""Text to tokens, many documents at a time: SentencePiece, Hugging Face and tiktoken behind one function."""
+
+import base64
+import hashlib
+import itertools
+import json
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from ping_llm.config import Config
+from ping_llm.core.errors import PingLlmError, need, one_line
+from ping_llm.core.randomness import Ints
+
+Tokens = npt.NDArray[np.uint32]
+
+_LLAMA3_WORDS: Final = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+"""How tiktoken files are cut into words: they do not say it themselves. This is Llama 3's rule, as in MaxText."""
+_LLAMA3_SPECIAL: Final = 256
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenizerSpec:
+    """What decides the tokens of a text, small enough to travel to worker processes."""
+
+    kind: str
+    path: str
+    add_bos: bool = True
+    add_eos: bool = True
+    access_token: str = ""
+
+    @classmethod
+    def of(cls, config: Config) -> "TokenizerSpec":
+        if not config.tokenizer_path:
+            raise PingLlmError(f"dataset_type={config.dataset_type} needs a tokenizer: set tokenizer_path")
+        return cls(
+            kind=config.tokenizer_type,
+            path=config.tokenizer_path,
+            add_bos=config.add_bos,
+            add_eos=config.add_eos,
+            access_token=config.hf_access_token,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tokenizer:
+    spec: TokenizerSpec
+    vocabulary: int
+    """All tokens are below this."""
+    digest: str
+    """Of the files it was made from: another digest gives other tokens."""
+    bos: int | None
+    eos: int | None
+    spell: Callable[[list[str]], Sequence[Sequence[int]]]
+
+    def encode(self, texts: Sequence[str]) -> tuple[Tokens, Ints]:
+        """All tokens, one document after the other, and how many each has. An empty text has none."""
+        spelled = self.spell(list(texts))
+        sizes = np.fromiter(map(len, spelled), dtype=np.int64, count=len(spelled))
+        tokens = np.fromiter(itertools.chain.from_iterable(spelled), dtype=np.uint32, count=int(sizes.sum()))
+        has_text = sizes > 0
+        ends = np.cumsum(sizes)[has_text]
+        starts = ends - sizes[has_text]
+        # At one offset, the end of a document stands before the start of the next.
+        marks = [(ends, self.eos, self.spec.add_eos), (starts, self.bos, self.spec.add_bos)]
+        marks = [(offsets, token, True) for offsets, token, is_wanted in marks if is_wanted and token is not None]
+        if not marks:
+            return tokens, sizes
+        offsets = np.concatenate([offsets for offsets, *_ in marks])
+        tokens = np.insert(tokens, offsets, np.repeat([token for _, token, _ in marks], len(ends)))
+        return tokens, sizes + len(marks) * has_text
+
+
+@lru_cache(maxsize=4)
+def load_tokenizer(spec: TokenizerSpec) -> Tokenizer:
+    return _LOADERS[spec.kind](spec)
+
+
+def tokenizer_of(config: Config) -> Tokenizer:
+    """The tokenizer of a configuration, whose tokens must all be known to the model."""
+    tokenizer = load_tokenizer(TokenizerSpec.of(config))
+    if 0 < config.vocab_size < tokenizer.vocabulary:
+        raise PingLlmError(
+            f"vocab_size={config.vocab_size} is too small: {config.tokenizer_path} has {tokenizer.vocabulary} tokens; "
+            f"set vocab_size={tokenizer.vocabulary}, or 0"
+        )
+    return tokenizer
+
+
+def _sentencepiece(spec: TokenizerSpec) -> Tokenizer:
+    module = need("sentencepiece", "text", "tokenizer_type=sentencepiece")
+    data = _read(spec)
+    try:
+        model = module.SentencePieceProcessor(model_proto=data)
+    except Exception as error:  # its own kinds, most of them plain RuntimeError
+        raise _wrong(spec, "a SentencePiece model", error) from None
+    bos, eos = (token if token >= 0 else None for token in (model.bos_id(), model.eos_id()))
+    return Tokenizer(
+        spec=spec,
+        vocabulary=model.vocab_size(),
+        digest=_digest(data),
+        bos=bos,
+        eos=eos,
+        spell=lambda texts: model.encode(texts, num_threads=1),  # workers are processes; threads would be too many
+    )
+
+
+def _huggingface(spec: TokenizerSpec) -> Tokenizer:
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # as above
+    module = need("tokenizers", "text", "tokenizer_type=huggingface")
+    file = Path(spec.path, "tokenizer.json") if Path(spec.path).is_dir() else Path(spec.path)
+    if not file.exists() and _looks_like_a_path(spec.path):
+        raise PingLlmError(f"tokenizer_path={spec.path}: there is no {file}")
+    try:
+        if file.exists():
+            model = module.Tokenizer.from_file(str(file))
+        else:
+            model = module.Tokenizer.from_pretrained(spec.path, token=spec.access_token or None)
+    except Exception as error:  # its own kinds, made in Rust
+        raise _wrong(spec, "a tokenizer of Hugging Face", error) from None
+    names = _special_names(file.parent / "tokenizer_config.json") if file.exists() else {}
+    return Tokenizer(
+        spec=spec,
+        vocabulary=model.get_vocab_size(with_added_tokens=True),
+        digest=_digest(model.to_str().encode()),
+        bos=model.token_to_id(names.get("bos_token", "<s>")),
+        eos=model.token_to_id(names.get("eos_token", "</s>")),
+        spell=lambda texts: [found.ids for found in model.encode_batch(texts, add_special_tokens=False)],
+    )
+
+
+def _special_names(file: Path) -> dict[str, str]:
+    """What `tokenizer_config.json` says the first and the last token of a document are."""
+    if not file.exists():
+        return {}
+    try:
+        config = json.loads(file.read_text())
+        named = {name: config.get(name) for name in ("bos_token", "eos_token")}
+    except (ValueError, AttributeError) as error:
+        raise PingLlmError(f"{file} cannot be read: {error}") from None
+    return {name: str(v["content"] if isinstance(v, dict) else v) for name, v in named.items()}  # "None": there is none
+
+
+def _tiktoken(spec: TokenizerSpec) -> Tokenizer:
+    module = need("tiktoken", "text", "tokenizer_type=tiktoken")
+    if Path(spec.path).exists() or _looks_like_a_path(spec.path):
+        data = _read(spec)
+        model, bos, eos = _from_ranks(module, spec, data)
+    else:
+        try:
+            model = module.get_encoding(spec.path)
+        except Exception as error:  # unknown names, and whatever a download ends in
+            raise _wrong(spec, "a tiktoken file or encoding", error) from None
+        data, bos, eos = repr(model).encode(), None, model.eot_token
+    return Tokenizer(
+        spec=spec,
+        vocabulary=model.n_vocab,
+        digest=_digest(data),
+        bos=bos,
+        eos=eos,
+        spell=lambda texts: model.encode_ordinary_batch(texts, num_threads=1),
+    )
+
+
+def _from_ranks(module: Any, spec: TokenizerSpec, data: bytes) -> tuple[Any, int, int]:
+    """A file of `base64 rank` lines, with Llama 3's special tokens behind them."""
+    try:
+        lines = (line.split() for line in data.splitlines() if line)
+        ranks = {base64.b64decode(token, validate=True): int(rank) for token, rank in lines}
+        special = ["<|begin_of_text|>", "<|end_of_text|>", *(f"<|reserved_{i}|>" for i in range(2, _LLAMA3_SPECIAL))]
+        model = module.Encoding(
+            name=Path(spec.path).name,
+            pat_str=_LLAMA3_WORDS,
+            mergeable_ranks=ranks,
+            special_tokens={name: len(ranks) + i for i, name in enumerate(special)},
+        )
+    except Exception as error:  # whatever other files look like to it
+        raise _wrong(spec, "a tiktoken file", error) from None
+    return model, len(ranks), len(ranks) + 1
+
+
+_LOADERS: Final = {"sentencepiece": _sentencepiece, "huggingface": _huggingface, "tiktoken": _tiktoken}
+
+
+def _read(spec: TokenizerSpec) -> bytes:
+    try:
+        data = Path(spec.path).read_bytes()
+    except OSError as error:
+        raise PingLlmError(f"tokenizer_path={spec.path} cannot be read: {error.strerror}") from None
+    if not data:  # which SentencePiece would take for a tokenizer without tokens
+        raise PingLlmError(f"tokenizer_path={spec.path} is not a tokenizer: the file is empty")
+    return data
+
+
+def _wrong(spec: TokenizerSpec, what: str, error: Exception) -> PingLlmError:
+    return PingLlmError(
+        f"tokenizer_path={spec.path} is not {what} (tokenizer_type={spec.kind}): {one_line(error, 160)}"
+    )
+
+
+def _looks_like_a_path(path: str) -> bool:
+    return path.startswith((".", "/", "~")) or path.count("/") > 1 or bool(Path(path).suffix)
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:16]
