@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ping_llm import Predictor
 from ping_llm.baselines.interface import Baseline
 from ping_llm.baselines.prefix_trees import PrefixTrees
 from ping_llm.baselines.tuning import standard_baselines
@@ -32,7 +33,6 @@ from ping_llm.evaluate.real import (
     planetlab_pairs,
 )
 from ping_llm.evaluate.scores import Scores, point_scores, scores
-from ping_llm.predict import Predictor
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,12 +8,12 @@ from typing import Final
 
 import numpy as np
 
+import reference_rows
 from ping_llm.batches.batch import PackedTokens
 from ping_llm.batches.plan import Block, Flags, Samples, SequencePlan, make_room
 from ping_llm.batches.source import BatchBuilder
 from ping_llm.batches.spec import Batch
 from ping_llm.core.randomness import Ints, Purpose, key
-from ping_llm.rows.reader import MappedRows
 from ping_llm.tokens.encode import encode
 from reference_contexts import (
     Arrangement,
@@ -172,8 +172,7 @@ def segments(builder: BatchBuilder, sequences: Sequence[int]) -> ReferenceSegmen
     sample, position, rank = draw_positions(samples, candidate_limit(samples, length), samples.shrinkable)
     words = measurement_words(samples, sample, position)
     timed = keeps_time(samples, sample, words)
-    rows = MappedRows(builder.rows)
-    picked = rows.pick(samples.row[sample], position)
+    picked = reference_rows.pick(builder.rows, samples.row[sample], position)
     candidates = Candidates(
         samples=samples, sample=sample, rank=rank, time_s=picked.time_s, timed=timed, failed=np.isnan(picked.rtt_ms)
     )
@@ -183,7 +182,7 @@ def segments(builder: BatchBuilder, sequences: Sequence[int]) -> ReferenceSegmen
     chosen, sample = used[arrangement.order], sample[arrangement.order]
     tokens, lengths = encode(
         family=samples.family[sample],
-        source=rows.sources(samples.row)[sample],
+        source=builder.rows.column("source")[samples.row[sample]],
         destination=picked.destination[chosen],
         rtt_ms=picked.rtt_ms[chosen],
         time_kind=arrangement.time_kind,

@@ -63,13 +63,13 @@ def write_segments(
         drawn = _draw_measurements(columns, length)
         first, position, *_ = drawn
     with stages("read"):
-        picked = reader.pick_runs(rows, first, position, samples.mode != NONE)
+        picked = reader.pick(rows, first, position, samples.mode != NONE)
         read = (picked.time_s, picked.rtt_ms, picked.destination)
     with stages("fill"):
         counts, sizes = np.empty(len(rows), dtype=np.int64), np.empty(len(rows), dtype=np.int32)
         fault = _fill(sequence, columns, drawn, read, length, counts, sizes)
         if fault != _SOUND:
-            raise reader.corrupt(int(rows[fault]), "its measurements are not as the index says")
+            raise reader.rows.corrupt(int(rows[fault]), "its measurements are not as the index says")
     with stages("encode"):
         tokens, written, field_order = _write(
             samples.family, samples.mode, reader.sources(rows), drawn, read, counts, sizes

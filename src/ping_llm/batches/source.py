@@ -10,8 +10,8 @@ from ping_llm.batches.mixture import Mixture
 from ping_llm.batches.plan import RowFacts, SequencePlan
 from ping_llm.batches.segments import Segments, write_segments
 from ping_llm.batches.spec import Batch, DataSpec
-from ping_llm.rows.dataset import RowSet
-from ping_llm.rows.reader import CorruptRowError, RowReader
+from ping_llm.rows.dataset import CorruptRowError, RowSet
+from ping_llm.rows.reader import RowReader
 
 _ENDLESS = 1 << 40
 

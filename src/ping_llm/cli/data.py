@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -47,13 +48,10 @@ def simulate(
 
       ping-llm simulate -n 20000000 --seed 7 --set ipv6_share=0 --set days=30 -o data/raw-ipv4
     """
-    import dataclasses
-
     from ping_llm.sources.simulator import SimulatorSettings
     from ping_llm.sources.simulator import simulate as run
 
-    values = dataclasses.asdict(SimulatorSettings(measurements=measurements, seed=seed))
-    given = SimulatorSettings.from_json(values | _parsed_settings(settings or []))
+    given = SimulatorSettings(**{"measurements": measurements, "seed": seed} | _parsed_settings(settings or []))
     with progress("simulating", total=given.measurements) as advance:
         summary = run(given, output, overwrite=overwrite, on_progress=advance)
     if json_output:
@@ -277,7 +275,7 @@ def _timings_to(path: Path | None) -> Iterator[Callable[["Timing"], None]]:
     except OSError as error:
         raise PingLlmError(f"--timings {path}: {error.strerror}") from error
     with file:
-        yield lambda timing: print(json.dumps(timing.to_json()), file=file)
+        yield lambda timing: print(json.dumps(asdict(timing)), file=file)
 
 
 def _stage_line(stage: dict[str, Any]) -> str:

@@ -199,7 +199,7 @@ def _refuse_what_was_learnt(predictor: "Predictor", split: "Split") -> None:
 
     name = predictor.name
     try:
-        learnt = predictor.learnt_from()
+        learnt = predictor.training_measurements()
     except PingLlmError as error:
         raise PingLlmError(f"cannot check that {name} was not trained on what is asked: {error}") from error
     compromised: Counter[str] = Counter()

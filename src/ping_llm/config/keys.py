@@ -295,13 +295,6 @@ class Metrics(Section):
 class Config(Run, Data, Text, Tokenizer, Worlds, Loader, Evaluation, Model, Optimizer, Hardware, Checkpoints, Metrics):
     """A complete, valid configuration."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _keys_exist(cls, values: dict[str, Any]) -> dict[str, Any]:
-        for name in values:
-            find_key(name)
-        return values
-
     @model_validator(mode="after")
     def _keys_agree(self) -> Self:
         if self.eval_interval > 0 and self.dataset_type == "network" and not self.network_eval_files:

@@ -17,8 +17,8 @@ from ping_llm.config import Config
 from ping_llm.core.errors import PingLlmError
 from ping_llm.core.observations import Observations
 from ping_llm.data.registry import StepLoader, batch_size, host_rows
-from ping_llm.prior.measured import Measurements, on_device_measurements
-from ping_llm.prior.settings import WorldSettings
+from ping_llm.prior.fine_tuning import Measurements, on_device_measurements
+from ping_llm.prior.worlds import WorldSettings
 from ping_llm.rows.measurement_set import read_observations
 
 WORLDS_VERSION: Final = 6

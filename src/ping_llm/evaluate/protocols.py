@@ -19,21 +19,21 @@ from ping_llm.core.distribution import Floats, RttDistribution
 from ping_llm.core.observations import History, Ints, Observations, Questions
 from ping_llm.evaluate.scores import ORACLE, Evaluation, ProtocolResult, ScoredAnswers
 from ping_llm.evaluate.split import Split, sampled
-from ping_llm.sources.simulator import Distribution, World
+from ping_llm.sources.simulator import DelayDistribution, World
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TrueDistribution(RttDistribution):
-    truth: Distribution
+    truth: DelayDistribution
 
     @classmethod
-    def of(cls, truth: Distribution) -> Self:
+    def of(cls, truth: DelayDistribution) -> Self:
         return cls(p_failed=truth.failed_probability, truth=truth)
 
     def take(self, rows: Any) -> Self:
         truth = self.truth
         return self.of(
-            Distribution(
+            DelayDistribution(
                 failed_probability=truth.failed_probability[rows],
                 floor_ms=truth.floor_ms[rows],
                 weight=tuple(weight[rows] for weight in truth.weight),
