@@ -14,7 +14,7 @@ from ping_llm.batches.batch import digest
 from ping_llm.batches.spec import Batch, DataState
 from ping_llm.config import Config
 from ping_llm.data.registry import TrainLoader, make_train_loader
-from ping_llm.training.resume import data_state
+from ping_llm.training.state import data_state
 
 BOS, EOS = 256, 257
 """Of `byte_tokenizer`."""

@@ -41,7 +41,7 @@ from ping_llm.report.sections import (
 )
 
 if TYPE_CHECKING:
-    from ping_llm.runs.folder import RunFolder
+    from ping_llm.runs import RunFolder
 
 REPORT: Final = "report.html"
 _STYLES: Final = ("style.css", "uPlot.min.css", "report.css")
