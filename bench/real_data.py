@@ -17,9 +17,10 @@ from pathlib import Path
 
 import numpy as np
 
+from ping_llm.baselines.interface import Baseline
 from ping_llm.baselines.prefix_trees import PrefixTrees
 from ping_llm.baselines.tuning import standard_baselines
-from ping_llm.core.observations import Baseline, Observations
+from ping_llm.core.observations import Observations
 from ping_llm.evaluate.real import (
     MENOG_KNOWN,
     PLANETLAB_KNOWN,

@@ -24,10 +24,10 @@ from ping_llm.batches.contexts import (
     RowFacts,
     Units,
 )
-from ping_llm.core.randomness import Ints, Purpose, Words, bits, extend, uniform
+from ping_llm.core.randomness import Ints, Purpose, Words, extend, uniform
 from ping_llm.rows.format import LONG_GAP_S
 from ping_llm.tokens.encode import FIELD_ORDERS, TimeKind, token_counts
-from reference_randomness import below, log_uniform, permute
+from reference_randomness import below, bits, log_uniform, permute
 
 
 def draw_units(seed_key: Any, row: Ints, number: Ints, facts: RowFacts, settings: ContextSettings) -> Units:

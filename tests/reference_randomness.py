@@ -1,16 +1,19 @@
-"""Random numbers for many keys at once, in NumPy: the specification of `kernels/draws.py`."""
+"""Random numbers for many keys at once, in NumPy: the specification of `core/draws.py`."""
 
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from ping_llm.core.addresses import mix64
-from ping_llm.core.randomness import Ints, Words, uniform
+from ping_llm.core.randomness import GOLDEN, Ints, Words, mix64, uniform
 
-_GOLDEN: Final = np.uint64(0x9E3779B97F4A7C15)
 _ROUNDS: Final = 8
 _ROUNDS_BELOW_32: Final = 24
+
+
+def bits(words: Words, first: int, count: int) -> Words:
+    """`count` bits of each word from bit `first` on: several small draws from one word."""
+    return (words >> np.uint64(first)) & np.uint64((1 << count) - 1)
 
 
 def below(words: Words, bound: Any) -> Ints:
@@ -18,15 +21,15 @@ def below(words: Words, bound: Any) -> Ints:
     return np.minimum((uniform(words) * bound).astype(np.int64), np.asarray(bound) - 1)
 
 
-def log_uniform(words: Words, most: Any) -> Ints:
-    """Whole numbers in [1, most], small and large sizes equally likely: P(x or less) = ln(x + 1) / ln(most + 1).
+def log_uniform(words: Words, largest: Any) -> Ints:
+    """Whole numbers in [1, largest], small and large sizes equally likely: P(≤ x) = ln(x + 1) / ln(largest + 1).
 
     NumPy's `exp` and `log` differ in the last bit between processors, and a window that differs between two hosts would
     be another batch. These are made of additions and multiplications, which IEEE 754 fixes to the last bit.
     """
-    most = np.asarray(most, dtype=np.int64)
-    drawn = _exp2(uniform(words) * _log2((most + 1).astype(np.float64)))
-    return np.clip(drawn.astype(np.int64), 1, most)
+    largest = np.asarray(largest, dtype=np.int64)
+    drawn = _exp2(uniform(words) * _log2((largest + 1).astype(np.float64)))
+    return np.clip(drawn.astype(np.int64), 1, largest)
 
 
 def _log2(value: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
@@ -75,7 +78,7 @@ def _feistel(words: Words, width: Words, value: Words, rounds: int) -> Words:
     high, low = value >> low_bits, value & low_mask
     with np.errstate(over="ignore"):
         for turn in range(rounds):
-            salt = words + np.uint64(turn + 1) * _GOLDEN
+            salt = words + np.uint64(turn + 1) * GOLDEN
             if turn % 2 == 0:
                 mixed = mix64(low ^ salt)
                 high = (high + mixed) & high_mask

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 from werkzeug.serving import WSGIRequestHandler, make_server
 
-from ping_llm.storage import Location, filesystems, locate
+from ping_llm.storage import Location, locate
+from ping_llm.storage.location import file_system
 
 Environ = dict[str, Any]
 Application = Callable[[Environ, Any], Any]
@@ -111,7 +112,7 @@ def running_server() -> Iterator[S3Server]:
         "AWS_SECRET_ACCESS_KEY": "testing",
         "AWS_EC2_METADATA_DISABLED": "true",
     }
-    filesystems.forget()
+    file_system.cache_clear()
     try:
         urllib.request.urlopen(urllib.request.Request(f"{server.url}/{BUCKET}", method="PUT")).close()
         yield server
@@ -119,7 +120,7 @@ def running_server() -> Iterator[S3Server]:
         server.stop()
         os.environ.clear()
         os.environ.update(kept)
-        filesystems.forget()
+        file_system.cache_clear()
 
 
 @pytest.fixture(scope="module")
@@ -135,7 +136,7 @@ def s3(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> I
     monkeypatch.setenv("PING_LLM_STORAGE_TRIES", "4")
     monkeypatch.setenv("PING_LLM_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("PING_LLM_CACHE_GB", "1")
-    monkeypatch.setattr("ping_llm.storage.retry.RetryPolicy.wait_s", lambda self, failed: 0.01)
+    monkeypatch.setenv("PING_LLM_STORAGE_WAIT_S", "0.005")
     yield s3_server
     s3_server.heal()
 

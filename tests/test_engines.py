@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ping_llm.core.errors import PingLlmError
-from ping_llm.tasks.engines import Engine, EngineChoice, Timing, local_engine, summarise
+from ping_llm.tasks.engines import Engine, EngineChoice, Timing, summarise
 
 
 def _square(number: int) -> int:
@@ -18,7 +18,7 @@ def _square(number: int) -> int:
 
 
 def _slow_first(number: int) -> int:
-    time.sleep(0.3 if number == 0 else 0.001)
+    time.sleep(0.1 if number == 0 else 0.001)
     return number
 
 
@@ -32,7 +32,7 @@ def _fail_at_multiples_of_seven(number: int) -> int:
 class TestEngine:
     @pytest.mark.parametrize("workers", [1, 2])
     def test_results_come_in_order_with_time_and_place(self, workers: int) -> None:
-        with local_engine(workers) as engine:
+        with EngineChoice(workers=workers).open() as engine:
             done = list(engine.map(_square, range(20)))
         assert [one.value for one in done] == [n * n for n in range(20)]
         assert all(one.seconds >= 0 and one.node and one.started > 1.6e9 for one in done)
@@ -90,7 +90,7 @@ class TestEngine:
         assert max(begun) < 40
 
     def test_memory_is_shared_by_the_workers_of_a_machine(self) -> None:
-        with local_engine(4, memory_limit_bytes=1 << 30) as engine:
+        with EngineChoice(workers=4, memory_limit_bytes=1 << 30).open() as engine:
             assert engine.memory_bytes == 1 << 28
 
 

@@ -7,6 +7,11 @@ import pytest
 from ping_llm.core.files import atomic_file, atomic_folder, file_sha256, write_atomically
 
 
+def fail_half_way(path: Path) -> None:
+    path.write_text("ne")
+    path.touch(exist_ok=False)
+
+
 def test_a_file_is_replaced_when_the_block_ends_well(tmp_path: Path) -> None:
     target = tmp_path / "a.json"
     write_atomically(target, "old")
@@ -20,9 +25,8 @@ def test_a_file_is_replaced_when_the_block_ends_well(tmp_path: Path) -> None:
 def test_a_file_is_left_as_it_was_when_the_block_fails(tmp_path: Path) -> None:
     target = tmp_path / "a.json"
     write_atomically(target, b"old")
-    with pytest.raises(ValueError, match="half way"), atomic_file(target) as unfinished:
-        unfinished.write_text("ne")
-        raise ValueError("half way")
+    with pytest.raises(FileExistsError), atomic_file(target) as unfinished:
+        fail_half_way(unfinished)
     assert target.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [target]
 
@@ -34,9 +38,8 @@ def test_a_folder_is_replaced_whole(tmp_path: Path) -> None:
             for name in names:
                 (unfinished / name).write_text(name)
         assert sorted(path.name for path in target.iterdir()) == list(names)
-    with pytest.raises(ValueError, match="half way"), atomic_folder(target) as unfinished:
-        (unfinished / "d").write_text("d")
-        raise ValueError("half way")
+    with pytest.raises(FileExistsError), atomic_folder(target) as unfinished:
+        fail_half_way(unfinished / "d")
     assert [path.name for path in target.iterdir()] == ["c"]
     assert list(tmp_path.iterdir()) == [target]
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ping_llm.core.randomness import Purpose, bits, extend, key, permute, uniform
+from ping_llm.core.randomness import Purpose, extend, key, permute, uniform
 from pipeline_fixtures import looks_uniform
-from reference_randomness import below
+from reference_randomness import below, bits
 
 SIZES = (1, 2, 3, 4, 5, 7, 8, 9, 16, 17, 1000, 4096, 4097)
 WORD = st.integers(0, 2**64 - 1)

@@ -6,7 +6,7 @@ import pytest
 
 _PROGRAM = """
 import time
-from ping_llm.stopping import stop_on_signals
+from ping_llm.core.signals import stop_on_signals
 
 class Finalised:
     def __del__(self):

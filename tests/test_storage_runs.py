@@ -154,7 +154,7 @@ class TestMirror:
         folder = tmp_path / "run"
         write(folder, 10)
         write(folder, 20)
-        mirror = Mirror(folder, bucket)
+        mirror = Mirror(folder, bucket, copies_at_once=1)
         upload = mirror._upload
 
         def meanwhile(name: str, before: Any) -> Any:
@@ -164,7 +164,6 @@ class TestMirror:
             return upload(name, before)
 
         monkeypatch.setattr(mirror, "_upload", meanwhile)
-        monkeypatch.setattr("ping_llm.storage.mirror._AT_ONCE", 1)
         mirror.finish()
         state = json.loads((bucket / STATE).read_text())
         assert state["step"] == 20

@@ -33,7 +33,7 @@ def _running(pid: int) -> bool:
 
 POOL_SCRIPT = r"""
 import os, sys, time
-from ping_llm.workers import map_in_order, worker_pool
+from ping_llm.tasks.pool import map_in_order, worker_pool
 
 def nap(seconds):
     os.write(1, b"%d\n" % os.getpid())  # in one piece: both workers write to the same pipe

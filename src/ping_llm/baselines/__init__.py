@@ -26,10 +26,11 @@ from ping_llm.baselines.forecasts import (
     WithResiduals,
     with_residuals,
 )
+from ping_llm.baselines.interface import Baseline, FittedBaseline
 from ping_llm.baselines.prefix_trees import PrefixTrees
 from ping_llm.baselines.sequential import LastValue, MedianOfLast, MovingAverage
 from ping_llm.baselines.tuning import BestOf, standard_baselines
-from ping_llm.core.observations import Baseline, FittedBaseline, NodeIds, Observations, Questions
+from ping_llm.core.observations import NodeIds, Observations, Questions
 
 __all__ = [
     "Baseline",

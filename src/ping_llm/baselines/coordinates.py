@@ -16,8 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from ping_llm.baselines.factors import GlobalMedian, LogFactors, rowwise_dot
+from ping_llm.baselines.interface import FittedBaseline
 from ping_llm.baselines.pairs import PairTable, rows_of
-from ping_llm.core.observations import MIN_RTT_MS, Bools, FittedBaseline, Floats, Ints, Observations, Questions
+from ping_llm.core.observations import MIN_RTT_MS, Bools, Floats, Ints, Observations, Questions
 
 Arrays = dict[str, Any]
 Loss = Callable[[Arrays, Arrays, Arrays], Any]

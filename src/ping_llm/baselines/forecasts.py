@@ -11,10 +11,11 @@ from typing import ClassVar, Final
 
 import numpy as np
 
+from ping_llm.baselines.interface import Baseline, FittedBaseline
 from ping_llm.baselines.pairs import rows_of
 from ping_llm.core.distribution import RttDistribution
 from ping_llm.core.measurements import MAX_RTT_MS
-from ping_llm.core.observations import Baseline, Bools, FittedBaseline, Floats, History, Ints, Observations, Questions
+from ping_llm.core.observations import Bools, Floats, History, Ints, Observations, Questions
 
 DEFAULT_FAILED: Final = 0.035
 """Share of failed probes in a RIPE Atlas extract, for where nothing at all is known."""

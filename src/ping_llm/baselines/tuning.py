@@ -11,9 +11,10 @@ import numpy as np
 
 from ping_llm.baselines.coordinates import Descent, Dmfsgd, Vivaldi
 from ping_llm.baselines.factors import GlobalMedian, LogFactors, PairMedian
+from ping_llm.baselines.interface import Baseline, FittedBaseline
 from ping_llm.baselines.pairs import PairTable
 from ping_llm.baselines.sequential import LastValue, MedianOfLast, MovingAverage
-from ping_llm.core.observations import Baseline, FittedBaseline, Observations
+from ping_llm.core.observations import Observations
 
 
 @dataclass(frozen=True, kw_only=True)

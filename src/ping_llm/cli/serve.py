@@ -9,8 +9,7 @@ import typer
 
 from ping_llm.cli.options import AnyCheckpoint
 from ping_llm.core.console import err
-from ping_llm.core.errors import PingLlmError
-from ping_llm.core.extras import need
+from ping_llm.core.errors import PingLlmError, need
 
 _VARIABLE = "PING_LLM_TOKEN"
 

@@ -13,6 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from ping_llm.core.randomness import GOLDEN, mix64
+
 ADDRESS_BYTES: Final = {4: 4, 6: 16}
 """Bytes of an address, by family."""
 
@@ -102,13 +104,4 @@ def source_hash(families: npt.NDArray[np.uint8], packed: npt.NDArray[np.uint8]) 
     """
     halves = np.ascontiguousarray(packed).view(">u8").astype(np.uint64)
     with np.errstate(over="ignore"):
-        return mix64(halves[:, 0] ^ mix64(halves[:, 1] + families.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)))
-
-
-def mix64(value: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """splitmix64's finaliser: a bijection of 64-bit words whose output bits look random."""
-    value = value ^ (value >> np.uint64(30))
-    value = value * np.uint64(0xBF58476D1CE4E5B9)
-    value = value ^ (value >> np.uint64(27))
-    value = value * np.uint64(0x94D049BB133111EB)
-    return value ^ (value >> np.uint64(31))
+        return mix64(halves[:, 0] ^ mix64(halves[:, 1] + families.astype(np.uint64) * GOLDEN))

@@ -5,6 +5,7 @@ its module is imported, and there is one version of it. Importing such a module 
 modules that are used without making batches import kernels where they call them.
 """
 
+import ast
 import hashlib
 from collections.abc import Callable
 from functools import cache
@@ -24,50 +25,19 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 _numba: Any = numba  # its own annotations know too little of what it compiles
 types: Final = _numba.types
 cgutils: Final = _numba.core.cgutils
-intrinsic: Final = _numba.extending.intrinsic
+carray: Final = _numba.carray
 
 _OPTIONS: Final = {"nogil": True, "error_model": "numpy"}
 
-_PACKAGE: Final = Path(__file__).parent.parent
-_SOURCES: Final = (
-    "core/*.py",
-    "tokens/*.py",
-    "rows/format.py",
-    "rows/kernels.py",
-    "batches/contexts.py",
-    "batches/kernels/*.py",
-)
-"""Where kernels are, and the constants that are compiled into them."""
-
-
-@cache
-def _version() -> str:
-    digest = hashlib.sha256()
-    for pattern in _SOURCES:
-        for path in sorted(_PACKAGE.glob(pattern)):
-            digest.update(path.read_bytes())
-    return digest.hexdigest()[:12]
-
-
-@cache
-def _say_that_it_takes_a_while() -> None:
-    err.print("compiling the input pipeline for this machine: once, and it takes some 20 seconds", soft_wrap=True)
-
-
-def _remove_outdated(folder: str | None, name: str) -> None:
-    """Other versions of a function that is in the cache now."""
-    for path in Path(folder).glob(f"*.{name}_*.nb?") if folder else ():
-        if _version() not in path.name:
-            path.unlink(missing_ok=True)
-
 
 def kernel(*arguments: Any, returns: Any = types.void) -> Callable[[Function], Function]:
-    """Compile a function for arguments of these types. Other threads go on while it runs."""
+    """Compile a function for arguments of these types. Other threads continue while it runs."""
 
     def decorate(function: Function) -> Function:
         # Numba finds a cached function by its name and its own file, but a change of another file that is compiled into
-        # it must also give a new one. So the version of all is part of the name.
-        function.__qualname__ = f"{function.__name__}_{_version()}"
+        # it must also give a new one. So a checksum of all of them is part of the name.
+        version = source_version(Path(function.__code__.co_filename))
+        function.__qualname__ = f"{function.__name__}_{version}"
         signature = returns(*arguments)
         try:
             compiled = _numba.njit(signature, cache=True, **_OPTIONS)(function)
@@ -77,7 +47,10 @@ def kernel(*arguments: Any, returns: Any = types.void) -> Callable[[Function], F
             compiled = _numba.njit(signature, **_OPTIONS)(function)  # there is no folder to write to
         if not compiled.stats.cache_hits:
             _say_that_it_takes_a_while()
-            _remove_outdated(compiled.stats.cache_path, function.__name__)
+            folder = compiled.stats.cache_path
+            for path in Path(folder).glob(f"*.{function.__name__}_*.nb?") if folder else ():
+                if version not in path.name:  # outdated
+                    path.unlink(missing_ok=True)
         return compiled
 
     return decorate
@@ -86,6 +59,42 @@ def kernel(*arguments: Any, returns: Any = types.void) -> Callable[[Function], F
 def part_of_kernels(function: Function) -> Function:
     """A function that only kernels call: it is compiled into them."""
     return _numba.njit(function, forceinline=True, **_OPTIONS)
+
+
+@cache
+def _say_that_it_takes_a_while() -> None:
+    err.print("compiling the input pipeline for this machine: once, and it takes some 20 seconds", soft_wrap=True)
+
+
+@cache
+def source_version(file: Path, root: Path = Path(__file__).parents[2]) -> str:
+    """A checksum of a source file and of all files below `root` that it imports, directly or not.
+
+    Code and constants that are compiled into a kernel come from there and from nowhere else.
+    """
+    sources, new = {file}, [file]
+    while new:
+        found = {module for module in _imports(new.pop(), root) if module not in sources}
+        sources |= found
+        new += found
+    digest = hashlib.sha256()
+    for source in sorted(sources):
+        digest.update(source.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+@cache
+def _imports(file: Path, root: Path) -> list[Path]:
+    """The modules below `root` that a file imports, anywhere in it."""
+    paths = []
+    for node in ast.walk(ast.parse(file.read_bytes())):
+        if isinstance(node, ast.Import):
+            paths += [root.joinpath(*name.name.split(".")) for name in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = file.parents[node.level - 1] if node.level else root
+            module = base.joinpath(*(node.module or "").split("."))
+            paths += [module, *(module / name.name for name in node.names)]
+    return [found for path in paths for found in (path.with_suffix(".py"), path / "__init__.py") if found.is_file()]
 
 
 def column(kind: Any) -> Any:
@@ -102,30 +111,26 @@ def mapped(kind: Any) -> Any:
     return types.Array(kind, 1, "C", readonly=True)
 
 
-def _pointer(_context: Any, address: Any) -> Any:
+@_numba.extending.intrinsic  # type: ignore[untyped-decorator]
+def pointer(_context: Any, address: Any) -> Any:
+    """A pointer from a number, for `carray`: the arrays that a kernel reads may be too many to be arguments."""
+
     def generate(_target: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         return builder.inttoptr(arguments[0], cgutils.voidptr_t)
 
     return types.voidptr(address), generate
 
 
-pointer: Any = intrinsic(_pointer)
-"""A pointer from a number, for `carray`: the arrays that a kernel reads may be too many to be arguments."""
+@_numba.extending.intrinsic  # type: ignore[untyped-decorator]
+def prefetch(_context: Any, address: Any) -> Any:
+    """Begin to load what is at an address into the cache, without waiting. Any address will do: this never fails."""
 
-carray: Any = _numba.carray
-
-
-def _prefetch(_context: Any, address: Any) -> Any:
     def generate(_target: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        place = builder.inttoptr(arguments[0], cgutils.voidptr_t)
+        pointer = builder.inttoptr(arguments[0], cgutils.voidptr_t)
         number = cgutils.ir.IntType(32)
         kind = cgutils.ir.FunctionType(cgutils.ir.VoidType(), [cgutils.voidptr_t, number, number, number])
         function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
         read, keep_near, data = number(0), number(3), number(1)
-        builder.call(function, [place, read, keep_near, data])
+        builder.call(function, [pointer, read, keep_near, data])
 
     return types.void(types.int64), generate
-
-
-prefetch: Any = intrinsic(_prefetch)
-"""Begin to load what is at an address into the cache, and go on. It may be any address: this never fails."""

@@ -1,8 +1,12 @@
-"""Round-trip times as 16-bit codes: a small floating-point number that bytes can spell.
+"""Distributions of round-trip times: what every predictor answers.
 
-A code is a 5-bit exponent e and an 11-bit mantissa m and stands for m·2^e µs. It is normalised (e = 0, or m ≥ 1024), so
-each value has one code, codes are ordered like the values, and rounding to the nearest changes a value from 1.024 ms on
-by at most one part in 2^11. Below that the step is 1 µs. Nothing is shorter than 1 µs.
+Likelihoods are those of 16-bit *RTT codes*, so that densities and probability masses can be compared. A code is a small
+floating-point number that two bytes spell: a 5-bit exponent e and an 11-bit mantissa m stand for m·2^e µs. It is
+normalised (e = 0, or m ≥ 1024), so each value has one code, codes are ordered like the values, and rounding to the
+nearest changes a value from 1.024 ms on by at most one part in 2^11. Below that the step is 1 µs. Nothing is shorter
+than 1 µs.
+
+A measurement *fails* if it gets no answer; everything but `p_failed` is conditional on an answer.
 """
 
 from abc import ABC, abstractmethod
@@ -11,6 +15,9 @@ from typing import Any, ClassVar, Final, Self
 
 import numpy as np
 import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
 
 TOO_LONG_US: Final = 2047.5 * 2**31
 """From here on an RTT, 51 days, would round beyond the largest code."""
@@ -45,31 +52,19 @@ def normalised_codes() -> npt.NDArray[np.uint16]:
 def code_bounds(rtt_ms: Any) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
     """The two RTTs between which all have the same code: its probability is what a distribution has between them."""
     codes = normalised_codes()
-    place = np.searchsorted(codes, encode_rtt(rtt_ms))
+    index = np.searchsorted(codes, encode_rtt(rtt_ms))
     values = decode_rtt(codes)
     middles = (values[1:] + values[:-1]) / 2
     edges = np.concatenate([[0.0], middles, [TOO_LONG_US / 1000.0]])
-    return edges[place], edges[place + 1]
+    return edges[index], edges[index + 1]
 
-
-# What every predictor answers: the distribution of the results of several measurements that were not yet made.
-#
-#     failed       the measurement gets no answer; everything but `p_failed` is given that it does not fail
-#     RTT code     the 16-bit number that stands for an RTT (see `tokens.rtt_code`): likelihoods are those of codes, so
-#                  that densities and probability masses can be compared
-#
-# A predictor's own kind of distribution says how probable an RTT is (`_cdf`) and which RTT belongs to a probability
-# (`_quantile`); all else follows, and is overridden where there is an exact or cheaper way.
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 CODES: Final[Ints] = normalised_codes().astype(np.int64)
 CODE_MS: Final = decode_rtt(CODES)
 _LOWER_MS, _UPPER_MS = code_bounds(CODE_MS)
 
 _LEAST: Final = 1e-300
-"""Probability of what a distribution holds to be impossible: surprise stays finite."""
+"""Probability of what a distribution holds to be impossible: log-likelihoods stay finite."""
 
 # Levels at which integrals over all quantiles are taken, dense towards 0 and 1 where RTTs have long tails.
 _STEPS: Final = np.linspace(0.0, 1.0, 201)
@@ -80,7 +75,11 @@ _SHARES: Final = np.diff(_STEPS**2 * (3 - 2 * _STEPS))
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RttDistribution(ABC):
-    """Predicted results of n questions. RTTs are in ms, and given that the measurement does not fail."""
+    """Predicted results of n questions. RTTs are in ms, and conditional on an answer.
+
+    A predictor's own kind says how probable an RTT is (`_cdf`) and which RTT belongs to a probability (`_quantile`);
+    all else follows, and is overridden where there is an exact or cheaper way.
+    """
 
     p_failed: Floats
     """[n]"""
@@ -106,18 +105,18 @@ class RttDistribution(ABC):
 
     def cdf(self, rtt_ms: Any) -> Floats:
         """P(RTT <= rtt_ms): [n] for one RTT or one for each question; [n, k] for [n, k] or [1, k]."""
-        asked = np.asarray(rtt_ms, dtype=np.float64)
-        if asked.ndim == 2:
-            return self._cdf(np.broadcast_to(asked, (len(self), asked.shape[1])))
-        return self._cdf(self._column(asked))[:, 0]
+        rtt_ms = np.asarray(rtt_ms, dtype=np.float64)
+        if rtt_ms.ndim == 2:
+            return self._cdf(np.broadcast_to(rtt_ms, (len(self), rtt_ms.shape[1])))
+        return self._cdf(self._column(rtt_ms))[:, 0]
 
     def quantile(self, levels: Any) -> Floats:
         """The RTT that is not exceeded with this probability: [n], or [n, levels] for several levels."""
-        asked = np.asarray(levels, dtype=np.float64)
-        if not np.all((asked >= 0) & (asked <= 1)):
+        levels = np.asarray(levels, dtype=np.float64)
+        if not np.all((levels >= 0) & (levels <= 1)):
             raise ValueError(f"levels of quantiles lie between 0 and 1, not {levels}")
-        found = self._quantile(np.broadcast_to(np.atleast_1d(asked), (len(self), asked.size)))
-        return found.reshape(len(self), *asked.shape)
+        found = self._quantile(np.broadcast_to(np.atleast_1d(levels), (len(self), levels.size)))
+        return found.reshape(len(self), *levels.shape)
 
     @property
     def median(self) -> Floats:
@@ -126,7 +125,7 @@ class RttDistribution(ABC):
     @property
     def mean(self) -> Floats:
         """By default from 200 quantiles, the outermost at 2e-5 and 1 - 2e-5, which bounds what a heavy tail can do."""
-        return self._quantile(np.broadcast_to(_LEVELS, (len(self), len(_LEVELS)))) @ _SHARES
+        return self._all_levels() @ _SHARES
 
     def interval(self, share: float = 0.9) -> tuple[Floats, Floats]:
         """Between which RTTs the answer lies with this probability; as likely to be below as above."""
@@ -146,7 +145,7 @@ class RttDistribution(ABC):
         return np.log(np.maximum(np.where(failed[:, 0], self.p_failed, answered), _LEAST))
 
     def bits(self, rtt_ms: Any) -> Floats:
-        """Surprise of each observed result in bits; NaN stands for failed."""
+        """Negative log-likelihood of each observed result in bits; NaN stands for failed."""
         return self.log_likelihood(rtt_ms) / -np.log(2)
 
     def crps(self, rtt_ms: Any) -> Floats:
@@ -156,7 +155,7 @@ class RttDistribution(ABC):
         for log-normal RTTs.
         """
         observed = self._column(rtt_ms)
-        quantile = self._quantile(np.broadcast_to(_LEVELS, (len(self), len(_LEVELS))))
+        quantile = self._all_levels()
         loss = np.where(observed < quantile, 1 - _LEVELS, -_LEVELS) * (quantile - observed)
         return 2 * loss @ _SHARES
 
@@ -171,14 +170,17 @@ class RttDistribution(ABC):
         at = np.searchsorted(CODES, codes)
         return self.cdf(_UPPER_MS[at]) - self.cdf(_LOWER_MS[at])
 
+    def _all_levels(self) -> Floats:
+        return self._quantile(np.broadcast_to(_LEVELS, (len(self), len(_LEVELS))))
+
     def _column(self, rtt_ms: Any) -> Floats:
         """[n, 1] of one RTT, or of one for each question."""
         column = np.asarray(rtt_ms, dtype=np.float64)
         return np.broadcast_to(column.reshape(-1, 1) if column.ndim else column, (len(self), 1))
 
 
-def search_rows(table: Floats, rows: Ints, wanted: Floats) -> Ints:
-    """The first place in each named row of cumulated probabilities (which rise to 1) that reaches the wanted one."""
-    apart = 2.0 * np.arange(len(table))
-    at = np.searchsorted((table + apart[:, None]).reshape(-1), wanted + apart[rows])
+def search_rows(table: Floats, rows: Ints, levels: Floats) -> Ints:
+    """The first index in each of these rows of cumulative probabilities (which rise to 1) that reaches its level."""
+    apart = 2.0 * np.arange(len(table))  # one sorted array of all rows
+    at = np.searchsorted((table + apart[:, None]).reshape(-1), levels + apart[rows])
     return np.clip(at - rows * table.shape[1], 0, table.shape[1] - 1)

@@ -1,36 +1,21 @@
-"""Random numbers that are a function of their key, as `randomness.py` has them, for use within kernels."""
+"""The draws of `randomness.py` for use within kernels: the same numbers, compiled."""
 
 from typing import Any, Final
 
 import numpy as np
 
+from ping_llm.core import randomness
 from ping_llm.core.compiled import Array, column, kernel, part_of_kernels, types
+from ping_llm.core.randomness import GOLDEN
 
-GOLDEN: Final = np.uint64(0x9E3779B97F4A7C15)
-_FIRST_FACTOR: Final = np.uint64(0xBF58476D1CE4E5B9)
-_SECOND_FACTOR: Final = np.uint64(0x94D049BB133111EB)
+mix64 = part_of_kernels(randomness.mix64)
+
 _FEW_BITS: Final = np.uint64(5)
-
 _MANTISSA: Final = (1 << 52) - 1
 _HALF: Final = 1022 << 52
 
-U1: Final = np.uint64(1)
-U2: Final = np.uint64(2)
-U4: Final = np.uint64(4)
-U6: Final = np.uint64(6)
-U8: Final = np.uint64(8)
-U11: Final = np.uint64(11)
-U27: Final = np.uint64(27)
-U30: Final = np.uint64(30)
-U31: Final = np.uint64(31)
-
-
-@part_of_kernels
-def mix64(value: Any) -> Any:
-    """splitmix64's finaliser, as `addresses.mix64`."""
-    value = (value ^ (value >> U30)) * _FIRST_FACTOR
-    value = (value ^ (value >> U27)) * _SECOND_FACTOR
-    return value ^ (value >> U31)
+# A word and a Python int would become a float.
+U1, U2, U4, U6, U8, U11 = (np.uint64(number) for number in (1, 2, 4, 6, 8, 11))
 
 
 @part_of_kernels
@@ -52,14 +37,14 @@ def below(word: Any, bound: Any) -> Any:
 
 
 @part_of_kernels
-def log_uniform(word: Any, most: Any) -> Any:
-    """A whole number in [1, most], small and large sizes equally likely: P(x or less) = ln(x + 1) / ln(most + 1).
+def log_uniform(word: Any, largest: Any) -> Any:
+    """A whole number in [1, largest], small and large sizes equally likely: P(≤ x) = ln(x + 1) / ln(largest + 1).
 
     Library versions of `exp` and `log` differ in the last bit between processors, and a window that differs between two
     hosts would be another batch. These are made of additions and multiplications, which IEEE 754 fixes to the last bit.
     """
-    drawn = np.int64(_exp2(uniform(word) * _log2(np.float64(most + 1))))
-    return min(max(drawn, 1), most)
+    drawn = np.int64(_exp2(uniform(word) * _log2(np.float64(largest + 1))))
+    return min(max(drawn, 1), largest)
 
 
 @part_of_kernels
@@ -79,7 +64,7 @@ def _log2(value: Any) -> Any:
 def _exp2(value: Any) -> Any:
     whole = np.floor(value)
     rest, total = (value - whole) * 0.6931471805599453, 1.0
-    for term in range(18, 9, -1):  # in two loops: one so long would not be written out, and not run side by side
+    for term in range(18, 9, -1):  # two loops: LLVM would not unroll one so long, and then not vectorise it
         total = total * rest / term + 1.0
     for term in range(9, 0, -1):
         total = total * rest / term + 1.0
@@ -87,19 +72,13 @@ def _exp2(value: Any) -> Any:
 
 
 @part_of_kernels
-def bit_length(value: Any) -> Any:
-    """Bits that a whole number above 0 has."""
-    bits = 0
-    while value > 0:
-        value >>= 1
-        bits += 1
-    return bits
-
-
-@part_of_kernels
 def permutation_width(size: Any) -> Any:
     """The network permutes a range of 2^width numbers, the smallest that holds `size`."""
-    return np.uint64(bit_length(max(size - 1, 1)))
+    last, bits = max(size - 1, 1), 0
+    while last > 0:
+        last >>= 1
+        bits += 1
+    return np.uint64(bits)
 
 
 @part_of_kernels
@@ -121,8 +100,8 @@ def _eight_rounds(salt: Any, high_mask: Any, low_mask: Any, high: Any, low: Any)
 def _shuffled_many(word: Any, width: Any, value: Any) -> Any:
     """Where a keyed bijection of [0, 2^width) takes a number, for a width of 5 and more: a Feistel network.
 
-    Each part of the number in turn is added a hash of the other. Their widths may differ. The rounds are written out,
-    since the compiler makes a loop over many values run side by side only if there is no loop within it.
+    To each part of the number in turn a hash of the other is added. Their widths may differ. The rounds are written
+    out, since LLVM vectorises a loop over many values only if there is no loop within it.
     """
     low_bits = width >> U1
     low_mask, high_mask = (U1 << low_bits) - U1, (U1 << (width - low_bits)) - U1
@@ -132,7 +111,7 @@ def _shuffled_many(word: Any, width: Any, value: Any) -> Any:
 
 @part_of_kernels
 def _shuffled_few(word: Any, width: Any, value: Any) -> Any:
-    """The same for smaller widths, which need 24 rounds until every pair of places is equally likely (tested)."""
+    """The same for smaller widths, which need 24 rounds until every pair of positions is equally likely (tested)."""
     low_bits = width >> U1
     low_mask, high_mask = (U1 << low_bits) - U1, (U1 << (width - low_bits)) - U1
     high, low, salt = value >> low_bits, value & low_mask, word + GOLDEN
@@ -166,7 +145,7 @@ def permute_run(word: Any, size: Any, begin: Any, result: Any) -> None:
         for i in range(len(result)):
             result[i] = _shuffled(word, width, np.uint64(begin + i))
     else:
-        for i in range(len(result)):  # all are walked one step side by side, those that are outside then go on
+        for i in range(len(result)):  # vectorised: the first step of all; those that land outside continue below
             result[i] = _shuffled_many(word, width, np.uint64(begin + i))
     for i in range(len(result)):
         while result[i] >= size:

@@ -1,5 +1,8 @@
 """The one exception a user is meant to see: the command line prints its message as a single line and exits non-zero."""
 
+import importlib
+from typing import Any
+
 
 class PingLlmError(Exception):
     """Something is wrong with what the user gave us (a file, an option, a folder), and the message says what to do."""
@@ -12,3 +15,14 @@ class MeasurementError(PingLlmError):
 def one_line(error: BaseException, limit: int = 200) -> str:
     """What an exception of another package says, as it may stand in a message of ours."""
     return " ".join(str(error).split())[:limit] or type(error).__name__
+
+
+def need(module: str, extra: str, what: str) -> Any:
+    """A module that only some installations have; an error that says how to install it, if it is not there."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        package = module.partition(".")[0]
+        if error.name is None or error.name.partition(".")[0] != package:
+            raise  # it is installed, and broken
+        raise PingLlmError(f'{what} needs the package {package}: pip install "ping-llm[{extra}]"') from None

@@ -1,10 +1,8 @@
-"""What a classical predictor is asked and what it answers.
+"""Measurements as columns of numbers: what predictors learn from, and what they are queried for.
 
-    observations   measurements to learn from, as columns
+    observations   measurements to learn from
     questions      the same columns without the answer
-    baseline       settings; `fit` makes a fitted baseline, which answers questions
-    static         ignores the time of a question: the caller must see to it that the training data lies before it
-    causal         uses only what was measured strictly before the time of the question
+    history        what was measured before a time, for any key
 
 Nodes are whole numbers in one id space for sources and destinations, so that a host that is both is one node. An id
 that was not in the training data, and any negative one, is an unknown node: it gets a fallback, never an exception.
@@ -12,7 +10,7 @@ that was not in the training data, and any negative one, is an unknown node: it 
 
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol, Self
+from typing import Any, Final, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -76,24 +74,6 @@ class Observations(Questions):
         return np.log(np.maximum(self.rtt_ms.astype(np.float64), MIN_RTT_MS))
 
 
-class FittedBaseline(Protocol):
-    def predict(self, questions: Questions) -> Floats:
-        """The median RTT in ms that is expected for each question, always positive and finite."""
-        ...
-
-
-class Baseline(Protocol):
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def causal(self) -> bool:
-        """Whether an answer depends only on measurements strictly before the time of its question."""
-        ...
-
-    def fit(self, train: Observations) -> FittedBaseline: ...
-
-
 @dataclass
 class NodeIds:
     """Numbers nodes in the order they are met: `ids(column)` for any column of hashables, for example addresses."""
@@ -109,36 +89,38 @@ class NodeIds:
         return len(self.of)
 
 
-# What was measured before: for a key (a pair, a node, anything) and a time, the earlier measurements with that key.
-#
-# Measurements lie sorted by (key, time), so that the history of any question is one range of rows, found by binary
-# search for all questions at once: sorting five million measurements takes 3 s, a million questions then take as
-# long.
-
-
 @dataclass(frozen=True, kw_only=True)
 class History:
-    """Values of measurements, sorted by key and time."""
+    """For a key (a pair, a node, anything) and a time: the earlier measurements with that key.
+
+    Measurements lie sorted by (key, time), so that the history of any question is one range of rows, found by binary
+    search for all questions at once: sorting five million measurements takes 3 s, a million questions then take as
+    long.
+    """
 
     keys: Ints
+    """Distinct keys; `first` is the first row of each."""
     first: Ints
     times: Floats
-    place: Ints
+    """Distinct times."""
+    rank: Ints
+    """Of each row: one number that orders by key, then by time."""
     time_s: Floats
     value: Floats
     total: Floats
+    """Sums of the values before each row."""
 
     @classmethod
     def of(cls, key: Ints, time_s: Floats, value: npt.NDArray[Any]) -> "History":
         order = np.lexsort((time_s, key))
         keys, first, number = np.unique(key[order], return_index=True, return_inverse=True)
-        times, rank = np.unique(time_s[order], return_inverse=True)
+        times, moment = np.unique(time_s[order], return_inverse=True)
         ordered = value[order].astype(np.float64)
         return cls(
             keys=keys,
             first=first,
             times=times,
-            place=number * (len(times) + 1) + rank,
+            rank=number * (len(times) + 1) + moment,
             time_s=time_s[order],
             value=ordered,
             total=np.concatenate([[0.0], np.cumsum(ordered)]),
@@ -150,8 +132,8 @@ class History:
             return np.zeros(len(key), np.int64), np.zeros(len(key), np.int64)
         number = np.minimum(np.searchsorted(self.keys, key), len(self.keys) - 1)
         start = self.first[number]
-        rank = np.searchsorted(self.times, time_s, side="left")
-        stop = np.searchsorted(self.place, number * (len(self.times) + 1) + rank, side="left")
+        moment = np.searchsorted(self.times, time_s, side="left")
+        stop = np.searchsorted(self.rank, number * (len(self.times) + 1) + moment, side="left")
         return start, np.where(self.keys[number] == key, stop, start)
 
     def mean_before(self, key: Ints, time_s: Floats, *, prior: Floats | float, strength: float) -> Floats:

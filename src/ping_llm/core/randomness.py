@@ -1,8 +1,9 @@
 """Random numbers that are a function of their key, not of what was drawn before.
 
-Every choice in the pipeline is drawn from a key such as (seed, epoch, unit, purpose). So any batch can be made alone,
-in any order, in any process, and comes out the same. NumPy's own generators are not used: their streams may change
-between releases, and a run must be reproducible for years.
+Every choice in the pipeline is drawn from a key such as (seed, epoch, sample, purpose). So any batch can be made alone,
+in any order, in any process, and comes out the same. The numbers are those of splitmix64. NumPy's own generators are
+not used: their streams may change between releases, and a run must be reproducible for years. `draws.py` has the same
+draws for use within compiled kernels.
 """
 
 from enum import IntEnum
@@ -11,12 +12,11 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from ping_llm.core.addresses import mix64
-
 Words = npt.NDArray[np.uint64]
 Ints = npt.NDArray[np.int64]
 
-_GOLDEN: Final = np.uint64(0x9E3779B97F4A7C15)
+GOLDEN: Final = np.uint64(0x9E3779B97F4A7C15)
+"""2^64 over the golden ratio: splitmix64's increment."""
 
 
 class Purpose(IntEnum):
@@ -32,6 +32,16 @@ class Purpose(IntEnum):
     SEQUENCE_ORDER = 8
 
 
+def mix64(value: Any) -> Any:
+    """splitmix64's finaliser: a bijection of 64-bit words whose output bits look random. Also compiled, in `draws.py`.
+
+    Arithmetic is modulo 2^64; NumPy warns of that for single numbers, unless in `np.errstate(over="ignore")`.
+    """
+    value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return value ^ (value >> np.uint64(31))
+
+
 def key(*parts: Any) -> Words:
     """One 64-bit word from whole numbers (or arrays of them, which broadcast)."""
     word = np.asarray(np.uint64(0))
@@ -43,17 +53,12 @@ def key(*parts: Any) -> Words:
 def extend(word: Words, part: Any) -> Words:
     """The word for a key that is one part longer: `extend(key(a, b), c)` is `key(a, b, c)`."""
     with np.errstate(over="ignore"):
-        return np.asarray(mix64((word ^ np.asarray(part).astype(np.uint64)) + _GOLDEN))
-
-
-def bits(words: Words, first: int, count: int) -> Words:
-    """`count` bits of each word from bit `first` on: several small draws from one word."""
-    return (words >> np.uint64(first)) & np.uint64((1 << count) - 1)
+        return np.asarray(mix64((word ^ np.asarray(part).astype(np.uint64)) + GOLDEN))
 
 
 def uniform(words: Words) -> npt.NDArray[np.float64]:
     """Numbers in [0, 1) from random words."""
-    return (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    return np.asarray((words >> np.uint64(11)) * 2.0**-53, np.float64)
 
 
 def permute(words: Words, size: Any, position: Any) -> Ints:
@@ -62,7 +67,7 @@ def permute(words: Words, size: Any, position: Any) -> Ints:
     A Feistel network over the smallest power of two that holds the range, walked until it lands inside: any element of
     any permutation can be had alone, so that sampling without replacement is taking the first k positions.
     """
-    from ping_llm.core.draws import permute_each
+    from ping_llm.core.draws import permute_each  # importing Numba takes half a second
 
     columns = np.broadcast_arrays(words, np.asarray(size, dtype=np.int64), np.asarray(position, dtype=np.int64))
     flat_words, sizes, positions = (np.ascontiguousarray(column).reshape(-1) for column in columns)

@@ -10,8 +10,7 @@ import numpy as np
 
 from ping_llm.batches.spec import DataState
 from ping_llm.config import Config
-from ping_llm.core.errors import PingLlmError
-from ping_llm.core.extras import need
+from ping_llm.core.errors import PingLlmError, need
 from ping_llm.core.randomness import Purpose, key, permute
 from ping_llm.data.text.files import fingerprint, matching
 from ping_llm.data.text.stream import EvalLoader, Position, StreamLoader, streamed_evaluation, streamed_training

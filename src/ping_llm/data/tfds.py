@@ -7,8 +7,7 @@ from typing import Any
 
 from ping_llm.batches.spec import DataState
 from ping_llm.config import Config
-from ping_llm.core.errors import PingLlmError
-from ping_llm.core.extras import need
+from ping_llm.core.errors import PingLlmError, need
 from ping_llm.data.text.stream import EvalLoader, Position, StreamLoader, streamed_evaluation, streamed_training
 from ping_llm.data.text.tokenizer import tokenizer_of
 

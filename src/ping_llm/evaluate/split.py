@@ -21,9 +21,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ping_llm.core.addresses import UNPARSABLE, mix64, parse_addresses, source_hash
+from ping_llm.core.addresses import UNPARSABLE, parse_addresses, source_hash
 from ping_llm.core.errors import PingLlmError
 from ping_llm.core.observations import Bools, Floats, Ints, Observations, Questions
+from ping_llm.core.randomness import GOLDEN, mix64, uniform
 from ping_llm.rows.measurement_set import MeasurementSet
 
 PROTOCOLS: Final = ("unseen_pair", "seen_pair", "unseen_probe")
@@ -49,7 +50,6 @@ KEPT_PAIRS: Final = 0.8
 _PROBE_SALT: Final = np.uint64(0x9B0B_E5A1_7000_0001)
 _PAIR_SALT: Final = np.uint64(0x9A12_5A17_0000_0002)
 _KEPT_SALT: Final = np.uint64(0x6E97_5A17_0000_0003)
-_GOLDEN: Final = np.uint64(0x9E37_79B9_7F4A_7C15)
 
 Hashes = npt.NDArray[np.uint64]
 
@@ -183,16 +183,16 @@ def _node_hashes(nodes: tuple[str, ...]) -> Hashes:
 
 def _pair_hashes(one: Hashes, other: Hashes) -> Hashes:
     """A hash of two nodes, whichever comes first."""
-    return mix64(np.minimum(one, other) ^ mix64(np.maximum(one, other) + _GOLDEN))
+    return mix64(np.minimum(one, other) ^ mix64(np.maximum(one, other) + GOLDEN))
 
 
 def _draws(hashes: Hashes, salt: np.uint64, seed: int) -> Floats:
     """For each hash a number that looks uniform in [0, 1)."""
-    return (mix64(hashes ^ salt ^ _key(seed)) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    return uniform(mix64(hashes ^ salt ^ _key(seed)))
 
 
 def _key(seed: int) -> Hashes:
-    return mix64(np.array([seed], dtype=np.uint64) + _GOLDEN)
+    return mix64(np.array([seed], dtype=np.uint64) + GOLDEN)
 
 
 def _distinct(values: Ints) -> tuple[Ints, Ints]:

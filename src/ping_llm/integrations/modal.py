@@ -19,8 +19,7 @@ from typing import Any, Final
 
 from ping_llm.config import load_config
 from ping_llm.core.console import err, out
-from ping_llm.core.errors import PingLlmError
-from ping_llm.core.extras import need
+from ping_llm.core.errors import PingLlmError, need
 from ping_llm.rows.summary import render, summarise
 
 _LOOK_EVERY_S: Final = 2.0

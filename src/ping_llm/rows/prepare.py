@@ -38,7 +38,7 @@ from ping_llm.rows.work import REQUESTS_AT_ONCE, Span, SpanReader, read_json, wr
 from ping_llm.sources import files
 from ping_llm.sources.pieces import InputFile, Piece
 from ping_llm.storage import Location, locate
-from ping_llm.storage.ledger import LEDGER
+from ping_llm.storage.mirror import LEDGER
 from ping_llm.tasks.engines import Done, Engine, EngineChoice, OnTiming, Timing
 from ping_llm.tasks.pool import map_in_order
 

@@ -18,11 +18,12 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from ping_llm.core.addresses import mix64, source_hash
+from ping_llm.core.addresses import source_hash
 from ping_llm.core.console import progress
 from ping_llm.core.errors import MeasurementError, PingLlmError
 from ping_llm.core.files import file_sha256
 from ping_llm.core.measurements import DROP_REASONS, ValidMeasurements, validate
+from ping_llm.core.randomness import mix64, uniform
 from ping_llm.rows import partition as spill
 from ping_llm.rows.format import SourceRuns
 from ping_llm.rows.manifest import INDEX_SCHEMA, MANIFEST, Manifest, ShardInfo, ShardWriter, SplitInfo
@@ -31,7 +32,7 @@ from ping_llm.rows.work import REQUESTS_AT_ONCE, Span, SpanReader, copy, deliver
 from ping_llm.sources import files
 from ping_llm.sources.pieces import Piece, RawBatch
 from ping_llm.storage import Location
-from ping_llm.storage.ledger import Ledger
+from ping_llm.storage.mirror import Ledger
 from ping_llm.tasks.pool import map_in_order
 
 SPLITS: Final = ("train", "eval")
@@ -170,8 +171,7 @@ def is_train(rows: SourceRuns, train_ratio: float) -> Any:
     packed = np.zeros((len(rows.sources), 16), dtype=np.uint8)
     packed[:, : rows.sources.shape[1]] = rows.sources
     families = np.full(len(packed), rows.family, dtype=np.uint8)
-    uniform = mix64(source_hash(families, packed) ^ _SPLIT_SALT) >> np.uint64(11)
-    return uniform.astype(np.float64) * 2.0**-53 < train_ratio
+    return uniform(mix64(source_hash(families, packed) ^ _SPLIT_SALT)) < train_ratio
 
 
 def _choose(rows: SourceRuns, chosen: Any) -> SourceRuns:

@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 
 from ping_llm.core.errors import PingLlmError
 from ping_llm.storage import Location
-from ping_llm.storage.filesystems import RandomFile
+from ping_llm.storage.location import RandomFile
 from ping_llm.storage.retry import MissingError
 from ping_llm.tasks.pool import map_in_order
 

@@ -17,7 +17,7 @@ from ping_llm.core.errors import PingLlmError
 from ping_llm.sources import ROWS_FILE, SPLIT_FILE, WORLD_FILE, formats
 from ping_llm.sources.pieces import OPTIONAL_COLUMNS, InputFile, Piece, RawBatch
 from ping_llm.storage import Location, locate
-from ping_llm.storage.location import has_magic, split_pattern
+from ping_llm.storage.location import split_pattern
 
 
 def expand(patterns: Iterable[str]) -> list[Location]:
@@ -54,7 +54,7 @@ def _matching(pattern: Location) -> list[Location]:
         found = glob.glob(pattern.path, recursive=True)  # noqa: PTH207
         return [locate(path) for path in sorted(found) if Path(path).is_file()]
     folder, rest = split_pattern(pattern.path)
-    if not has_magic(rest):
+    if not glob.has_magic(rest):
         return []
     if not folder:
         raise PingLlmError(f"{pattern}: the name of the bucket must be written out")
@@ -79,7 +79,7 @@ def describe(
             pieces = [Piece(path=str(path), format=kind, columns=columns, bytes=stat.size)]
     except (OSError, pa.ArrowException) as error:
         raise unreadable(path, error) from error
-    file = InputFile(path=str(path), format=kind, bytes=stat.size, mtime_ns=stat.modified_ns, measurements=measurements)
+    file = InputFile(path=str(path), format=kind, bytes=stat.size, mtime_ns=stat.mtime_ns, measurements=measurements)
     return file, pieces
 
 

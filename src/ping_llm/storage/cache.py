@@ -1,9 +1,13 @@
-"""Parts of a remote file on the local disk: a sparse file of the same size, mapped, whose blocks come when asked for.
+"""Remote files on the local disk: a bounded LRU cache, shared by all processes of a machine.
 
-Behind the data lies a table with one byte per block: is it there? A block's bytes are written before its mark, so a
-process that dies leaves nothing half-done behind, and two processes that fetch the same block write the same bytes. No
-lock is needed. What the marks cannot promise (a computer that lost power, a damaged disk) the checksum of each row
-finds; `forget` then drops the blocks.
+*Whole files* are stored under their checksum, so a dataset that was replaced cannot be mistaken for its successor. A
+file appears when all of it was downloaded and verified. Its time of modification is then set to a value that follows
+from its checksum: anything that touched the file since has changed that time, and the file is verified again before it
+is used. If two processes need the same file, one downloads and the other waits for its lock, which the system releases
+if the process dies. A file that is evicted while it is mapped stays valid until the map is dropped (`rows/dataset.py`
+drops it soon).
+
+*Parts of files* lie in sparse files of the full size whose blocks are fetched when they are needed (`BlockFile`).
 """
 
 import fcntl
@@ -23,36 +27,220 @@ import numpy as np
 import numpy.typing as npt
 
 from ping_llm.core.errors import PingLlmError
-from ping_llm.storage.filesystems import RandomFile
-from ping_llm.storage.location import Location
+from ping_llm.core.files import file_sha256, sync
+from ping_llm.storage.location import Location, RandomFile
+from ping_llm.storage.retry import number_from_environment
+
+Ints = npt.NDArray[np.int64]
+
+DIRECTORY_VARIABLE: Final = "PING_LLM_CACHE_DIR"
+LIMIT_VARIABLE: Final = "PING_LLM_CACHE_GB"
+
+
+def configure(folder: str = "", gigabytes: float = 0.0) -> None:
+    """Set the cache of this process and of those it starts. Empty and 0 leave what the environment says."""
+    if folder:
+        os.environ[DIRECTORY_VARIABLE] = folder
+    if gigabytes:
+        os.environ[LIMIT_VARIABLE] = str(gigabytes)
+
+
+def cache_folder() -> Path:
+    if given := os.environ.get(DIRECTORY_VARIABLE):
+        return Path(given).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ping-llm"
+
+
+def work_folder(output: Location) -> Path:
+    """Where work whose result goes to a store is done: always the same, so that it can be resumed."""
+    return cache_folder() / "work" / _key(output)
+
+
+def model_folder(source: Location) -> Path:
+    """Where a model is copied to be loaded. Not the work folder, in which a run may be further than in the store."""
+    return cache_folder() / "models" / _key(source)
+
+
+def _key(location: Location) -> str:
+    return f"{location.name}-{hashlib.sha256(str(location).encode()).hexdigest()[:12]}"
+
+
+_UNFINISHED: Final = ".part"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cache:
+    folder: Path
+    limit_bytes: int
+
+    @classmethod
+    def from_environment(cls) -> "Cache":
+        """As PING_LLM_CACHE_DIR and PING_LLM_CACHE_GB say; by default up to half of what is free."""
+        limit = number_from_environment(LIMIT_VARIABLE, 0.0)
+        if not limit >= 0:
+            raise PingLlmError(f"{LIMIT_VARIABLE}={limit} must not be negative")
+        cache = cls(folder=cache_folder(), limit_bytes=int(limit * 1e9))
+        if limit:
+            return cache
+        with _one_line(cache.folder):
+            cache.folder.mkdir(parents=True, exist_ok=True)
+            free = shutil.disk_usage(cache.folder).free
+        return cls(folder=cache.folder, limit_bytes=(free + cache.used_bytes()) // 2)
+
+    def whole(self, source: Location, *, size: int, sha256: str) -> Path:
+        """A local copy of a remote file, verified. It may be removed at any time, so open it soon."""
+        path = self._path(sha256)
+        while True:
+            with _one_line(self.folder):
+                if (found := self.find(size=size, sha256=sha256)) is not None:
+                    return found
+                with _claimed(path.with_suffix(_UNFINISHED)) as unfinished:
+                    if unfinished is None:  # somebody else has finished or removed it while we waited
+                        continue
+                    if path.exists() and path.stat().st_size == size and file_sha256(path) == sha256:
+                        _touch(path, sha256)  # somebody touched it, and it is as it was
+                    else:
+                        path.unlink(missing_ok=True)
+                        self._download(source, unfinished, size, sha256)
+
+    def find(self, *, size: int, sha256: str) -> Path | None:
+        """The local copy, if there is one that was not touched since it was verified."""
+        path = self._path(sha256)
+        with suppress(FileNotFoundError):
+            stat = path.stat()
+            if stat.st_size == size and stat.st_mtime_ns == _stamp(sha256):
+                _touch(path, sha256)
+                return path
+        return None
+
+    def forget(self, sha256: str) -> None:
+        """Fetch this file again when it is next needed."""
+        self._path(sha256).unlink(missing_ok=True)
+
+    def blocks_path(self, sha256: str) -> Path:
+        """For a `BlockFile`."""
+        return self.folder / "blocks" / sha256[:2] / sha256
+
+    def used_bytes(self) -> int:
+        """On the disk, holes in files not counted."""
+        return sum(stat.st_blocks * 512 for _, stat in self._entries())
+
+    def make_room(self, needed: int) -> None:
+        """Remove the least recently used files until `needed` bytes more fit below the limit."""
+        with (self.folder / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            entries = sorted(self._entries(), key=lambda entry: entry[1].st_atime_ns)
+            excess = sum(stat.st_blocks * 512 for _, stat in entries) + needed - self.limit_bytes
+            for path, stat in entries:
+                if excess <= 0:
+                    break
+                if path.suffix != _UNFINISHED or _is_abandoned(path):
+                    path.unlink(missing_ok=True)
+                    excess -= stat.st_blocks * 512
+
+    def _path(self, sha256: str) -> Path:
+        return self.folder / "files" / sha256[:2] / sha256
+
+    def _entries(self) -> Iterator[tuple[Path, os.stat_result]]:
+        for kind in ("files", "blocks"):
+            for path in (self.folder / kind).glob("*/*"):
+                with suppress(FileNotFoundError):
+                    yield path, path.stat()
+
+    def _download(self, source: Location, unfinished: Path, size: int, sha256: str) -> None:
+        if size > self.limit_bytes:
+            raise PingLlmError(
+                f"{source} has {size / 1e9:.3g} GB, more than the cache may hold ({self.limit_bytes / 1e9:.3g} GB): "
+                f"raise {LIMIT_VARIABLE} (data_cache_gb)"
+            )
+        self.make_room(size)
+        with unfinished.open("r+b") as file:  # all of it now: others count it while it grows, and a full disk says so
+            os.posix_fallocate(file.fileno(), 0, max(1, size))
+        source.fill(unfinished, sha256=sha256, size=size)
+        sync(unfinished)
+        _touch(unfinished, sha256)
+        unfinished.replace(self._path(sha256))
+
+
+def _stamp(sha256: str) -> int:
+    """The time of modification of a verified file, in the years 2001 to 2010."""
+    return (1_000_000_000 + int(sha256[:7], 16)) * 1_000_000_000
+
+
+def _touch(path: Path, sha256: str) -> None:
+    """Mark the file as verified, and as used now."""
+    with suppress(FileNotFoundError):
+        os.utime(path, ns=(time.time_ns(), _stamp(sha256)))
+
+
+@contextmanager
+def _claimed(path: Path) -> Iterator[Path | None]:
+    """Hold the lock of an unfinished file. None: it was finished or removed while we waited for the lock."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        is_ours = False
+        with suppress(FileNotFoundError):
+            is_ours = path.stat().st_ino == os.fstat(file.fileno()).st_ino
+        try:
+            yield path if is_ours else None
+        finally:
+            if is_ours:
+                path.unlink(missing_ok=True)
+
+
+def _is_abandoned(path: Path) -> bool:
+    """Whether the process that was downloading it has died."""
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except FileNotFoundError:
+        pass
+    return True
+
+
+@contextmanager
+def _one_line(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise PingLlmError(
+            f"the cache folder {folder} cannot be used: {error.strerror or error}; {DIRECTORY_VARIABLE} sets another"
+        ) from error
+
 
 BLOCK: Final = 1 << 16
 """A request costs tens of milliseconds whether it brings 1 KB or 64; see docs/storage.md for the measurement."""
 
 LONGEST_READ: Final = 8 << 20
 
-Ints = npt.NDArray[np.int64]
-
 
 class BlockFile:
-    """One remote file, as far as it is here."""
+    """As much of one remote file as was needed so far: a sparse file of the same size, mapped.
+
+    Behind the data lies a table with one byte per block: is it there? A block's bytes are written before its mark, so a
+    process that dies leaves nothing half-done behind, and two processes that fetch the same block write the same bytes.
+    No lock is needed. What the marks cannot promise (a computer that lost power, a damaged disk) the checksum of each
+    row finds; `forget` then drops the blocks.
+    """
 
     def __init__(self, path: Path, size: int, connect: Callable[[], RandomFile]) -> None:
-        self._path = path
         self._size = size
         self._connect = connect
         self._remote: RandomFile | None = None
         self._connecting = threading.Lock()
-        self._blocks = -(-size // BLOCK)
+        blocks = -(-size // BLOCK)
         path.parent.mkdir(parents=True, exist_ok=True)
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-        total = self._blocks * (BLOCK + 1)
+        total = blocks * (BLOCK + 1)
         if os.fstat(self._descriptor).st_size != total:
             os.ftruncate(self._descriptor, total)
             # Marks are set through the map, where a full disk would be a crash instead of an error.
-            os.posix_fallocate(self._descriptor, self._blocks * BLOCK, self._blocks)
+            os.posix_fallocate(self._descriptor, blocks * BLOCK, blocks)
         content = np.frombuffer(mmap.mmap(self._descriptor, total), dtype=np.uint8)
-        self._marks = content[self._blocks * BLOCK :]
+        self._marks = content[blocks * BLOCK :]
         self.array: npt.NDArray[np.uint8] = content[:size]
         """The file's bytes; those of blocks that are not here read as zero."""
         self.array.flags.writeable = False
@@ -62,7 +250,7 @@ class BlockFile:
         return os.fstat(self._descriptor).st_nlink == 0
 
     def blocks(self, begin: Ints, end: Ints) -> tuple[Ints, Ints]:
-        """The blocks of byte ranges, end to end, and the range that each belongs to."""
+        """The blocks of byte ranges, concatenated, and the range that each belongs to."""
         first, last = begin // BLOCK, (end - 1) // BLOCK
         counts = last - first + 1
         owner = np.repeat(np.arange(len(begin)), counts)
@@ -72,20 +260,13 @@ class BlockFile:
         return self._marks[blocks] == 0
 
     def reads(self, blocks: Ints) -> list[tuple[int, int]]:
-        """Byte ranges of distinct blocks, in order: neighbours together, none too long."""
-        if not len(blocks):
-            return []
-        ends = np.flatnonzero(np.diff(blocks) > 1)
-        first = blocks[np.concatenate([[0], ends + 1])] * BLOCK
-        last = np.minimum((blocks[np.concatenate([ends, [len(blocks) - 1]])] + 1) * BLOCK, self._size)
-        return [
-            (begin, min(begin + LONGEST_READ, end))
-            for run, end in zip(first.tolist(), last.tolist(), strict=True)
-            for begin in range(run, end, LONGEST_READ)
-        ]
+        """Byte ranges that cover distinct blocks, in order: neighbours together, up to LONGEST_READ."""
+        runs = np.split(blocks, np.flatnonzero(np.diff(blocks) > 1) + 1) if len(blocks) else []
+        ranges = [(int(run[0]) * BLOCK, min((int(run[-1]) + 1) * BLOCK, self._size)) for run in runs]
+        return [(b, min(b + LONGEST_READ, end)) for begin, end in ranges for b in range(begin, end, LONGEST_READ)]
 
     def fetch(self, begin: int, end: int) -> None:
-        """Bring a range of whole blocks. May be called by several threads."""
+        """Fetch a range of whole blocks. May be called by several threads."""
         with self._connecting:
             if self._remote is None:
                 self._remote = self._connect()
@@ -110,212 +291,4 @@ class BlockFile:
 
     def __del__(self) -> None:
         if getattr(self, "_descriptor", -1) >= 0:
-            os.close(self._descriptor)
-
-
-# A bounded folder of remote files, shared by all processes of a machine.
-#
-# A file is stored under its checksum, so what is in the cache needs no other name, and a dataset that was replaced
-# cannot be mistaken for its successor. It appears when all of it was downloaded and verified. Its time of
-# modification is then set to a value that follows from its checksum: anything that touched the file since has changed
-# that time, and the file is verified again before it is used.
-#
-# Two processes that want the same file: one downloads, the other waits for its lock, which the system releases if the
-# process dies. Files are removed least recently used first. One that is removed while it is mapped stays valid until
-# the map is dropped (`rows/shard_files.py` drops it soon).
-
-DIRECTORY_VARIABLE: Final = "PING_LLM_CACHE_DIR"
-LIMIT_VARIABLE: Final = "PING_LLM_CACHE_GB"
-
-_UNFINISHED: Final = ".part"
-_EPOCH_S: Final = 1_000_000_000
-"""Times of verified files lie after this one, in the years 2001 to 2010."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Cache:
-    folder: Path
-    limit_bytes: int
-
-    @classmethod
-    def from_environment(cls) -> "Cache":
-        """Where PING_LLM_CACHE_DIR and PING_LLM_CACHE_GB say; else up to half of what is free."""
-        folder = cache_folder()
-        text = os.environ.get(LIMIT_VARIABLE)
-        try:
-            limit = float(text) if text else 0.0
-        except ValueError:
-            raise PingLlmError(f"{LIMIT_VARIABLE}={text!r} is not a number of gigabytes") from None
-        if not limit >= 0:
-            raise PingLlmError(f"{LIMIT_VARIABLE}={text!r} must not be negative")
-        cache = cls(folder=folder, limit_bytes=int(limit * 1e9))
-        if limit:
-            return cache
-        with _one_line(folder):
-            folder.mkdir(parents=True, exist_ok=True)
-            return cls(folder=folder, limit_bytes=(shutil.disk_usage(folder).free + cache.used_bytes()) // 2)
-
-    def whole(self, source: Location, *, size: int, sha256: str) -> Path:
-        """A local copy of a remote file, verified. It may be removed at any time, so open it soon."""
-        while True:
-            with _one_line(self.folder):
-                if (path := self.find(size=size, sha256=sha256)) is not None:
-                    return path
-                with self._claimed(self._path(sha256).with_suffix(_UNFINISHED)) as unfinished:
-                    if unfinished is not None and not self._still_good(size, sha256):
-                        self._download(source, unfinished, size, sha256)
-
-    def find(self, *, size: int, sha256: str) -> Path | None:
-        """The local copy, if there is one that was not touched since it was verified."""
-        path = self._path(sha256)
-        try:
-            stat = path.stat()
-            if stat.st_size != size or stat.st_mtime_ns != _stamp(sha256):
-                return None
-            _touch(path, _stamp(sha256))
-        except FileNotFoundError:
-            return None
-        return path
-
-    def forget(self, sha256: str) -> None:
-        """Fetch this file again when it is next wanted."""
-        self._path(sha256).unlink(missing_ok=True)
-
-    def blocks_path(self, sha256: str) -> Path:
-        """Where the parts of a file lie of which only parts are wanted (`blocks.py`)."""
-        return self.folder / "blocks" / sha256[:2] / sha256
-
-    def used_bytes(self) -> int:
-        """On the disk, holes in files not counted."""
-        return sum(stat.st_blocks * 512 for _, stat in self._entries())
-
-    def make_room(self, wanted: int) -> None:
-        """Remove files until `wanted` bytes more fit below the limit."""
-        with (self.folder / "lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            entries = sorted(self._entries(), key=lambda entry: entry[1].st_atime_ns)
-            excess = sum(stat.st_blocks * 512 for _, stat in entries) + wanted - self.limit_bytes
-            for path, stat in entries:
-                if excess <= 0:
-                    break
-                if path.suffix != _UNFINISHED or _is_abandoned(path):
-                    path.unlink(missing_ok=True)
-                    excess -= stat.st_blocks * 512
-
-    def _path(self, sha256: str) -> Path:
-        return self.folder / "files" / sha256[:2] / sha256
-
-    def _entries(self) -> Iterator[tuple[Path, os.stat_result]]:
-        for kind in ("files", "blocks"):
-            for path in (self.folder / kind).glob("*/*"):
-                with suppress(FileNotFoundError):
-                    yield path, path.stat()
-
-    def _still_good(self, size: int, sha256: str) -> bool:
-        """A file that is there but was touched: verify it again."""
-        path = self._path(sha256)
-        if not path.exists():
-            return False
-        with path.open("rb") as file:
-            good = path.stat().st_size == size and hashlib.file_digest(file, "sha256").hexdigest() == sha256
-        if good:
-            _touch(path, _stamp(sha256))
-        else:
-            path.unlink(missing_ok=True)
-        return good
-
-    def _download(self, source: Location, unfinished: Path, size: int, sha256: str) -> None:
-        if size > self.limit_bytes:
-            raise PingLlmError(
-                f"{source} has {size / 1e9:.3g} GB, more than the cache may hold ({self.limit_bytes / 1e9:.3g} GB): "
-                f"raise {LIMIT_VARIABLE} (data_cache_gb)"
-            )
-        self.make_room(size)
-        with unfinished.open("r+b") as file:
-            os.posix_fallocate(
-                file.fileno(), 0, max(1, size)
-            )  # others count it while it grows; a full disk says so now
-        source.fill(unfinished, sha256=sha256, size=size)
-        with unfinished.open("rb") as file:
-            os.fsync(file.fileno())
-        _touch(unfinished, _stamp(sha256))
-        unfinished.replace(self._path(sha256))
-
-    @contextmanager
-    def _claimed(self, path: Path) -> Iterator[Path | None]:
-        """Hold the lock of an unfinished file. None: somebody else has finished or removed it while we waited."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            try:
-                is_ours = path.stat().st_ino == os.fstat(descriptor).st_ino
-            except FileNotFoundError:
-                is_ours = False
-            try:
-                yield path if is_ours else None
-            finally:
-                if is_ours:
-                    path.unlink(missing_ok=True)
-        finally:
-            os.close(descriptor)
-
-
-def configure(folder: str = "", gigabytes: float = 0.0) -> None:
-    """Set the cache of this process and of those it starts. Empty and 0 leave what the environment says."""
-    if folder:
-        os.environ[DIRECTORY_VARIABLE] = folder
-    if gigabytes:
-        os.environ[LIMIT_VARIABLE] = str(gigabytes)
-
-
-def cache_folder() -> Path:
-    given = os.environ.get(DIRECTORY_VARIABLE)
-    standard = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ping-llm"
-    return Path(given).expanduser() if given else standard
-
-
-def work_folder(output: Location) -> Path:
-    """Where work whose result goes to a remote place is done: always the same, so that it can be resumed."""
-    return cache_folder() / "work" / _key(output)
-
-
-def model_folder(source: Location) -> Path:
-    """Where a model is copied to be loaded. Not the work folder, in which a run may be further than in the store."""
-    return cache_folder() / "models" / _key(source)
-
-
-def _key(where: Location) -> str:
-    return f"{where.name}-{hashlib.sha256(str(where).encode()).hexdigest()[:12]}"
-
-
-def _stamp(sha256: str) -> int:
-    return (_EPOCH_S + int(sha256[:7], 16)) * 1_000_000_000
-
-
-def _touch(path: Path, modified_ns: int) -> None:
-    """Note that the file was used, without changing its time of modification."""
-    with suppress(FileNotFoundError):
-        os.utime(path, ns=(time.time_ns(), modified_ns))
-
-
-def _is_abandoned(path: Path) -> bool:
-    """Whether the process that was downloading it has died."""
-    try:
-        with path.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except FileNotFoundError:
-        return True
-    return True
-
-
-@contextmanager
-def _one_line(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise PingLlmError(
-            f"the cache folder {folder} cannot be used: {error.strerror or error}; {DIRECTORY_VARIABLE} sets another"
-        ) from error
+            self.close()

@@ -1,51 +1,50 @@
-"""Glob patterns over paths that are only known as text."""
+"""Files wherever they are: a local path, `s3://bucket/key` or `gs://bucket/key`, through one class.
+
+A `Location` is a name and nothing more: it can be compared, pickled and sent to other processes and machines;
+connections are opened where it is used. `pyarrow.fs` does the work. Added to it here: transient failures are retried
+(`retry.py`), every remote read is checked for its length, writes are atomic, and an error is one line.
+
+Everything that belongs to a connection comes from the environment, as the provider's own tools read it:
+
+    s3://   AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN, AWS_PROFILE, ~/.aws, instance roles;
+            AWS_REGION or AWS_DEFAULT_REGION; AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL; AWS_CA_BUNDLE
+    gs://   GOOGLE_APPLICATION_CREDENTIALS, gcloud's default credentials, the metadata server; STORAGE_EMULATOR_HOST
+
+`PING_LLM_ANONYMOUS=1` sends no credentials (public buckets).
+"""
 
 import builtins
-import fnmatch
+import hashlib
+import io
 import os
 import re
-import tempfile
+import shutil
 import uuid
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from functools import cache
+from glob import has_magic
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO, Final
+from typing import Any, BinaryIO, Final, Protocol
+from urllib.parse import urlsplit
 
 import pyarrow as pa
+from pyarrow import fs
 
 from ping_llm.core.errors import PingLlmError
-from ping_llm.storage.filesystems import SCHEMES, Entry, LocalStore, RandomFile, RemoteStore
+from ping_llm.core.files import atomic_file, write_atomically
+from ping_llm.storage.retry import (
+    MissingError,
+    Result,
+    StorageError,
+    TruncatedError,
+    number_from_environment,
+    retried,
+)
 
-_MAGIC: Final = re.compile(r"[*?\[]")
-
-
-def has_magic(text: str) -> bool:
-    return bool(_MAGIC.search(text))
-
-
-def split_pattern(path: str) -> tuple[str, str]:
-    """The folders before the first one with a wildcard, and the rest."""
-    parts = path.split("/")
-    first = next((i for i, part in enumerate(parts) if has_magic(part)), len(parts))
-    return "/".join(parts[:first]), "/".join(parts[first:])
-
-
-def pattern_of(text: str) -> re.Pattern[str]:
-    """A regular expression for relative paths. `**` stands for any number of folders; `*` does not cross a slash."""
-    *folders, name = text.split("/")
-    parts = ["(?:[^/]+/)*" if folder == "**" else _within_name(folder) + "/" for folder in folders]
-    return re.compile("".join(parts) + ("(?:[^/]+/)*[^/]+" if name == "**" else _within_name(name)))
-
-
-def _within_name(part: str) -> str:
-    translated = fnmatch.translate(part)
-    inner = translated[len("(?s:") : translated.rindex(")")]
-    return inner.replace("(?>.*?", "(?>[^/]*?").replace(".*", "[^/]*")
-
-
-# A place where a file or a folder is: a local path, `s3://bucket/key` or `gs://bucket/key`.
-#
-# A location is a name and nothing more: it can be compared, pickled and sent to other processes and machines;
-# connections are opened where it is used. Remote calls are tried again on transient failures (`retry.py`).
+COPY_BYTES: Final = 8 << 20
 
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _ONE_SLASH: Final = re.compile(r"(s3|gs):/[^/]")
@@ -68,12 +67,29 @@ def locate(text: "str | Path | Location") -> "Location":
         if not rest.startswith("/"):
             raise PingLlmError(f"{text}: a file:// address has three slashes, such as file:///data/rows")
         return Location(path=rest)
-    if scheme not in SCHEMES:
+    if scheme not in {"s3", "gs"}:
         raise PingLlmError(f"{text}: {scheme}:// is not supported; use a local path, s3://, gs:// or file:///")
     path = "/".join(part for part in rest.split("/") if part)
     if not path:
         raise PingLlmError(f"{text} names no bucket; write {scheme}://bucket/path")
     return Location(scheme=scheme, path=path)
+
+
+def split_pattern(path: str) -> tuple[str, str]:
+    """The folders before the first one with a wildcard, and the rest."""
+    parts = path.split("/")
+    first = next((i for i, part in enumerate(parts) if has_magic(part)), len(parts))
+    return "/".join(parts[:first]), "/".join(parts[first:])
+
+
+class RandomFile(Protocol):
+    """Reads at any offset, by several threads if need be."""
+
+    def read_at(self, nbytes: int, offset: int) -> bytes: ...
+
+    def size(self) -> int: ...
+
+    def close(self) -> None: ...
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
@@ -83,7 +99,9 @@ class Location:
     path: str
     """Local path, or `bucket/key`."""
     known_size: int | None = field(default=None, compare=False)
-    """Bytes, where a listing has told."""
+    """Bytes, if a listing has said so."""
+
+    # -- names
 
     def __str__(self) -> str:
         return f"{self.scheme}://{self.path}" if self.scheme else self.path
@@ -102,9 +120,6 @@ class Location:
             raise PingLlmError(f"{self} is not on this machine: a local path is needed here")
         return Path(self.path)
 
-    def __truediv__(self, name: str) -> "Location":
-        return self._at(str(PurePosixPath(self.path) / (name.lstrip("/") if self.is_remote else name)))
-
     @property
     def name(self) -> str:
         return PurePosixPath(self.path).name
@@ -118,115 +133,312 @@ class Location:
         """Of a bucket, the bucket itself."""
         return self if self.is_remote and "/" not in self.path else self._at(str(PurePosixPath(self.path).parent))
 
+    def __truediv__(self, name: str) -> "Location":
+        return self._at(str(PurePosixPath(self.path) / (name.lstrip("/") if self.is_remote else name)))
+
     def relative_to(self, folder: "Location") -> str:
         return str(PurePosixPath(self.path).relative_to(folder.path))
 
     def _at(self, path: str) -> "Location":
         return replace(self, path=path, known_size=None)
 
-    # -- asking
+    # -- queries
 
     def exists(self) -> bool:
-        return self._store.info(self.path).kind != "missing"
+        return self._info().type != fs.FileType.NotFound
 
     def is_dir(self) -> bool:
-        return self._store.info(self.path).kind == "folder"
+        return self._info().type == fs.FileType.Directory
 
     def is_file(self) -> bool:
-        return self._store.info(self.path).kind == "file"
+        return self._info().type not in {fs.FileType.NotFound, fs.FileType.Directory}
+
+    def stat(self) -> fs.FileInfo:
+        """Size and time of modification (`size`, `mtime_ns`) of a file: whether it is still the same."""
+        info = self._info()
+        if info.type == fs.FileType.NotFound or (self.is_remote and info.type != fs.FileType.File):
+            raise self._missing()
+        return info
 
     def size(self) -> int:
         """Bytes of a file."""
-        return self._store.file(self.path).size if self.known_size is None else self.known_size
-
-    def stat(self) -> Entry:
-        """Size and time of a file, as its store says: whether it is still the same."""
-        return self._store.file(self.path)
+        return self.stat().size if self.known_size is None else self.known_size
 
     def list(self, recursive: bool = False) -> "builtins.list[Location]":
-        """The files of a folder, sorted, with their sizes. A folder that is not there has none."""
-        found = self._store.files(self.path, recursive)
-        return sorted(Location(scheme=self.scheme, path=path, known_size=size) for path, size in found)
+        """The files of a folder, sorted, with their sizes. A folder that does not exist has none."""
+        selector = fs.FileSelector(self.path, recursive=recursive, allow_not_found=True)
+        infos = self.attempt(lambda: self.store.get_file_info(selector))
+        files = [info for info in infos if info.type == fs.FileType.File]
+        return sorted(replace(self, path=str(PurePosixPath(file.path)), known_size=file.size) for file in files)
 
     def glob(self, pattern: str) -> "builtins.list[Location]":
         """Files below this folder that match: `*`, `?` and `[…]` within a name, `**` through any folders."""
-        wanted = pattern_of(pattern)
-        return [file for file in self.list(recursive="/" in pattern) if wanted.fullmatch(file.relative_to(self))]
+        from fsspec.utils import glob_translate
+
+        parts = (part if part == "**" else re.sub(r"\*+", "*", part) for part in pattern.split("/"))
+        matches = re.compile(glob_translate("/".join(parts))).match
+        return [file for file in self.list(recursive="/" in pattern) if matches(file.relative_to(self))]
 
     # -- reading
 
     def read_bytes(self) -> bytes:
-        return self._store.read(self.path)
+        with self.open_stream() as file:
+            return file.read()
 
     def read_text(self) -> str:
         return self.read_bytes().decode()
 
+    def open_random(self) -> RandomFile:
+        """A file with `read_at(nbytes, offset)`, which several threads may call at the same time."""
+        return _RetryingFile(self) if self.is_remote else self.open_input()
+
     def open_input(self) -> pa.NativeFile:
         """A seekable file for Arrow readers."""
-        return self._store.open_input(self.path)
+        if self.is_remote:
+            return pa.PythonFile(_RetryingFile(self), mode="r")
+        return self.attempt(lambda: pa.OSFile(self.path))
 
     def open_stream(self) -> BinaryIO:
         """A file to be read from its beginning to its end, in large blocks underneath."""
-        return self._store.open_stream(self.path)
-
-    def open_random(self) -> RandomFile:
-        """A file with `read_at(nbytes, offset)`, which several threads may call side by side."""
-        return self._store.open_random(self.path)
+        if self.is_remote:
+            return io.BufferedReader(_RetryingFile(self), COPY_BYTES)
+        return self.attempt(lambda: Path(self.path).open("rb"))
 
     def download(self, target: Path, *, sha256: str | None = None, size: int | None = None) -> None:
-        """Copy to a local file, which appears whole or not at all. Size, and checksum where given, are verified."""
+        """Copy to a local file, atomically. Size, and checksum where given, are verified."""
         target.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".part", dir=target.parent)
-        os.close(descriptor)
-        unfinished = Path(name)
-        try:
+        with atomic_file(target) as unfinished:
             self.fill(unfinished, sha256=sha256, size=size)
-            unfinished.chmod(0o644)
-            unfinished.replace(target)
-        finally:
-            unfinished.unlink(missing_ok=True)
 
     def fill(self, target: Path, *, sha256: str | None = None, size: int | None = None) -> None:
         """Write this file's bytes over those of a local one, and verify them."""
-        self._store.fill(self.path, target, sha256=sha256, size=size)
+
+        def copy() -> str:
+            digest = hashlib.sha256()
+            mode = "r+b" if target.exists() else "wb"
+            with self.store.open_input_file(self.path) as source, target.open(mode) as file:
+                expected = source.size() if size is None else size
+                while block := source.read(COPY_BYTES):
+                    file.write(block)
+                    if sha256 is not None:
+                        digest.update(block)
+                file.truncate()
+                if file.tell() != expected:
+                    raise TruncatedError(f"{file.tell():,} bytes came instead of {expected:,}")
+            return digest.hexdigest()
+
+        found = self.attempt(copy)
+        if sha256 is not None and found != sha256 and self.is_remote:
+            found = self.attempt(copy)  # it may have been damaged on the way
+        if sha256 is not None and found != sha256:
+            raise StorageError(f"{self} is damaged: its checksum is {found[:12]}…, not {sha256[:12]}…")
 
     # -- writing
 
     def write_bytes(self, data: bytes) -> None:
-        """Whole or not at all."""
-        self._store.write(self.path, data)
+        """Atomically, as all writing here."""
+
+        def write() -> None:
+            if self.is_local:
+                self.local.parent.mkdir(parents=True, exist_ok=True)
+                return write_atomically(self.local, data)
+            with self.store.open_output_stream(self.path, compression=None) as stream:
+                stream.write(data)
+
+        self.attempt(write)
 
     def write_text(self, text: str) -> None:
         self.write_bytes(text.encode())
 
     def check_writable(self) -> None:
-        """See at once that files can be written to a remote folder, not after hours of work."""
+        """Find out now whether files can be written to a remote folder, not after hours of work."""
         if self.is_remote:
             probe = self / f".writable-{uuid.uuid4().hex[:12]}"
             probe.write_bytes(b"")
             probe.delete()
 
     def upload(self, source: Path) -> None:
-        """Copy a local file here, whole or not at all, and see that the store has all of it."""
-        self._store.upload(self.path, source)
+        """Copy a local file here, and check that the store has all of it."""
+
+        def put() -> None:
+            if self.is_local:
+                self.local.parent.mkdir(parents=True, exist_ok=True)
+                with atomic_file(self.local) as unfinished:
+                    shutil.copyfile(source, unfinished)
+                return
+            with source.open("rb") as file, self.store.open_output_stream(self.path, compression=None) as stream:
+                shutil.copyfileobj(file, stream, COPY_BYTES)
+            size, stored = source.stat().st_size, self.store.get_file_info(self.path).size
+            if stored != size:
+                raise TruncatedError(f"the store has {stored} bytes instead of {size:,}")
+
+        self.attempt(put)
 
     def copy_to(self, target: "Location") -> None:
         """A copy under another name. Within one store the bytes do not pass through this machine."""
-        if self.scheme == target.scheme:
-            self._store.copy(self.path, target.path)
-        elif self.is_local:
+        if self.is_local:
             target.upload(self.local)
-        else:
+        elif target.is_local:
             self.download(target.local)
+        else:
+            self.attempt(lambda: self.store.copy_file(self.path, target.path))
 
     def delete(self) -> None:
         """Remove a file, if it is there."""
-        self._store.delete(self.path)
+        with suppress(MissingError):
+            self.attempt(lambda: self.store.delete_file(self.path))
 
     def delete_tree(self) -> None:
         """Remove a folder and all that is in it, if it is there. A bucket itself is left alone."""
-        self._store.delete_tree(self.path)
+        if self.is_local:
+            shutil.rmtree(self.path, ignore_errors=True)
+        elif "/" in self.path:
+            with suppress(MissingError):
+                self.attempt(lambda: self.store.delete_dir(self.path))
+        else:
+            self.attempt(lambda: self.store.delete_dir_contents(self.path, accept_root_dir=True))
+
+    # -- the store
 
     @property
-    def _store(self) -> LocalStore | RemoteStore:
-        return RemoteStore(self.scheme) if self.scheme else LocalStore()
+    def store(self) -> fs.FileSystem:
+        return file_system(self.scheme)
+
+    def _info(self) -> fs.FileInfo:
+        return self.attempt(lambda: self.store.get_file_info(self.path))
+
+    def attempt(self, action: Callable[[], Result]) -> Result:
+        """What the action returns, retried if it is remote, or one line that says why it failed."""
+        try:
+            return retried(self, action) if self.is_remote else action()
+        except MissingError as error:
+            raise self._missing() from error.__cause__
+        except (FileNotFoundError, NotADirectoryError):
+            raise self._missing() from None
+        except OSError as error:
+            raise StorageError(f"{self}: {os.strerror(error.errno) if error.errno else error}") from error
+
+    def _missing(self) -> MissingError:
+        """Stores answer alike whether the object or the whole bucket is missing; people want to know which."""
+        if self.is_local:
+            return MissingError(f"{self}: no such file")
+        bucket = self.path.partition("/")[0]
+        with suppress(OSError, pa.ArrowException):  # a store that does not say
+            if self.store.get_file_info(bucket).type == fs.FileType.NotFound:
+                return MissingError(f"{self}: no such bucket: {bucket}")
+        return MissingError(f"{self}: no such object")
+
+
+class _RetryingFile(io.RawIOBase):
+    """A seekable remote file. Each read is checked for its length and retried on its own, at one request each."""
+
+    def __init__(self, location: Location) -> None:
+        super().__init__()
+        self._location = location
+        self._file: Any = location.attempt(self._connect)
+        self._size: int = self._file.size()
+        self._position = 0
+
+    def _connect(self) -> pa.NativeFile:
+        return self._location.store.open_input_file(self._location.path)
+
+    def size(self) -> int:
+        return self._size
+
+    def read_at(self, nbytes: int, offset: int) -> bytes:
+        """Bytes from an offset, fewer only where the file ends. May be called by several threads."""
+        expected = max(0, min(nbytes, self._size - offset))
+
+        def read() -> bytes:
+            file = self._file  # another thread may put it aside meanwhile
+            if file is None:
+                file = self._file = self._connect()
+            try:
+                data: bytes = file.read_at(expected, offset)
+                if len(data) != expected:
+                    raise TruncatedError(f"{len(data):,} bytes came instead of {expected:,}")
+            except OSError:
+                self._file = None
+                raise
+            return data
+
+        return self._location.attempt(read) if expected else b""
+
+    def readinto(self, buffer: Any) -> int:
+        view = memoryview(buffer).cast("B")
+        data = self.read_at(len(view), self._position)
+        view[: len(data)] = data
+        self._position += len(data)
+        return len(data)
+
+    def readall(self) -> bytes:
+        data = self.read_at(self._size - self._position, self._position)
+        self._position += len(data)
+        return data
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        position = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
+        if position < 0:
+            raise ValueError("negative position")
+        self._position = position
+        return position
+
+    def tell(self) -> int:
+        return self._position
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+
+# -- connections, opened at first use in each process
+
+
+@cache
+def file_system(scheme: str) -> fs.FileSystem:
+    """The file system of a scheme, which knows its files by `Location.path`."""
+    return {"": fs.LocalFileSystem, "s3": _s3, "gs": _gcs}[scheme]()
+
+
+os.register_at_fork(after_in_child=file_system.cache_clear)
+
+
+def _s3() -> fs.FileSystem:
+    options: dict[str, Any] = {
+        "anonymous": _is_anonymous(),
+        "connect_timeout": 10.0,
+        "request_timeout": max(1.0, number_from_environment("PING_LLM_STALL_S", 20.0)),
+        # One attempt: retries are ours (`retry.py`), so that their number and time are what the user set.
+        "retry_strategy": fs.AwsStandardS3RetryStrategy(max_attempts=1),
+        "allow_delayed_open": True,  # a small object is one request, not three
+    }
+    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+    if endpoint:
+        options |= _endpoint(endpoint, "AWS_ENDPOINT_URL")
+    if region := os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION"):
+        options["region"] = region
+    elif endpoint:  # stores that are not Amazon's seldom care, but a request must name one
+        options["region"] = "us-east-1"
+    if bundle := os.environ.get("AWS_CA_BUNDLE"):
+        options["tls_ca_file_path"] = bundle
+    return fs.S3FileSystem(**options)
+
+
+def _gcs() -> fs.FileSystem:
+    options: dict[str, Any] = {"anonymous": _is_anonymous(), "retry_time_limit": timedelta(seconds=10)}
+    if endpoint := os.environ.get("STORAGE_EMULATOR_HOST"):
+        options |= _endpoint(endpoint, "STORAGE_EMULATOR_HOST") | {"anonymous": True}
+    return fs.GcsFileSystem(**options)
+
+
+def _endpoint(text: str, name: str) -> dict[str, Any]:
+    parts = urlsplit(text if "//" in text else f"https://{text}")
+    if parts.scheme not in {"http", "https"} or not parts.netloc or parts.path.strip("/"):
+        raise PingLlmError(f"{name}={text!r} is not an address such as https://storage.example.org:9000")
+    return {"scheme": parts.scheme, "endpoint_override": parts.netloc}
+
+
+def _is_anonymous() -> bool:
+    return os.environ.get("PING_LLM_ANONYMOUS", "").lower() in {"1", "true", "yes"}

@@ -1,40 +1,98 @@
-"""A run's folder in an object store.
+"""Folders in an object store that are written by one machine at a time: uploads that resume, and copies of runs.
 
-Training writes to a local folder, which is copied to the store after every checkpoint and at the end, and from the
-store when a run goes on where that folder is missing or older. `mirror.json`, written last, names the files that belong
-together; what it does not name is removed afterwards. So the store always holds a whole checkpoint once it held one.
+`Ledger`: which files of a dataset were uploaded, so that an upload that was killed does not begin again.
+
+`Mirror`: training writes to a local folder, which is copied to the store after every checkpoint and at the end, and
+from the store when a run is resumed where that folder is missing or older. `mirror.json`, written last, names the files
+that belong together; what it does not name is removed afterwards. So the store always holds a whole checkpoint once it
+held one.
 """
 
 import hashlib
 import json
-import shutil
 import threading
 import time
-from collections.abc import Set
+from collections.abc import Mapping, Set
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from ping_llm.core.console import err, progress
 from ping_llm.core.errors import PingLlmError
+from ping_llm.core.files import atomic_folder, file_sha256
 from ping_llm.storage.cache import model_folder
 from ping_llm.storage.location import Location
 from ping_llm.storage.retry import MissingError, StorageError
 
+LEDGER: Final = ".upload.json"
 STATE: Final = "mirror.json"
 CHECKPOINTS: Final = "checkpoints"
+
+_LEDGER_PERIOD_S: Final = 5.0
 _LEFT_OUT: Final = frozenset({"damaged-checkpoints"})
-_AT_ONCE: Final = 4
+_COPIES_AT_ONCE: Final = 4
 _POLL_S: Final = 0.25
 _PATIENCE_S: Final = 1800.0
+
+
+class Ledger:
+    """Checksums of the files that were uploaded to a folder, while the upload lasts. May be used by several threads.
+
+    It lies beside the files, so that another machine can continue, too. Stores know sizes but no checksums that could
+    be queried; without the ledger a file that is already there would have to be read to be trusted.
+
+    >>> with Ledger(folder) as ledger:
+    ...     if not ledger.has("a", size=3, sha256=checksum):
+    ...         (folder / "a").upload(path)
+    ...         ledger.add("a", checksum)
+    """
+
+    def __init__(self, folder: Location, known: Mapping[str, str] | None = None) -> None:
+        """`known`: checksums of files that are there already, as a manifest says."""
+        self._file = folder / LEDGER
+        self._lock = threading.Lock()
+        self._checksums = dict(known or {})
+        with suppress(MissingError, ValueError):
+            self._checksums |= json.loads(self._file.read_text())
+        self._sizes = {file.name: file.size() for file in folder.list()}
+        self._written = time.monotonic()
+
+    def has(self, name: str, *, size: int, sha256: str) -> bool:
+        """Whether this very file is there."""
+        return self._sizes.get(name) == size and self._checksums.get(name) == sha256
+
+    def add(self, name: str, sha256: str) -> None:
+        """Note an upload. The ledger itself is stored every few seconds."""
+        with self._lock:
+            self._checksums[name] = sha256
+            if time.monotonic() - self._written > _LEDGER_PERIOD_S:
+                self._write()
+
+    def _write(self) -> None:
+        self._written = time.monotonic()
+        self._file.write_text(json.dumps(self._checksums))
+
+    def __enter__(self) -> Self:
+        self._write()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, traceback: object) -> None:
+        """When all went well, a manifest says the same, and there is nothing to resume."""
+        if kind is None:
+            self._file.delete()
+        else:
+            with suppress(StorageError):  # the error to report is the first one
+                self._write()
 
 
 class Mirror:
     """Keeps a remote copy of a local run folder."""
 
-    def __init__(self, folder: Path, remote: Location) -> None:
+    def __init__(self, folder: Path, remote: Location, *, copies_at_once: int = _COPIES_AT_ONCE) -> None:
         self._folder = folder
         self._remote = remote
+        self._copies_at_once = copies_at_once
         self._checksums: dict[tuple[str, int, int], str] = {}
         self._thread: threading.Thread | None = None
 
@@ -48,14 +106,13 @@ class Mirror:
         _download(self._remote, state["files"], self._folder)
 
     def push_soon(self, step: int) -> None:
-        """Copy to the store, beside training, when the checkpoint of this step is on disk.
+        """Copy to the store in the background, when the checkpoint of this step is on disk.
 
         A copy that is still under way is not waited for: the next one, or the end of the run, brings the rest.
         """
-        if self._thread is not None and self._thread.is_alive():
-            return
-        self._thread = threading.Thread(target=self._push_when_saved, args=(step,), name="mirror", daemon=True)
-        self._thread.start()
+        if self._thread is None or not self._thread.is_alive():
+            self._thread = threading.Thread(target=self._push_when_saved, args=(step,), name="mirror", daemon=True)
+            self._thread.start()
 
     def finish(self) -> None:
         """Copy what is there now, and return when it is in the store."""
@@ -84,7 +141,7 @@ class Mirror:
 
     def _push(self) -> None:
         before = (_read_state(self._remote) or {"files": {}})["files"]
-        with ThreadPoolExecutor(_AT_ONCE) as pool:
+        with ThreadPoolExecutor(self._copies_at_once) as pool:
             jobs = {name: pool.submit(self._upload, name, before.get(name)) for name in sorted(self._names())}
             entries = {name: job.result() for name, job in jobs.items()}
         deleted = {_step_of(name) for name, entry in entries.items() if entry is None} - {""}
@@ -108,7 +165,7 @@ class Mirror:
         for path in self._folder.rglob("*"):
             parts = path.relative_to(self._folder).parts
             unfinished = parts[0] == CHECKPOINTS and len(parts) > 1 and not parts[1].isdigit()
-            hidden = any(part.startswith(".") for part in parts[:1]) or path.name.endswith(".tmp")
+            hidden = parts[0].startswith(".") or path.name.endswith(".tmp")
             if not (unfinished or hidden or parts[0] in _LEFT_OUT or path.name == STATE) and path.is_file():
                 names.append("/".join(parts))
         return names
@@ -117,15 +174,15 @@ class Mirror:
         """What is in the store now; None if the file went away meanwhile, with the checkpoint it belonged to."""
         path = self._folder / name
         try:
-            if not name.startswith(f"{CHECKPOINTS}/"):  # may grow while it is read
+            if _step_of(name):
+                entry = {"bytes": path.stat().st_size, "sha256": self._checksum(name, path)}
+                if entry != before:
+                    (self._remote / name).upload(path)
+            else:  # may grow while it is read
                 data = path.read_bytes()
                 entry = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
                 if entry != before:
                     (self._remote / name).write_bytes(data)
-                return entry
-            entry = {"bytes": path.stat().st_size, "sha256": self._checksum(name, path)}
-            if entry != before:
-                (self._remote / name).upload(path)
             return entry
         except FileNotFoundError:
             return None
@@ -134,8 +191,7 @@ class Mirror:
         stat = path.stat()
         key = (name, stat.st_size, stat.st_mtime_ns)
         if key not in self._checksums:
-            with path.open("rb") as file:
-                self._checksums[key] = hashlib.file_digest(file, "sha256").hexdigest()
+            self._checksums[key] = file_sha256(path)
         return self._checksums[key]
 
 
@@ -155,45 +211,40 @@ def fetch(remote: Location) -> Path:
     folder = model_folder(remote)
     state = _read_state(remote)
     if state is None:
-        found = {file.relative_to(remote): {"bytes": file.size()} for file in remote.list(recursive=True)}
-        if not found:
+        files = {file.relative_to(remote): {"bytes": file.size()} for file in remote.list(recursive=True)}
+        if not files:
             raise MissingError(f"{remote}: no such folder, or an empty one")
-        _download(remote, found, folder)
+        _download(remote, files, folder)
     elif state["step"] != newest_step(folder):
-        others = f"{CHECKPOINTS}/{state['step']}/"
-        wanted = {
-            n: e for n, e in state["files"].items() if not n.startswith(f"{CHECKPOINTS}/") or n.startswith(others)
-        }
-        _download(remote, wanted, folder)
+        _download(remote, {n: e for n, e in state["files"].items() if _step_of(n) in {"", str(state["step"])}}, folder)
     return folder
 
 
 def _read_state(remote: Location) -> dict[str, Any] | None:
     try:
-        state = json.loads((remote / STATE).read_text())
+        return dict(json.loads((remote / STATE).read_text()))
     except MissingError:
         return None
     except ValueError as error:
         raise PingLlmError(f"{remote / STATE} is damaged: {error}") from error
-    return dict(state)
 
 
 def _download(remote: Location, files: dict[str, dict[str, Any]], folder: Path) -> None:
-    """Fill a new folder with verified copies and put it in the place of the old one."""
-    staging = folder.with_name(f"{folder.name}.fetching")
-    staging.mkdir(parents=True, exist_ok=True)
+    """Replace a folder by verified copies of these files."""
 
     def copy(name: str) -> int:
         entry = files[name]
-        if name.startswith(f"{CHECKPOINTS}/") or "sha256" not in entry:
-            (remote / name).download(staging / name, sha256=entry.get("sha256"), size=entry["bytes"])
+        if _step_of(name) or "sha256" not in entry:
+            (remote / name).download(unfinished / name, sha256=entry.get("sha256"), size=entry["bytes"])
         else:  # may have been written again before `mirror.json` was
-            (remote / name).download(staging / name)
+            (remote / name).download(unfinished / name)
         return int(entry["bytes"])
 
     total = sum(entry["bytes"] for entry in files.values())
-    with progress("fetching (bytes)", total=total) as advance, ThreadPoolExecutor(_AT_ONCE) as pool:
+    with (
+        atomic_folder(folder) as unfinished,
+        progress("fetching (bytes)", total=total) as advance,
+        ThreadPoolExecutor(_COPIES_AT_ONCE) as pool,
+    ):
         for size in pool.map(copy, files):
             advance(size)
-    shutil.rmtree(folder, ignore_errors=True)
-    staging.replace(folder)

@@ -1,15 +1,15 @@
-"""How work that is cut into tasks is run: on this machine (`local.py`) or on a Ray cluster (`ray.py`).
+"""How work that is cut into tasks is run: on this machine (`pool.py`) or on a Ray cluster (`ray.py`).
 
 A task is an importable function and a picklable argument, and returns something small. It may run anywhere and be run
-again: what it makes it leaves in a place that all machines reach. An engine gives back what the tasks returned, in
-their order, with the time that each took and where.
+again: what it makes it leaves where all machines can reach it. An engine gives back what the tasks returned, in their
+order, with the time that each took and where.
 """
 
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import islice
 from typing import Any, Final, Generic, TypeVar
@@ -18,9 +18,57 @@ import psutil
 
 from ping_llm.core.errors import PingLlmError
 from ping_llm.tasks.pool import available_cores, worker_pool
+from ping_llm.tasks.ray import ray_executor
 
 Task = TypeVar("Task")
 Value = TypeVar("Value")
+
+ENGINES: Final = ("local", "ray")
+
+TASKS_PER_CPU: Final = 4
+"""Handed over at a time: enough that no CPU waits for the next."""
+
+RAY_TASK_BYTES: Final = 2 << 30
+"""Memory of a task on a Ray cluster, unless set otherwise."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineChoice:
+    """Which engine runs the tasks: what `--engine`, `--address`, `--workers` and `--memory-limit-gb` say."""
+
+    name: str = "local"
+    address: str | None = None
+    """Of a Ray cluster."""
+    workers: int | None = None
+    """Tasks at a time; by default as many as there are cores."""
+    memory_limit_bytes: int | None = None
+    """For all workers of this machine together, by default half of the free memory; with Ray, for each task."""
+
+    def __post_init__(self) -> None:
+        if self.name not in ENGINES:
+            raise PingLlmError(f"--engine {self.name}: there is {' and '.join(ENGINES)}")
+        if self.address is not None and self.name != "ray":
+            raise PingLlmError("--address is the address of a Ray cluster: add --engine ray")
+        if self.workers is not None and self.workers < 1:
+            raise PingLlmError("at least one worker is needed")
+
+    @contextmanager
+    def open(self) -> Iterator["Engine"]:
+        if self.name == "ray":
+            memory = self.memory_limit_bytes or RAY_TASK_BYTES
+            with ray_executor(self.address, memory) as cluster:
+                yield Engine(
+                    cluster,
+                    window=lambda: self.workers or max(8, TASKS_PER_CPU * cluster.cpus),  # nodes may join and leave
+                    memory_bytes=memory,
+                    is_this_machine=False,
+                )
+            return
+        workers = self.workers or available_cores()
+        limit = self.memory_limit_bytes or psutil.virtual_memory().available // 2
+        window = 1 if workers == 1 else TASKS_PER_CPU * workers
+        with worker_pool(workers) as pool:
+            yield Engine(pool, window=lambda: window, memory_bytes=limit // workers)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,25 +80,6 @@ class Done(Generic[Value]):
     started: float
     """Seconds since 1970, by the clock of that machine."""
     seconds: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class Timing:
-    """One line of a timings file."""
-
-    stage: str
-    task: int | str
-    node: str
-    started: float
-    seconds: float
-    bytes_in: int
-    bytes_out: int
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-
-OnTiming = Callable[[Timing], None]
 
 
 class Engine:
@@ -79,7 +108,7 @@ class Engine:
         while True:
             room = 0 if failed else max(1, self._window()) - len(under_way)
             for number, task in islice(numbered, max(0, room)):
-                under_way[self._executor.submit(run_timed, function, task)] = number
+                under_way[self._executor.submit(_run_timed, function, task)] = number
             while position in finished:
                 yield finished.pop(position).result()
                 position += 1
@@ -90,10 +119,29 @@ class Engine:
                 failed = failed or future.exception() is not None
 
 
-def run_timed(function: Callable[[Task], Value], task: Task) -> Done[Value]:
+def _run_timed(function: Callable[[Task], Value], task: Task) -> Done[Value]:
     started, clock = time.time(), time.perf_counter()
     value = function(task)
     return Done(value=value, node=socket.gethostname(), started=started, seconds=time.perf_counter() - clock)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timing:
+    """One line of a timings file."""
+
+    stage: str
+    task: int | str
+    node: str
+    started: float
+    seconds: float
+    bytes_in: int
+    bytes_out: int
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+OnTiming = Callable[[Timing], None]
 
 
 def summarise(timings: list[Timing]) -> list[dict[str, Any]]:
@@ -117,47 +165,3 @@ def _summary(stage: str, timings: list[Timing]) -> dict[str, Any]:
         "bytes_in": sum(timing.bytes_in for timing in timings),
         "bytes_out": sum(timing.bytes_out for timing in timings),
     }
-
-
-# Tasks on this machine, in worker processes.
-
-
-@contextmanager
-def local_engine(workers: int | None = None, memory_limit_bytes: int | None = None) -> Iterator[Engine]:
-    """By default one worker for each core, and half of the free memory for all of them."""
-    workers = workers or available_cores()
-    limit = memory_limit_bytes or psutil.virtual_memory().available // 2
-    window = 1 if workers == 1 else 4 * workers
-    with worker_pool(workers) as pool:
-        yield Engine(pool, window=lambda: window, memory_bytes=limit // workers)
-
-
-# Which engine runs the tasks: what the options `--engine`, `--address`, `--workers` and `--memory-limit-gb` say.
-
-ENGINES: Final = ("local", "ray")
-
-
-@dataclass(frozen=True, kw_only=True)
-class EngineChoice:
-    name: str = "local"
-    address: str | None = None
-    """Of a Ray cluster."""
-    workers: int | None = None
-    """Tasks at a time; by default as many as there are cores."""
-    memory_limit_bytes: int | None = None
-    """For all workers of this machine together; with Ray, for each task."""
-
-    def __post_init__(self) -> None:
-        if self.name not in ENGINES:
-            raise PingLlmError(f"--engine {self.name}: there is {' and '.join(ENGINES)}")
-        if self.address is not None and self.name != "ray":
-            raise PingLlmError("--address is the address of a Ray cluster: add --engine ray")
-        if self.workers is not None and self.workers < 1:
-            raise PingLlmError("at least one worker is needed")
-
-    def open(self) -> AbstractContextManager[Engine]:
-        if self.name == "ray":
-            from ping_llm.tasks.ray import ray_engine
-
-            return ray_engine(self.address, self.workers, self.memory_limit_bytes)
-        return local_engine(self.workers, self.memory_limit_bytes)

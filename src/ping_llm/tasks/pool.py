@@ -17,11 +17,10 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor
 from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait
-from typing import ParamSpec, TypeVar
+from typing import Any, TypeVar
 
 from ping_llm.core.errors import PingLlmError
 
-Arguments = ParamSpec("Arguments")
 Item = TypeVar("Item")
 Outcome = TypeVar("Outcome")
 
@@ -44,7 +43,8 @@ def worker_pool(workers: int) -> Iterator[Executor]:
         yield pool
     except BaseException as error:
         hand.close()
-        _stop_feeding(pool)
+        if sys.version_info < (3, 11, 5):  # a pool that broke while feeding a large task could not be shut down
+            pool._call_queue._reader.close()  # type: ignore[attr-defined] # as later versions do (gh-94777)
         pool.shutdown(wait=True, cancel_futures=True)
         if isinstance(error, BrokenExecutor):
             raise PingLlmError(
@@ -58,19 +58,6 @@ def worker_pool(workers: int) -> Iterator[Executor]:
         leash.close()
 
 
-def _stop_feeding(pool: ProcessPoolExecutor) -> None:
-    """Close the reading end of the pool's task pipe, so that its feeder thread gets an error and not stuck.
-
-    Python does so itself from 3.11.5 on (gh-94777); before, a pool that broke while a large task was on its way to a
-    worker could never be shut down.
-    """
-    if sys.version_info >= (3, 11, 5):
-        return
-    reader = getattr(getattr(pool, "_call_queue", None), "_reader", None)
-    if reader is not None:
-        reader.close()
-
-
 def map_in_order(
     pool: Executor, task: Callable[[Item], Outcome], items: Iterable[Item], *, window: int
 ) -> Iterator[Outcome]:
@@ -80,31 +67,28 @@ def map_in_order(
     first one in the order of the input, whatever the number of workers.
     """
     under_way: deque[Future[Outcome]] = deque()
-    failure: Exception | None = None
-    iterator = iter(items)
-    while failure is None:
+    failure: list[Exception] = []
+
+    def until_it_fails() -> Iterator[Item]:
         try:
-            item = next(iterator)
-        except StopIteration:
-            break
+            yield from items
         except Exception as error:
-            failure = error
-        else:
-            under_way.append(pool.submit(task, item))
-            if len(under_way) >= window:
-                yield under_way.popleft().result()
+            failure.append(error)
+
+    for item in until_it_fails():
+        under_way.append(pool.submit(task, item))
+        if len(under_way) >= window:
+            yield under_way.popleft().result()
     while under_way:
         yield under_way.popleft().result()
-    if failure is not None:
-        raise failure
+    if failure:
+        raise failure[0]
 
 
 class _InProcess(Executor):
     """Runs each task when it is submitted, in this process."""
 
-    def submit(
-        self, fn: Callable[Arguments, Outcome], /, *args: Arguments.args, **kwargs: Arguments.kwargs
-    ) -> Future[Outcome]:
+    def submit(self, fn: Callable[..., Outcome], /, *args: Any, **kwargs: Any) -> Future[Outcome]:
         future: Future[Outcome] = Future()
         try:
             future.set_result(fn(*args, **kwargs))
@@ -113,19 +97,15 @@ class _InProcess(Executor):
         return future
 
 
-def exit_with_parent() -> None:
-    """Make this worker process end when the process that started it does, however that ends."""
-    if (parent := multiprocessing.parent_process()) is not None:
-        threading.Thread(target=lambda: (wait([parent.sentinel]), os._exit(1)), daemon=True).start()
+def exit_with_parent(*leash: Connection) -> None:
+    """Make this worker process end when the process that started it does, however that ends, or closes its leash."""
+    parent = multiprocessing.parent_process()
+    watched: list[Any] = [*leash, parent.sentinel] if parent else [*leash]
+    if watched:  # not sys.exit: the main thread may be deep in a task
+        threading.Thread(target=lambda: (wait(watched), os._exit(1)), daemon=True).start()
 
 
 def _start_worker(leash: Connection) -> None:
     """Runs first in every worker: leave Ctrl-C to the parent, and watch for the parent's end."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_exit_with_parent, args=(leash,), daemon=True).start()
-
-
-def _exit_with_parent(leash: Connection) -> None:
-    parent = multiprocessing.parent_process()
-    wait([leash] if parent is None else [leash, parent.sentinel])
-    os._exit(1)  # not sys.exit: the main thread may be deep in a task
+    exit_with_parent(leash)

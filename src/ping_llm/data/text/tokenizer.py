@@ -15,8 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ping_llm.config import Config
-from ping_llm.core.errors import PingLlmError
-from ping_llm.core.extras import need
+from ping_llm.core.errors import PingLlmError, need
 from ping_llm.core.randomness import Ints
 
 Tokens = npt.NDArray[np.uint32]

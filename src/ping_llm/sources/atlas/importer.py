@@ -331,13 +331,13 @@ def _tasks(files: Sequence[Path | str], folder: Location, packets: str, strict: 
 
     def task(source: Location) -> FileTask:
         entry = source.stat()
-        if entry.kind != "file":
-            raise PingLlmError(f"{source}: " + ("no such file" if entry.kind == "missing" else "is not a file"))
+        if not entry.is_file:
+            raise PingLlmError(f"{source}: is not a file")
         return FileTask(
             source=source,
             output=folder,
             bytes=entry.size,
-            modified_ns=entry.modified_ns,
+            modified_ns=entry.mtime_ns,
             packets=packets,
             strict=strict,
         )

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ping_llm.sources.simulator.distribution import Distribution, Floats, Ints, Words, mixed, normal, salt, uniform
+from ping_llm.core.randomness import Words, uniform
+from ping_llm.sources.simulator.distribution import Distribution, Floats, Ints, mixed, normal, salt
 from ping_llm.sources.simulator.endpoints import Endpoints
 from ping_llm.sources.simulator.geography import Geography, great_circle_km
 from ping_llm.sources.simulator.settings import SimulatorSettings

@@ -10,11 +10,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from ping_llm.core.randomness import GOLDEN, Words, mix64, uniform
+
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
-Words = npt.NDArray[np.uint64]
-
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 def generator(seed: int, purpose: str, index: int = 0) -> np.random.Generator:
@@ -30,20 +29,9 @@ def salt(seed: int, purpose: str) -> np.uint64:
 
 
 def mixed(word: Words | np.uint64, value: Words | np.uint64) -> Words:
-    """Folds a value into a word: the finaliser of SplitMix64, which passes the usual tests on consecutive values."""
+    """Folds a value into a word with splitmix64."""
     with np.errstate(over="ignore"):
-        x = np.asarray(value * _GOLDEN + word, np.uint64)
-        x ^= x >> np.uint64(30)
-        x *= np.uint64(0xBF58476D1CE4E5B9)
-        x ^= x >> np.uint64(27)
-        x *= np.uint64(0x94D049BB133111EB)
-        x ^= x >> np.uint64(31)
-    return x
-
-
-def uniform(words: Words) -> Floats:
-    """In [0, 1)."""
-    return np.asarray((words >> np.uint64(11)) * 2.0**-53, np.float64)
+        return np.asarray(mix64(value * GOLDEN + word), np.uint64)
 
 
 def normal(words: Words) -> Floats:

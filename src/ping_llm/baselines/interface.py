@@ -1,0 +1,27 @@
+"""What a baseline is: settings, whose `fit` makes a fitted baseline, which answers questions.
+
+static   ignores the time of a question: the caller must see to it that the training data lies before it
+causal   uses only what was measured strictly before the time of the question
+"""
+
+from typing import Protocol
+
+from ping_llm.core.observations import Floats, Observations, Questions
+
+
+class FittedBaseline(Protocol):
+    def predict(self, questions: Questions) -> Floats:
+        """The median RTT in ms that is expected for each question, always positive and finite."""
+        ...
+
+
+class Baseline(Protocol):
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def causal(self) -> bool:
+        """Whether an answer depends only on measurements strictly before the time of its question."""
+        ...
+
+    def fit(self, train: Observations) -> FittedBaseline: ...
