@@ -18,7 +18,7 @@ from ping_llm.baselines import (
     Vivaldi,
 )
 from ping_llm.core.observations import Floats, History
-from ping_llm.evaluate.real import MENOG_FILE, PLANETLAB_FILE, Pings, menog_pairs, menog_pings, parted, planetlab_pairs
+from real_data_sets import MENOG_FILE, PLANETLAB_FILE, Pings, menog_pairs, menog_pings, parted, planetlab_pairs
 
 pytestmark = pytest.mark.slow
 

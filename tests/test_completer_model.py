@@ -11,7 +11,6 @@ import pytest
 from flax import nnx
 
 from ping_llm.core.observations import Observations, Questions
-from ping_llm.evaluate.real import unseen_pairs
 from ping_llm.models.completer import (
     Completer,
     CompleterSettings,
@@ -22,6 +21,7 @@ from ping_llm.models.completer import (
     world_batch,
 )
 from ping_llm.models.completer.answers import Answers, Bins
+from real_data_sets import unseen_pairs
 
 pytestmark = pytest.mark.slow  # compiling worlds and training a model take a minute
 
