@@ -1,7 +1,7 @@
 """Helpers of the text backends' tests: small files of every format, and a tokenizer whose tokens are bytes."""
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from ping_llm.batches.batch import Batch
 from ping_llm.batches.explain import digest
 from ping_llm.batches.spec import DataState
 from ping_llm.config import Config
-from ping_llm.data.registry import make_train_loader
+from ping_llm.data.registry import TrainLoader, make_train_loader
 from ping_llm.training.resume import data_state
 
 BOS, EOS = 256, 257
@@ -115,8 +115,14 @@ def reading(kind: str, pattern: str) -> dict[str, Any]:
     return {"grain_file_type": kind, "grain_train_files": pattern}
 
 
-def take(config: Config, count: int, state: DataState | None = None, **where: int) -> list[Batch]:
-    with make_train_loader(config, state=state, **where) as loader:
+def take(
+    config: Config,
+    count: int,
+    state: DataState | None = None,
+    open_loader: Callable[..., TrainLoader] = make_train_loader,
+    **where: int,
+) -> list[Batch]:
+    with open_loader(config, state=state, **where) as loader:
         return [next(loader) for _ in range(count)]
 
 
@@ -124,11 +130,11 @@ def digests(batches: Sequence[Batch]) -> list[str]:
     return [digest(batch) for batch in batches]
 
 
-def state_after(config: Config, steps: int, ahead: int = 3) -> DataState:
-    """What a run stores after so many steps, while the loader has made some batches more; through its text."""
-    with make_train_loader(config) as loader:
+def state_after(config: Config, steps: int, open_loader: Callable[..., TrainLoader] = make_train_loader) -> DataState:
+    """What a run stores after so many steps, while the loader has made three batches more; through its text."""
+    with open_loader(config) as loader:
         begun = loader.state()
-        for _ in range(steps + ahead):
+        for _ in range(steps + 3):
             next(loader)
         return DataState.from_json(data_state(loader, begun, steps).to_json())
 
@@ -146,7 +152,19 @@ def documents_of(batches: Sequence[Batch]) -> list[str]:
     return found
 
 
+def together(parts: Sequence[Sequence[Batch]]) -> list[Batch]:
+    """Global batches from those of each host."""
+    return [
+        {name: np.concatenate([part[name] for part in step]) for name in step[0]} for step in zip(*parts, strict=True)
+    ]
+
+
 def text_of(batches: Sequence[Batch]) -> str:
     """All that is in some batches, in its order."""
     tokens = np.concatenate([batch["inputs"][batch["inputs_segmentation"] > 0] for batch in batches])
     return bytes(tokens[tokens < 256].astype(np.uint8)).decode()
+
+
+def texts_in(batches: Sequence[Batch]) -> list[str]:
+    """The documents in some batches, in their order; those of `texts` begin with `<`."""
+    return ["<" + part for part in text_of(batches).split("<")[1:]]

@@ -7,11 +7,11 @@ from typing import Final
 
 import numpy as np
 
+import reference_rows
 from ping_llm.batches.batch import Batch, BatchBuilder, PackedTokens
 from ping_llm.batches.contexts import Flags, RowFacts, Units
 from ping_llm.batches.plan import PackedBlock, SequencePlan, _make_room
 from ping_llm.core.randomness import Ints, Purpose, key
-from ping_llm.rows.reader import MappedRows
 from ping_llm.tokens.encode import EncodableMeasurements, encode
 from reference_contexts import (
     Arrangement,
@@ -189,8 +189,7 @@ def segments(builder: BatchBuilder, sequences: Sequence[int]) -> ReferenceSegmen
     unit, position, rank = draw_positions(units, candidate_limit(units, length), elastic)
     words = measurement_words(units, unit, position)
     timed = keeps_time(units, unit, words)
-    rows = MappedRows(builder.rows)
-    picked = rows.pick(units.row[unit], position)
+    picked = reference_rows.pick(builder.rows, units.row[unit], position)
     candidates = Candidates(
         units=units, unit=unit, rank=rank, time_s=picked.time_s, timed=timed, failed=np.isnan(picked.rtt_ms)
     )
@@ -201,7 +200,7 @@ def segments(builder: BatchBuilder, sequences: Sequence[int]) -> ReferenceSegmen
     tokens, lengths = encode(
         EncodableMeasurements(
             family=units.family[unit],
-            source=rows.sources(units.row)[unit],
+            source=builder.rows.column("source")[units.row[unit]],
             destination=picked.destination[chosen],
             rtt_ms=picked.rtt_ms[chosen],
             time_kind=arrangement.time_kind,

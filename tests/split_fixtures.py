@@ -66,7 +66,7 @@ def leaks(split: Split) -> list[str]:
     return [f"{mask.sum()} {what}" for what, mask in _broken_promises(split) if mask.any()]
 
 
-def _broken_promises(split: Split) -> Iterator[tuple[str, np.ndarray]]:  # type: ignore[type-arg]
+def _broken_promises(split: Split) -> Iterator[tuple[str, np.ndarray]]:
     train, history, nothing = split.train, split.history, split.train.take(slice(0, 0))
     trained = np.concatenate([train.source, train.destination])
     earlier = history

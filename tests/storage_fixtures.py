@@ -39,6 +39,8 @@ class S3Server:
         self._inner: Application = DomainDispatcherApplication(create_backend_app)
         self._lock = threading.Lock()
         self.requests: list[tuple[str, str]] = []
+        self.most_at_once = 0
+        self._under_way = 0
         self._faults: list[tuple[str, str, Fault, float]] = []
         self._server = make_server("127.0.0.1", 0, self._answer, threaded=True, request_handler=_Handler)
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
@@ -52,6 +54,7 @@ class S3Server:
     def heal(self) -> None:
         self._faults.clear()
         self.requests.clear()
+        self.most_at_once = 0
 
     def count(self, method: str, key: str = "") -> int:
         return sum(m == method and key in path for m, path in self.requests)
@@ -66,7 +69,13 @@ class S3Server:
         with self._lock:
             self.requests.append((method, path))
             fault = self._next_fault(method, path)
-        return fault(environ, start, self._inner) if fault else self._inner(environ, start)
+            self._under_way += 1
+            self.most_at_once = max(self.most_at_once, self._under_way)
+        try:
+            return fault(environ, start, self._inner) if fault else self._inner(environ, start)
+        finally:
+            with self._lock:
+                self._under_way -= 1
 
     def _next_fault(self, method: str, path: str) -> Fault | None:
         for number, (wanted, key, fault, times) in enumerate(self._faults):

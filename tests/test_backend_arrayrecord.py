@@ -2,21 +2,23 @@
 
 import json
 from collections import Counter
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from backend_fixtures import digests, documents_of, state_after, take, text_config, text_of, texts, write_files
+import backend_fixtures
+from backend_fixtures import digests, documents_of, text_config, text_of, texts, together, write_files
 from ping_llm.batches.batch import expand
+from ping_llm.batches.spec import DataState
 from ping_llm.config import Config
 from ping_llm.core.errors import PingLlmError
-from ping_llm.data.grain import text_spec
-from ping_llm.data.registry import make_eval_loader, make_train_loader
-from ping_llm.data.text import arrayrecord
-from ping_llm.data.text.arrayrecord import LANES, Documents, TextPlan
-from ping_llm.data.text.spec import TextSource, begin
+from ping_llm.data.documents import Documents
+from ping_llm.data.grain import LANES, TextLoader, TextPlan, TextSource, TextSpec, text_spec
+from ping_llm.data.registry import loader_settings, make_eval_loader
 
 pytest.importorskip("tiktoken", reason="the package tiktoken is not installed")
 
@@ -33,18 +35,27 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(autouse=True)
-def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arrayrecord, "BLOCK_DOCUMENTS", 60)
-
-
 def config_of(folder: Path, **changes: Any) -> Config:
     return text_config(folder, **{"grain_train_files": f"{folder}/a/*.arrayrecord"} | changes)
 
 
+def spec_of(config: Config) -> TextSpec:
+    """With small blocks, so that there are more of them than lanes."""
+    return replace(text_spec(config), block_documents=60)
+
+
+def open_loader(config: Config, state: DataState | None = None, host: int = 0, hosts: int = 1) -> TextLoader:
+    settings = loader_settings(config, host, hosts)
+    return TextLoader(spec_of(config), settings, state, allow_change=config.allow_data_change)
+
+
+take = partial(backend_fixtures.take, open_loader=open_loader)
+state_after = partial(backend_fixtures.state_after, open_loader=open_loader)
+
+
 def plan_of(config: Config) -> TextPlan:
-    spec = text_spec(config)
-    return TextSource(spec, begin(spec).mixture).plans[0]
+    spec = spec_of(config)
+    return TextSource(spec, spec.start().mixture).plans[0]
 
 
 class TestSameBatches:
@@ -52,15 +63,12 @@ class TestSameBatches:
     def test_for_any_number_of_hosts(self, folder: Path, hosts: int) -> None:
         config = config_of(folder)
         parts = [take(config, 6, host=host, hosts=hosts) for host in range(hosts)]
-        together = [
-            {name: np.concatenate([part[step][name] for part in parts]) for name in parts[0][0]} for step in range(6)
-        ]
-        assert digests(together) == digests(take(config, 6))
+        assert digests(together(parts)) == digests(take(config, 6))
 
     def test_made_alone_and_backward(self, folder: Path) -> None:
         config = config_of(folder)
-        spec = text_spec(config)
-        source = TextSource(spec, begin(spec).mixture)
+        spec = spec_of(config)
+        source = TextSource(spec, spec.start().mixture)
         backward = [expand(source.packed(step, 0, 8), 8, 128) for step in (301, 40, 5, 4, 0)]
         forward = take(config, 302)
         assert digests(backward) == digests([forward[step] for step in (301, 40, 5, 4, 0)])
@@ -72,19 +80,17 @@ class TestSameBatches:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 3])
-def test_worker_processes_give_the_same_batches(tmp_path: Path, workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.undo()  # workers do not know of it
-    write_files(tmp_path / "a", "arrayrecord", [texts(200)])
-    config = config_of(tmp_path)
+def test_worker_processes_give_the_same_batches(folder: Path, workers: int) -> None:
+    config = config_of(folder)
     assert digests(take(config.replace(grain_worker_count=workers), 12)) == digests(take(config, 12))
 
 
 class TestPlan:
-    def test_an_epoch_has_each_place_of_each_block_once(self, folder: Path) -> None:
+    def test_an_epoch_has_each_sequence_of_each_block_once(self, folder: Path) -> None:
         plan = plan_of(config_of(folder))
         assert plan.blocks == DOCUMENTS // 60 > LANES
-        places = Counter(plan.locate(sequence)[1:] for sequence in range(plan.sequences_per_epoch))
-        assert len(places) == plan.sequences_per_epoch == plan.blocks * plan.sequences_per_block
+        located = Counter(plan.locate(sequence)[1:] for sequence in range(plan.sequences_per_epoch))
+        assert len(located) == plan.sequences_per_epoch == plan.blocks * plan.sequences_per_block
         assert {epoch for epoch, _, _ in map(plan.locate, range(plan.sequences_per_epoch))} == {0}
         assert plan.locate(plan.sequences_per_epoch)[0] == 1
 
@@ -99,9 +105,9 @@ class TestPlan:
         assert len(set(first) | set(second)) > 0.97 * DOCUMENTS
 
     def test_padding_is_low_and_reported(self, folder: Path) -> None:
-        with make_train_loader(config_of(folder)) as loader:
+        with open_loader(config_of(folder)) as loader:
             batches = [next(loader) for _ in range(200)]
-            reported = loader.report.to_json()["padding_fraction"]  # type: ignore[attr-defined]
+            reported = loader.report.to_json()["padding_fraction"]
         padding = np.mean([batch["inputs_segmentation"] == 0 for batch in batches])
         assert 0 < padding < 0.06  # blocks of 60 documents differ much more than blocks of 1024
         assert reported == pytest.approx(padding, abs=0.003)
@@ -140,20 +146,21 @@ class TestResume:
     ) -> None:
         state = state_after(config_of(folder), 3)
         with pytest.raises(PingLlmError, match=f"the data is not what this run was trained on: {named}"):
-            make_train_loader(config_of(folder, **change), state=state)
-        with make_train_loader(config_of(folder, allow_data_change=True, **change), state=state) as loader:
+            open_loader(config_of(folder, **change), state=state)
+        with open_loader(config_of(folder, allow_data_change=True, **change), state=state) as loader:
             assert loader.state().next_step == 3
 
     def test_with_other_files_is_refused(self, folder: Path) -> None:
         state = state_after(config_of(folder), 3)
         with pytest.raises(PingLlmError, match="1 of the 1 sources that this run was trained on are not in the blend"):
-            make_train_loader(config_of(folder, grain_train_files=f"{folder}/b/*.arrayrecord"), state=state)
+            open_loader(config_of(folder, grain_train_files=f"{folder}/b/*.arrayrecord"), state=state)
 
     def test_from_other_kinds_of_data_is_refused_unless_allowed(self, folder: Path) -> None:
-        state = state_after(Config(dataset_type="synthetic", per_device_batch_size=8, max_target_length=128), 3)
+        synthetic = Config(dataset_type="synthetic", per_device_batch_size=8, max_target_length=128)
+        state = backend_fixtures.state_after(synthetic, 3)
         with pytest.raises(PingLlmError, match=r"the data is not what this run was trained on: .*dataset_type"):
-            make_train_loader(config_of(folder), state=state)
-        with make_train_loader(config_of(folder, allow_data_change=True), state=state) as loader:
+            open_loader(config_of(folder), state=state)
+        with open_loader(config_of(folder, allow_data_change=True), state=state) as loader:
             assert loader.state().next_step == 3
             next(loader)
 
@@ -171,7 +178,7 @@ class TestBlend:
     def test_shares_of_sequences_are_the_weights(self, folder: Path) -> None:
         config = config_of(folder, grain_train_files=self.blend(folder, a=0.25, b=0.75))
         batches = take(config, 128)
-        mixture = begin(text_spec(config)).mixture
+        mixture = spec_of(config).start().mixture
         sources = [mixture.locate(number)[0] for number in range(1024)]
         assert sources.count(0) == 256
         rows = np.concatenate([batch["inputs"] for batch in batches])
@@ -185,7 +192,7 @@ class TestBlend:
         by_key = config_of(folder, grain_train_files=self.blend(folder, a=0.3, b=0.7))
         assert digests(take(by_file, 4)) == digests(take(by_key, 4))
 
-    def test_weights_may_change_on_resume_and_each_source_goes_on_where_it_was(
+    def test_weights_may_change_on_resume_and_each_source_continues_where_it_was(
         self, folder: Path, tmp_path: Path
     ) -> None:
         file = self.mixture(folder, tmp_path / "mixture.json", a=0.5, b=0.5)
@@ -211,7 +218,7 @@ class TestBlend:
         assert {name[:3] for name in found} == {"<0:", "<1:", "<2:"}
         assert max(Counter(documents_of(take(config, 4)) + found).values()) == 1
         with pytest.raises(PingLlmError, match=r"1 of the 2 sources .* keep them, with weight 0"):
-            make_train_loader(config.replace(grain_train_files=self.blend(folder, a=1)), state=state)
+            open_loader(config.replace(grain_train_files=self.blend(folder, a=1)), state=state)
 
 
 class TestEvaluation:
@@ -224,11 +231,7 @@ class TestEvaluation:
         for host in range(2):
             with make_eval_loader(config, host=host, hosts=2) as loader:
                 parts.append(list(loader))
-        assert len(parts[0]) == len(parts[1]) == len(whole)
-        joined = [
-            {name: np.concatenate([a[name], b[name]]) for name in a} for a, b in zip(parts[0], parts[1], strict=True)
-        ]
-        assert digests(joined) == digests(whole)
+        assert digests(together(parts)) == digests(whole)
 
     def test_ends_after_eval_steps(self, folder: Path) -> None:
         config = config_of(folder, grain_eval_files=f"{folder}/b/*.arrayrecord", eval_steps=2)

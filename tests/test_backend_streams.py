@@ -2,24 +2,34 @@
 
 import json
 import logging
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyarrow import csv
 
-from backend_fixtures import digests, reading, state_after, take, text_config, text_of, texts, write, write_files
+from backend_fixtures import (
+    digests,
+    reading,
+    state_after,
+    take,
+    text_config,
+    text_of,
+    texts,
+    texts_in,
+    together,
+    write,
+    write_files,
+)
+from ping_llm.batches.batch import Batch
 from ping_llm.config import Config
 from ping_llm.core.errors import PingLlmError
+from ping_llm.data.documents import EpochStream, file_stream, interleaved, reader_of, share
 from ping_llm.data.registry import make_eval_loader, make_train_loader
-from ping_llm.data.text.readers import InterleavedFiles, ParquetReader, Share, opener
 
 pytest.importorskip("tiktoken", reason="the package tiktoken is not installed")
 
@@ -70,16 +80,14 @@ def test_hugging_face_reads_files_of_every_form(tmp_path: Path, form: str) -> No
     for number, part in enumerate(cut(documents, 2)):
         write_for_hugging_face(tmp_path / f"part-{number}.{form}", form, part)
     keys = {"dataset_type": "hf", "hf_path": form, "hf_train_files": str(tmp_path / f"*.{form}"), "num_epoch": 1}
-    found = text_of(batches_until_padding(text_config(tmp_path, **keys)))
-    assert sorted("<" + part for part in found.split("<")[1:]) == sorted(documents)
+    assert sorted(texts_in(batches_until_padding(text_config(tmp_path, **keys)))) == sorted(documents)
 
 
 class TestOneHost:
     def test_two_epochs_have_all_of_the_text_twice_in_other_orders(self, tmp_path: Path, kind: str) -> None:
         documents = texts(150)
         config = config_of(tmp_path, kind, cut(documents, 5), num_epoch=2)
-        found = text_of(batches_until_padding(config))
-        parts = ["<" + part for part in found.split("<")[1:]]
+        parts = texts_in(batches_until_padding(config))
         assert sorted(parts) == sorted(documents * 2)
         assert len(set(parts[: 150 - config.shuffle_window])) == 150 - config.shuffle_window  # windows span epochs
         assert parts[:150] != parts[150:]
@@ -114,7 +122,9 @@ class TestOneHost:
         with caplog.at_level(logging.WARNING), make_train_loader(config, host=0, hosts=2, state=state) as loader:
             assert loader.state().next_step == 2
             next(loader)
-        assert "the data was read by 1 host(s) before and is now by 2: this backend cannot go on exactly" in caplog.text
+        assert (
+            "the data was read by 1 host(s) before and is now by 2: this backend cannot resume exactly" in caplog.text
+        )
 
     def test_the_end_of_the_data_is_said_and_padding_follows(
         self, tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture
@@ -144,91 +154,68 @@ class TestOneHost:
         for host, hosts in ((0, 1), (0, 2), (1, 2), (0, 1)):
             with make_eval_loader(config, host=host, hosts=hosts) as loader:
                 found.append(list(loader))
-        assert {len(batches) for batches in found} == {len(found[0])}
-        assert digests(found[0]) == digests(found[3])
+        assert digests(found[0]) == digests(found[3]) == digests(together(found[1:3]))
         assert Counter(text_of(found[0])) == Counter("".join(documents))
-        for whole, first, second in zip(found[0], found[1], found[2], strict=True):
-            assert np.array_equal(whole["inputs"], np.concatenate([first["inputs"], second["inputs"]]))
 
 
-_HOST = """
-import json, sys
-sys.path.insert(0, sys.argv[4])
-from backend_fixtures import text_of, take
-from ping_llm.config import load_config
-if __name__ == "__main__":
-    config, host, steps = load_config(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
-    batches = take(config, steps, host=host, hosts=2)
-    real = [int((batch["inputs_segmentation"] > 0).sum()) for batch in batches]
-    print(json.dumps({"real": real, "documents": ["<" + part for part in text_of(batches).split("<")[1:]]}))
-"""
+class TestTwoHosts:
+    def two_hosts(self, config: Config, steps: int) -> list[list[Batch]]:
+        return [take(config, steps, host=host, hosts=2) for host in range(2)]
 
-
-def two_hosts(folder: Path, config: Config, steps: int) -> list[dict[str, Any]]:
-    """What two processes load at the same time, each as one of two hosts."""
-    (folder / "config.yml").write_text(config.to_yaml())
-    command = [sys.executable, "-c", _HOST, str(folder / "config.yml")]
-    tests = str(Path(__file__).parent)
-    started = [
-        subprocess.Popen([*command, str(host), str(steps), tests], stdout=subprocess.PIPE, text=True)
-        for host in range(2)
-    ]
-    try:
-        return [json.loads(process.communicate(timeout=120)[0].splitlines()[-1]) for process in started]
-    finally:
-        for process in started:
-            process.kill()
-
-
-@pytest.mark.slow
-class TestTwoProcesses:
     def test_with_more_files_than_hosts_each_reads_its_own(self, tmp_path: Path, kind: str) -> None:
         files = cut(texts(90), 3)
-        first, second = two_hosts(tmp_path, config_of(tmp_path, kind, files, num_epoch=1), 40)
-        assert sorted(first["documents"]) == sorted([*files[0], *files[2]])
-        assert sorted(second["documents"]) == sorted(files[1])
+        first, second = self.two_hosts(config_of(tmp_path, kind, files, num_epoch=1), 40)
+        assert sorted(texts_in(first)) == sorted([*files[0], *files[2]])
+        assert sorted(texts_in(second)) == sorted(files[1])
 
     def test_with_fewer_files_than_hosts_they_share_the_documents(self, tmp_path: Path, kind: str) -> None:
         documents = texts(80)
-        first, second = two_hosts(tmp_path, config_of(tmp_path, kind, [documents], num_epoch=1), 40)
-        assert len(first["documents"]) == len(second["documents"]) == 40
-        assert sorted(first["documents"] + second["documents"]) == sorted(documents)
+        first, second = map(texts_in, self.two_hosts(config_of(tmp_path, kind, [documents], num_epoch=1), 40))
+        assert len(first) == len(second) == 40
+        assert sorted(first + second) == sorted(documents)
 
-    def test_a_host_that_runs_out_gives_padding_while_the_other_goes_on(self, tmp_path: Path, kind: str) -> None:
+    def test_a_host_that_runs_out_gives_padding_while_the_other_continues(self, tmp_path: Path, kind: str) -> None:
         config = config_of(tmp_path, kind, [texts(90), texts(10, seed=1)], num_epoch=1)
-        long, short = two_hosts(tmp_path, config, 60)
-        assert len(long["real"]) == len(short["real"]) == 60
-        ends = [next(step for step, real in enumerate(host["real"]) if real == 0) for host in (long, short)]
-        assert ends[1] < ends[0]
-        assert not any(short["real"][ends[1] :])
+        has_text = [[bool(batch["inputs_segmentation"].any()) for batch in part] for part in self.two_hosts(config, 60)]
+        long, short = (steps.index(False) for steps in has_text)
+        assert short < long
+        assert not any(has_text[1][short:])
 
 
 class TestFiles:
     @pytest.mark.parametrize(("files", "hosts"), [(1, 1), (7, 2), (8, 3), (2, 2), (5, 5)])
     def test_whole_files_are_shared_as_evenly_as_possible(self, files: int, hosts: int) -> None:
-        paths = tuple(Path(str(number)) for number in range(files))
-        shares = [Share.of(paths, host, hosts).files for host in range(hosts)]
-        assert sorted(path for share in shares for path in share) == sorted(paths)
+        shares = [share(range(files), host, hosts)[0] for host in range(hosts)]
+        assert sorted(file for mine in shares for file in mine) == list(range(files))
         assert max(map(len, shares)) - min(map(len, shares)) <= 1
 
     @pytest.mark.parametrize("suffix", ["parquet", "tfrecord"])
-    def test_skipping_documents_leads_to_where_reading_them_does(self, tmp_path: Path, suffix: str) -> None:
+    @pytest.mark.parametrize("hosts", [1, 2, 5])
+    def test_skipping_documents_leads_to_where_reading_them_does(self, tmp_path: Path, suffix: str, hosts: int) -> None:
         write_files(tmp_path, suffix, cut(texts(50), 4))
-        share = Share(files=tuple(sorted(tmp_path.glob("*"))))
-        stream = InterleavedFiles(share, opener(suffix, "text"), seed=3)
-        for _ in range(120):
-            place = stream.position()
-            wanted = stream.read()
-            other = InterleavedFiles(share, opener(suffix, "text"), seed=3)
-            other.go_to(json.loads(json.dumps(place)))
-            assert other.read() == wanted
-            other.close()
-        stream.close()
+        files = sorted(tmp_path.glob("*"))
 
-    def test_a_column_that_is_not_there_is_named(self, tmp_path: Path) -> None:
-        write(tmp_path / "a.parquet", ["x"])
-        with pytest.raises(PingLlmError, match=r"a\.parquet has no column 'body', only text"):
-            ParquetReader(tmp_path / "a.parquet", "body")
+        def stream() -> EpochStream:
+            return file_stream(files, reader_of(suffix, "text"), seed=3, epochs=-1, host=hosts - 1, hosts=hosts)
+
+        reading = stream()
+        for _ in range(120 // hosts):
+            position = json.loads(json.dumps(reading.position()))
+            resumed = stream()
+            resumed.seek(position)
+            assert resumed.read() == reading.read()
+
+    def test_interleaving_takes_a_document_of_each_open_file_in_turn(self) -> None:
+        assert list(interleaved(iter([iter("aaa"), iter("b"), iter(""), iter("cc")]))) == list("abcaca")
+        many = [iter([number] * (number % 3)) for number in range(40)]
+        assert sorted(interleaved(iter(many))) == sorted(number for number in range(40) for _ in range(number % 3))
+
+    def test_a_column_that_is_not_there_or_holds_no_text_is_named(self, tmp_path: Path) -> None:
+        pq.write_table(pa.table({"text": ["x"], "size": [1]}), tmp_path / "a.parquet")
+        with pytest.raises(PingLlmError, match=r"a\.parquet has no column 'body', only text, size"):
+            next(reader_of("parquet", "body")(tmp_path / "a.parquet"))
+        with pytest.raises(PingLlmError, match=r"column 'size' of .*a\.parquet holds no text, but int64"):
+            next(reader_of("parquet", "size")(tmp_path / "a.parquet"))
 
     def test_a_file_that_is_cut_off_is_named(self, tmp_path: Path) -> None:
         config = config_of(tmp_path, "tfrecord", [texts(5)])

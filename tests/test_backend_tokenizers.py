@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from backend_fixtures import BOS, EOS, byte_tokenizer, text_config
 from ping_llm.core.errors import PingLlmError
-from ping_llm.data.text.tokenizer import Tokenizer, TokenizerSpec, load_tokenizer, tokenizer_of
+from ping_llm.data.tokenizer import Tokenizer, TokenizerSpec, load_tokenizer, tokenizer_of
 
 WORDS = "the cat sat on the mat and the dog ate the cat's dinner, 1234 times: naïve façades – 測試 🙂"
 

@@ -18,8 +18,7 @@ from ping_llm.batches.contexts import Mode
 from ping_llm.core.addresses import format_address
 from ping_llm.core.measurements import SCHEMA
 from ping_llm.rows import format as layout
-from ping_llm.rows.dataset import RowSet
-from ping_llm.rows.reader import CorruptRowError
+from ping_llm.rows.dataset import CorruptRowError, RowSet
 from ping_llm.tokens.decode import DecodedMeasurement, decode
 from ping_llm.tokens.encode import VOCABULARY_SIZE, TimeKind
 from pipeline_fixtures import START_S, Dataset, histories, in_batches, prepare_table, simulated

@@ -12,7 +12,7 @@ from ping_llm.core.distribution import CODE_MS, RttDistribution, code_bounds, en
 from ping_llm.evaluate.protocols import TrueDistribution
 from ping_llm.models.completer.answers import BinDistribution, Bins, averaged
 from ping_llm.predict.language_model import CodeDistribution
-from ping_llm.sources.simulator import Distribution
+from ping_llm.sources.simulator import DelayDistribution
 
 ROWS = 4
 FIRST_BYTES = np.array([byte < 8 or byte & 4 > 0 for byte in range(256)])
@@ -47,7 +47,7 @@ def residuals(rng: np.random.Generator, concentration: float) -> PointWithResidu
 def truth(rng: np.random.Generator, concentration: float) -> TrueDistribution:
     share = rng.random(ROWS)
     return TrueDistribution.of(
-        Distribution(
+        DelayDistribution(
             failed_probability=rng.random(ROWS) / 2,
             floor_ms=rng.lognormal(3.0, 1.0, ROWS),
             weight=(share, 1 - share),

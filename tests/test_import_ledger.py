@@ -15,10 +15,8 @@ import pytest
 
 from atlas_fixtures import as_lines, ping, several_files, visible, written
 from ping_llm.core.errors import MeasurementError, PingLlmError
-from ping_llm.sources.atlas import import_atlas
-from ping_llm.sources.atlas import importer as by_file
-from ping_llm.sources.atlas.importer import ByFileReport, import_by_file
-from ping_llm.tasks.engines import EngineChoice
+from ping_llm.sources.atlas import import_atlas, import_by_file
+from ping_llm.tasks.engines import EngineChoice, Timing
 
 ONE = EngineChoice(workers=1)
 
@@ -46,7 +44,7 @@ class TestContent:
         assert sorted(parquet(tmp_path / "out")) == ["a.bz2.parquet", "b.gz.parquet", "c.json.parquet"]
         assert written(tmp_path / "out") == written(tmp_path / "plain")
         for name in ("results", "measurements", "failed", "dropped", "examples", "bytes"):
-            assert getattr(report.total, name) == getattr(plain, name)
+            assert getattr(report, name) == getattr(plain, name)
         assert (report.skipped, report.failures) == (0, {})
 
     def test_the_bytes_depend_on_the_file_alone(self, tmp_path: Path, files: list[Path]) -> None:
@@ -78,50 +76,40 @@ class TestContent:
 
 
 class TestAgain:
-    def done_again(self, monkeypatch: pytest.MonkeyPatch, files: list[Path], out: Path, **options: object) -> list[str]:
+    def done_again(self, files: list[Path], out: Path, overwrite: bool = False) -> list[int | str]:
         """The names of the files that an import really read."""
-        names: list[str] = []
-        real = by_file.import_file
+        timings: list[Timing] = []
+        import_by_file(files, out, engine=ONE, on_timing=timings.append, overwrite=overwrite)
+        return [timing.task for timing in timings]
 
-        def recorded(task: by_file.FileTask) -> object:
-            names.append(task.name)
-            return real(task)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(by_file, "import_file", recorded)
-            import_by_file(files, out, engine=ONE, **options)  # type: ignore[arg-type]
-        return names
-
-    def test_only_new_changed_lost_and_damaged_files_are_done_again(
-        self, tmp_path: Path, files: list[Path], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_only_new_changed_lost_and_damaged_files_are_done_again(self, tmp_path: Path, files: list[Path]) -> None:
         out = tmp_path / "out"
-        assert self.done_again(monkeypatch, files[:2], out) == ["a.bz2", "b.gz"]
-        assert self.done_again(monkeypatch, files, out) == ["c.json"]
+        assert self.done_again(files[:2], out) == ["a.bz2", "b.gz"]
+        assert self.done_again(files, out) == ["c.json"]
         before = parquet(out)
         os.utime(files[0], ns=(1, 1))
-        assert self.done_again(monkeypatch, files, out) == ["a.bz2"]
+        assert self.done_again(files, out) == ["a.bz2"]
         (out / "b.gz.parquet").unlink()
-        assert self.done_again(monkeypatch, files, out) == ["b.gz"]
+        assert self.done_again(files, out) == ["b.gz"]
         (out / "c.json.parquet").write_bytes(b"cut off")
-        assert self.done_again(monkeypatch, files, out) == ["c.json"]
+        assert self.done_again(files, out) == ["c.json"]
         assert parquet(out) == before
-        assert self.done_again(monkeypatch, files, out) == []
-        assert len(self.done_again(monkeypatch, files, out, overwrite=True)) == 3
+        assert self.done_again(files, out) == []
+        assert len(self.done_again(files, out, overwrite=True)) == 3
 
     def test_a_changed_file_replaces_what_it_was(self, tmp_path: Path) -> None:
         file, out = tmp_path / "in.json", tmp_path / "out"
         file.write_bytes(as_lines([ping()] * 5))
         import_by_file([file], out, engine=ONE)
         file.write_bytes(as_lines([ping()] * 7))
-        assert import_by_file([file], out, engine=ONE).total.measurements == 7
+        assert import_by_file([file], out, engine=ONE).measurements == 7
         assert len(written(out)) == 7
         file.write_bytes(as_lines([ping(type="dns")]))
         import_by_file([file], out, engine=ONE)
         assert parquet(out) == {}
 
     @pytest.mark.slow
-    def test_an_import_that_was_killed_goes_on_where_it_was(self, tmp_path: Path) -> None:
+    def test_an_import_that_was_killed_continues_where_it_was(self, tmp_path: Path) -> None:
         names = [tmp_path / f"{hour:02d}.bz2" for hour in range(12)]
         for hour, name in enumerate(names):
             name.write_bytes(bz2.compress(as_lines([ping(timestamp=1_600_000_000 + i + hour) for i in range(20_000)])))
@@ -161,7 +149,7 @@ class TestDamage:
     def test_when_it_is_mended_only_it_is_done_again(self, tmp_path: Path, damaged: list[Path]) -> None:
         import_by_file(damaged, tmp_path / "out", engine=ONE)
         shutil.copy(damaged[0], damaged[1])
-        report: ByFileReport = import_by_file(damaged, tmp_path / "out", engine=ONE)
+        report = import_by_file(damaged, tmp_path / "out", engine=ONE)
         assert (report.skipped, report.failures) == (3, {})
         assert len(parquet(tmp_path / "out")) == 4
 

@@ -13,17 +13,19 @@ import pytest
 
 from conftest import random_measurements
 from ping_llm.core.errors import PingLlmError
-from ping_llm.rows import prepare as prepare_module
 from ping_llm.rows.dataset import RowSet
-from ping_llm.rows.prepare import PrepareSettings, prepare
+from ping_llm.rows.prepare import PrepareSettings, TaskSizes, prepare
 from ping_llm.rows.summary import summarise
 
 
 @pytest.fixture
-def dataset(tmp_path: Path, write_parquet: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(prepare_module, "SHARD_MEASUREMENTS", 2_000)
+def dataset(tmp_path: Path, write_parquet: Callable[..., Path]) -> Path:
     path = write_parquet(random_measurements(6_000))
-    prepare(PrepareSettings(inputs=(str(path),), output=tmp_path / "rows", workers=1))
+    prepare(
+        PrepareSettings(
+            inputs=(str(path),), output=tmp_path / "rows", workers=1, sizes=TaskSizes(shard_measurements=2_000)
+        )
+    )
     return tmp_path / "rows"
 
 

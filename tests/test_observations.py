@@ -19,7 +19,7 @@ from ping_llm.core.errors import PingLlmError
 from ping_llm.core.measurements import SCHEMA
 from ping_llm.evaluate.split import split
 from ping_llm.rows.measurement_set import read_observations, rows_observations
-from ping_llm.rows.prepare import PrepareSettings, prepare
+from ping_llm.rows.prepare import PrepareSettings, TaskSizes, prepare
 from split_fixtures import Measurement, leaks, plain
 
 WriteParquet = Callable[..., Path]
@@ -59,19 +59,16 @@ class TestReading:
             assert (np.diff(part.observations.time_s) >= 0).all()
 
     def test_rows_of_several_shards_and_of_times_decades_apart_are_read(
-        self, tmp_path: Path, write_parquet: WriteParquet, monkeypatch: pytest.MonkeyPatch
+        self, tmp_path: Path, write_parquet: WriteParquet
     ) -> None:
-        monkeypatch.setattr("ping_llm.rows.prepare.SHARD_MEASUREMENTS", 2_000)
-        monkeypatch.setattr("ping_llm.rows.measurement_set._BATCH", 700)
         table = random_measurements(10_000, whole_seconds=False)
         late = pa.array(np.where(np.arange(10_000) % 7, 0, 10**15))
         times = pa.compute.add(table["event_time"].cast(pa.int64()), late).cast(SCHEMA.field("event_time").type)
         table = table.set_column(0, SCHEMA.field("event_time"), times)
-        prepare(
-            PrepareSettings(inputs=(str(write_parquet(table)),), output=tmp_path / "rows", workers=1, train_ratio=1.0)
-        )
+        inputs, sizes = (str(write_parquet(table)),), TaskSizes(shard_measurements=2_000)
+        prepare(PrepareSettings(inputs=inputs, output=tmp_path / "rows", workers=1, train_ratio=1.0, sizes=sizes))
         assert len(list((tmp_path / "rows").glob("*.arrayrecord"))) > 1
-        found = rows_observations(tmp_path / "rows", "train")
+        found = rows_observations(tmp_path / "rows", "train", batch_rows=700)
         assert Counter(plain(found.nodes, found.observations)) == rows_of(table)
 
     def test_a_split_without_rows_has_no_measurements(self, tmp_path: Path, write_parquet: WriteParquet) -> None:

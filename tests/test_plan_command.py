@@ -13,10 +13,9 @@ from typer.testing import CliRunner
 from conftest import random_measurements
 from ping_llm.cli.plan import duration, plan, size
 from ping_llm.core.errors import PingLlmError
-from ping_llm.rows import prepare as prepare_module
-from ping_llm.rows.estimate import GIB, MEASURED, Rates, Scale, estimate
-from ping_llm.rows.prepare import MAX_RUNS, PrepareSettings, piece_groups, prepare
-from ping_llm.sources.pieces import Piece
+from ping_llm.rows.estimate import GIB, MEASURED, Rates, Workload, estimate
+from ping_llm.rows.prepare import PrepareSettings, TaskSizes, prepare
+from ping_llm.sources.files import Piece
 
 app = typer.Typer()
 app.command()(plan)
@@ -28,28 +27,29 @@ def command(*arguments: str) -> Any:
 
 class TestCounts:
     def test_tasks_shuffle_and_dataset_are_those_of_a_real_preparation(
-        self, tmp_path: Path, write_parquet: Any, monkeypatch: pytest.MonkeyPatch
+        self, tmp_path: Path, write_parquet: Any
     ) -> None:
-        monkeypatch.setattr(prepare_module, "SHARD_MEASUREMENTS", 3_000)
-        monkeypatch.setattr(prepare_module, "PIECE_ROWS", 4_000)
+        sizes = TaskSizes(shard_measurements=3_000, piece_rows=4_000)
         table = random_measurements(20_000, sources=300)
         path = write_parquet(table, row_group_size=1_000)
         timings: list[Any] = []
-        manifest, _ = prepare(PrepareSettings(inputs=(str(path),), output=tmp_path / "rows", workers=1), timings.append)
+        settings = PrepareSettings(inputs=(str(path),), output=tmp_path / "rows", workers=1, sizes=sizes)
+        manifest, _ = prepare(settings, timings.append)
         ipv6 = table["ip_version"].to_pylist().count(6) / len(table)
         rows = sum(split.rows for split in manifest.splits.values())
-        found = estimate(Scale(measurements=20_000, workers=1, ipv6_share=ipv6, measurements_per_source=20_000 / rows))
+        load = Workload(measurements=20_000, workers=1, ipv6_share=ipv6, measurements_per_source=20_000 / rows)
+        found = estimate(load, sizes=sizes)
         partition, shard, _ = found.stages
         assert partition.tasks == len([t for t in timings if t.stage == "partition"]) == 5
         assert shard.tasks == len([t for t in timings if t.stage == "shard"]) == 8
         shuffled = sum(t.bytes_in for t in timings if t.stage == "shard")
         assert found.shuffle_bytes == pytest.approx(shuffled, rel=1e-3)
         assert found.rows == pytest.approx(rows, abs=2)
-        in_rows = sum(split.measurements for split in manifest.splits.values()) * found.scale.row_bytes
+        in_rows = sum(split.measurements for split in manifest.splits.values()) * load.mean_bytes(12, 24)
         assert found.dataset_bytes == pytest.approx(in_rows)
 
     def test_the_design_holds_at_35_billion(self) -> None:
-        found = estimate(Scale(measurements=35 * 10**9, workers=64))
+        found = estimate(Workload(measurements=35 * 10**9, workers=64))
         partition, shard, publish = found.stages
         assert (partition.tasks, shard.tasks) == (1024, 4096)
         assert shard.bytes_in / (2 * partition.tasks * shard.tasks) > 100e3, "reads are not tiny"
@@ -60,18 +60,18 @@ class TestCounts:
         assert not found.warnings
 
     def test_more_workers_take_less_time_until_there_is_a_task_for_each(self) -> None:
-        times = [estimate(Scale(measurements=10**9, workers=workers)).seconds for workers in (1, 8, 64, 512, 4096)]
+        times = [estimate(Workload(measurements=10**9, workers=workers)).seconds for workers in (1, 8, 64, 512, 4096)]
         assert times == sorted(times, reverse=True)
         assert times[0] / times[1] > 7
-        assert estimate(Scale(measurements=10**9, workers=4096)).warnings
+        assert estimate(Workload(measurements=10**9, workers=4096)).warnings
 
     def test_time_is_work_over_rate(self) -> None:
         rates = Rates(partition=1e6, shard=5e5, index=1e12, atlas=1e5, where="here")
-        scale = Scale(measurements=10**8, workers=1, bandwidth=1e15, object_store=False, measurements_per_source=1e6)
+        scale = Workload(measurements=10**8, workers=1, bandwidth=1e15, object_store=False, measurements_per_source=1e6)
         assert estimate(scale, rates).seconds == pytest.approx(100 + 200, rel=1e-3)
 
     def test_little_memory_is_noted_not_ignored(self) -> None:
-        (warning,) = estimate(Scale(measurements=35 * 10**9, workers=64, memory_bytes=GIB // 2)).warnings
+        (warning,) = estimate(Workload(measurements=35 * 10**9, workers=64, memory_bytes=GIB // 2)).warnings
         assert "sorted on disk" in warning
 
 
@@ -79,32 +79,26 @@ class TestPieceGroups:
     @given(st.lists(st.integers(0, 10**9), min_size=1, max_size=60), st.integers(1, 20))
     def test_every_piece_is_in_one_group_in_order_and_there_are_not_too_many(self, sizes: list[int], most: int) -> None:
         pieces = [Piece(path=str(i), format="csv", columns={}, bytes=size) for i, size in enumerate(sizes)]
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(prepare_module, "MAX_RUNS", most)
-            groups = piece_groups(pieces)
+        groups = TaskSizes(max_runs=most).piece_groups(pieces)
         assert [piece for group in groups for piece in group] == pieces
         assert all(groups)
         assert len(groups) <= max(most, 1) or len(pieces) <= most
 
     def test_few_pieces_are_a_task_each_and_many_are_shared_out_evenly(self) -> None:
         pieces = [Piece(path=str(i), format="csv", columns={}, bytes=100) for i in range(17_500)]
-        assert [len(group) for group in piece_groups(pieces[:MAX_RUNS])] == [1] * MAX_RUNS
-        groups = piece_groups(pieces)
-        assert len(groups) == MAX_RUNS
+        assert [len(group) for group in TaskSizes().piece_groups(pieces[:1024])] == [1] * 1024
+        groups = TaskSizes().piece_groups(pieces)
+        assert len(groups) == 1024
         assert {len(group) for group in groups} == {17, 18}
 
-    def test_grouped_pieces_give_the_same_bytes(
-        self, tmp_path: Path, write_parquet: Any, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(prepare_module, "SHARD_MEASUREMENTS", 3_000)
-        monkeypatch.setattr(prepare_module, "PIECE_ROWS", 500)
+    def test_grouped_pieces_give_the_same_bytes(self, tmp_path: Path, write_parquet: Any) -> None:
         path = write_parquet(random_measurements(12_000), row_group_size=500)
         contents = []
         for most in (1024, 5, 1):
-            monkeypatch.setattr(prepare_module, "MAX_RUNS", most)
+            sizes = TaskSizes(shard_measurements=3_000, piece_rows=500, max_runs=most)
             folder = tmp_path / str(most)
-            prepare(PrepareSettings(inputs=(str(path),), output=folder, workers=1))
-            contents.append({file.name: file.read_bytes() for file in folder.iterdir()})
+            prepare(PrepareSettings(inputs=(str(path),), output=folder, workers=1, sizes=sizes))
+            contents.append({file.name: file.read_bytes() for file in folder.iterdir() if file.suffix != ".json"})
         assert contents[0] == contents[1] == contents[2]
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from ping_llm.core.distribution import code_bounds, decode_rtt, encode_rtt, normalised_codes
+from ping_llm.core.distribution import CODES, code_bounds, decode_rtt, encode_rtt
 from ping_llm.core.errors import PingLlmError
 from ping_llm.predict import LanguageModel
 from ping_llm.predict.prompts import Prompt, prompt_for
@@ -112,7 +112,7 @@ class TestForecast:
             rtt, probability = forecast.pmf(question)
             assert probability.sum() == pytest.approx(1.0, abs=1e-5)
             assert np.all(np.diff(rtt) > 0)
-            assert set(encode_rtt(rtt).tolist()) <= set(normalised_codes().tolist())
+            assert set(encode_rtt(rtt).tolist()) <= set(CODES.tolist())
 
     def test_quantiles_interval_and_mean_are_those_of_the_pmf(self, model: LanguageModel, rows: list[ProbeRow]) -> None:
         forecast = model.forecast([prompt(row, len(row) // 2, len(row) - 1) for row in rows[:4]])
@@ -157,9 +157,9 @@ class TestForecast:
 
 
 def test_code_bounds_tile_the_axis_around_their_codes() -> None:
-    values = decode_rtt(normalised_codes())
+    values = decode_rtt(CODES)
     below, above = code_bounds(values)
     assert np.all((below <= values) & (values <= above))
     np.testing.assert_array_equal(below[1:], above[:-1])
     inside = (below + above) / 2
-    np.testing.assert_array_equal(encode_rtt(inside[1:]), normalised_codes()[1:])
+    np.testing.assert_array_equal(encode_rtt(inside[1:]), CODES[1:])

@@ -22,14 +22,17 @@ from conftest import random_measurements
 from ping_llm.core.addresses import format_address
 from ping_llm.core.errors import MeasurementError, PingLlmError
 from ping_llm.rows import prepare as prepare_module
-from ping_llm.rows import tasks
 from ping_llm.rows.dataset import RowSet
 from ping_llm.rows.manifest import Manifest
-from ping_llm.rows.prepare import MIB, PrepareSettings, WorkFolder, bucket_ranges, prepare
+from ping_llm.rows.partition import partition
+from ping_llm.rows.prepare import MIB, PrepareSettings, TaskSizes, prepare
+from ping_llm.rows.work_folder import WorkFolder
 from ping_llm.sources.simulator import SimulatorSettings, simulate
 from ping_llm.storage import locate
 
 WriteParquet = Callable[..., Path]
+SEVERAL = TaskSizes(shard_measurements=1_500, piece_rows=2_000)
+"""Several tasks of each step."""
 
 
 def run(output: Path, *inputs: Path | str, **options: Any) -> Manifest:
@@ -144,13 +147,9 @@ class TestSameBytes:
     """The dataset is a function of the measurements and the options that shape rows, and of nothing else."""
 
     @pytest.fixture
-    def several_shards(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(prepare_module, "SHARD_MEASUREMENTS", 1_500)
-        monkeypatch.setattr(prepare_module, "PIECE_ROWS", 2_000)
-
-    @pytest.fixture
-    def reference(self, tmp_path: Path, write_parquet: WriteParquet, several_shards: None) -> dict[str, bytes]:
-        run(tmp_path / "reference", write_parquet(random_measurements(10_000), "reference.parquet", row_group_size=700))
+    def reference(self, tmp_path: Path, write_parquet: WriteParquet) -> dict[str, bytes]:
+        path = write_parquet(random_measurements(10_000), "reference.parquet", row_group_size=700)
+        run(tmp_path / "reference", path, sizes=SEVERAL)
         reference = dataset_bytes(tmp_path / "reference")
         assert len(reference) > 8, "several shards in both splits"
         return reference
@@ -159,13 +158,14 @@ class TestSameBytes:
         self, tmp_path: Path, write_parquet: WriteParquet, reference: dict[str, bytes]
     ) -> None:
         path = write_parquet(random_measurements(10_000), row_group_size=700)
-        run(tmp_path / "rows", path, workers=2)
+        run(tmp_path / "rows", path, workers=2, sizes=SEVERAL)
         assert dataset_bytes(tmp_path / "rows") == reference
 
     def test_for_any_memory_limit(
         self, tmp_path: Path, write_parquet: WriteParquet, reference: dict[str, bytes]
     ) -> None:
-        run(tmp_path / "rows", write_parquet(random_measurements(10_000)), memory_limit_bytes=256 * MIB)
+        path = write_parquet(random_measurements(10_000))
+        run(tmp_path / "rows", path, memory_limit_bytes=256 * MIB, sizes=SEVERAL)
         assert dataset_bytes(tmp_path / "rows") == reference
 
     def test_for_files_in_any_order_and_any_number(
@@ -176,21 +176,21 @@ class TestSameBytes:
         for order, name in ((range(len(parts)), "forward"), (reversed(range(len(parts))), "backward")):
             for position, part in enumerate(order):
                 write_parquet(parts[part], f"{name}/{position}.parquet")
-            run(tmp_path / f"rows-{name}", tmp_path / name)
+            run(tmp_path / f"rows-{name}", tmp_path / name, sizes=SEVERAL)
             assert dataset_bytes(tmp_path / f"rows-{name}") == reference
 
     def test_for_rows_shuffled_within_the_file(
         self, tmp_path: Path, write_parquet: WriteParquet, reference: dict[str, bytes]
     ) -> None:
         shuffled = random_measurements(10_000).take(np.random.default_rng(5).permutation(10_000))
-        run(tmp_path / "rows", write_parquet(shuffled))
+        run(tmp_path / "rows", write_parquet(shuffled), sizes=SEVERAL)
         assert dataset_bytes(tmp_path / "rows") == reference
 
     def test_for_csv_and_parquet(self, tmp_path: Path, reference: dict[str, bytes]) -> None:
         table = random_measurements(10_000)
         epoch = pa.compute.divide(table["event_time"].cast(pa.int64()), 1_000_000)
         pyarrow.csv.write_csv(table.set_column(0, "timestamp", epoch), tmp_path / "m.csv")
-        run(tmp_path / "rows", tmp_path / "m.csv")
+        run(tmp_path / "rows", tmp_path / "m.csv", sizes=SEVERAL)
         assert dataset_bytes(tmp_path / "rows") == reference
 
     def test_the_fingerprint_follows_the_content(self, tmp_path: Path, write_parquet: WriteParquet) -> None:
@@ -201,8 +201,9 @@ class TestSameBytes:
         assert first.fingerprint == again.fingerprint != other.fingerprint
 
     def test_the_number_of_shards_depends_on_the_number_of_measurements_alone(self) -> None:
-        assert [len(bucket_ranges(n)) for n in (1, 2_500_000, 2_500_001, 20_000_000, 35 * 10**9)] == [1, 1, 2, 8, 4096]
-        for ranges in map(bucket_ranges, (1, 10**7, 10**12)):
+        cut = TaskSizes().bucket_ranges
+        assert [len(cut(n)) for n in (1, 2_500_000, 2_500_001, 20_000_000, 35 * 10**9)] == [1, 1, 2, 8, 4096]
+        for ranges in map(cut, (1, 10**7, 10**12)):
             assert ranges[0][0] == 0
             assert ranges[-1][1] == 4096
             assert all(a[1] == b[0] for a, b in itertools.pairwise(ranges))
@@ -251,16 +252,19 @@ class TestKill:
         path = write_parquet(random_measurements(3_000))
         run(tmp_path / "whole", path)
         steps = 0
-        real = Path.replace
 
-        def stop_after(self: Path, target: Path) -> Path:
-            nonlocal steps
-            steps += 1
-            if steps > survived:
-                raise KeyboardInterrupt
-            return real(self, target)
+        def stopping(step: Callable[..., Any]) -> Callable[..., Any]:
+            def stop_after(*arguments: Any) -> Any:
+                nonlocal steps
+                steps += 1
+                if steps > survived:
+                    raise KeyboardInterrupt
+                return step(*arguments)
 
-        monkeypatch.setattr(Path, "replace", stop_after)
+            return stop_after
+
+        monkeypatch.setattr(Path, "replace", stopping(Path.replace))
+        monkeypatch.setattr(os, "link", stopping(os.link))
         with pytest.raises(KeyboardInterrupt):
             run(tmp_path / "rows", path)
         monkeypatch.undo()
@@ -274,13 +278,12 @@ class TestKill:
     ) -> None:
         paths = [write_parquet(random_measurements(1_000, seed=i), f"{i}.parquet") for i in range(4)]
         done: list[int] = []
-        real = tasks.partition
 
         def recorded(task: Any) -> Any:
             if len(done) == 3:
                 raise KeyboardInterrupt
             done.append(task.number)
-            return real(task)
+            return partition(task)
 
         monkeypatch.setattr(prepare_module, "partition", recorded)
         with pytest.raises(KeyboardInterrupt):
@@ -332,11 +335,10 @@ class TestExistingOutput:
         assert dataset_bytes(tmp_path / "rows") == before
 
     def test_overwrite_replaces_it_and_leaves_none_of_the_old_files(
-        self, tmp_path: Path, write_parquet: WriteParquet, monkeypatch: pytest.MonkeyPatch
+        self, tmp_path: Path, write_parquet: WriteParquet
     ) -> None:
-        monkeypatch.setattr(prepare_module, "SHARD_MEASUREMENTS", 300)
-        run(tmp_path / "rows", write_parquet(random_measurements(3_000), "many.parquet"))
-        monkeypatch.undo()
+        many = write_parquet(random_measurements(3_000), "many.parquet")
+        run(tmp_path / "rows", many, sizes=TaskSizes(shard_measurements=300))
         table = random_measurements(100, seed=1)
         run(tmp_path / "rows", write_parquet(table, "few.parquet"), overwrite=True)
         assert contents(tmp_path / "rows") == expected(table)

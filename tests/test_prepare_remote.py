@@ -10,8 +10,8 @@ from atlas_fixtures import several_files
 from conftest import random_measurements
 from ping_llm.core.errors import PingLlmError
 from ping_llm.rows import prepare as prepare_module
-from ping_llm.rows import tasks
-from ping_llm.rows.prepare import PrepareSettings, prepare
+from ping_llm.rows.prepare import PrepareSettings, TaskSizes, prepare
+from ping_llm.rows.shards import write_shard
 from ping_llm.sources.atlas.importer import import_by_file
 from ping_llm.storage import Location, locate
 from ping_llm.tasks.engines import EngineChoice
@@ -21,13 +21,12 @@ from storage_fixtures import BUCKET, S3Server, s3, s3_server, status, truncated
 __all__ = ["s3", "s3_server"]
 
 WriteParquet = Callable[..., Path]
+SIZES = TaskSizes(piece_rows=3_000, shard_measurements=1_600)
 
 
 @pytest.fixture
-def raw(tmp_path: Path, write_parquet: WriteParquet, monkeypatch: pytest.MonkeyPatch) -> Path:
+def raw(tmp_path: Path, write_parquet: WriteParquet) -> Path:
     """Input of 4 tasks of step one and 8 of step two."""
-    monkeypatch.setattr(prepare_module, "PIECE_ROWS", 3_000)
-    monkeypatch.setattr(prepare_module, "SHARD_MEASUREMENTS", 1_600)
     path = tmp_path / "raw"
     write_parquet(random_measurements(12_000, sources=300), "raw/m.parquet", row_group_size=1_000)
     return path
@@ -40,7 +39,7 @@ def bucket(s3: S3Server, tmp_path: Path) -> Location:
 
 def run(raw: Path | Location, output: Path | Location, **options: Any) -> None:
     options = {"workers": 1} | options
-    prepare(PrepareSettings(inputs=(str(raw),), output=str(output), **options))
+    prepare(PrepareSettings(inputs=(str(raw),), output=str(output), sizes=SIZES, **options))
 
 
 def local_files(folder: Path) -> dict[str, bytes]:
@@ -98,11 +97,10 @@ def test_lasting_trouble_is_one_line_and_the_next_run_goes_on(
     assert not (bucket / "rows" / "manifest.json").exists()
     s3.heal()
     done: list[int] = []
-    real = tasks.write_shard
 
     def recorded(task: Any) -> Any:
         done.append(task.number)
-        return real(task)
+        return write_shard(task)
 
     monkeypatch.setattr(prepare_module, "write_shard", recorded)
     monkeypatch.setattr(prepare_module, "partition", None)  # not to be called: all of step one is done
@@ -130,7 +128,7 @@ def test_files_are_imported_from_a_store_to_a_store(tmp_path: Path, bucket: Loca
         (bucket / "dumps" / file.name).upload(file)
     names = [str(bucket / "dumps" / file.name) for file in files]
     report = import_by_file(names, str(bucket / "out"), engine=EngineChoice(workers=1))
-    assert report.total.measurements == 8817
+    assert report.measurements == 8817
     stored = {name: data for name, data in remote_files(bucket / "out").items() if name.endswith(".parquet")}
     assert stored == {p.name: p.read_bytes() for p in (tmp_path / "local").glob("*.parquet")}
     assert import_by_file(names, str(bucket / "out"), engine=EngineChoice(workers=1)).skipped == 3

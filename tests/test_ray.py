@@ -15,8 +15,7 @@ import pytest
 from atlas_fixtures import several_files
 from conftest import random_measurements
 from ping_llm.core.errors import MeasurementError, PingLlmError
-from ping_llm.rows import prepare as prepare_module
-from ping_llm.rows.prepare import PrepareSettings, prepare
+from ping_llm.rows.prepare import PrepareSettings, TaskSizes, prepare
 from ping_llm.sources.atlas.importer import import_by_file
 from ping_llm.tasks.engines import EngineChoice, Timing
 from ray_fixtures import add_node, busy_workers, running_cluster
@@ -26,6 +25,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 WriteParquet = Callable[..., Path]
 TASK_MEMORY = 256 << 20
+SIZES = TaskSizes(piece_rows=20_000, shard_measurements=10_000)
 
 
 @pytest.fixture(scope="module")
@@ -35,10 +35,8 @@ def cluster() -> Iterator[Any]:
 
 
 @pytest.fixture
-def raw(tmp_path: Path, write_parquet: WriteParquet, monkeypatch: pytest.MonkeyPatch) -> Path:
+def raw(tmp_path: Path, write_parquet: WriteParquet) -> Path:
     """Input that makes 16 tasks of step one and 32 of step two."""
-    monkeypatch.setattr(prepare_module, "PIECE_ROWS", 20_000)
-    monkeypatch.setattr(prepare_module, "SHARD_MEASUREMENTS", 10_000)
     for part in range(4):
         table = random_measurements(80_000, seed=part, sources=2_000)
         write_parquet(table, f"raw/{part}.parquet", row_group_size=20_000)
@@ -50,7 +48,7 @@ def run(raw: Path, output: Path, cluster: Any = None, on_timing: Any = None, **o
         options = {"engine": "ray", "address": cluster.address, "memory_limit_bytes": TASK_MEMORY} | options
     else:
         options = {"workers": 1} | options
-    prepare(PrepareSettings(inputs=(str(raw),), output=output, **options), on_timing)
+    prepare(PrepareSettings(inputs=(str(raw),), output=output, sizes=SIZES, **options), on_timing)
 
 
 def all_files(folder: Path) -> dict[str, bytes]:

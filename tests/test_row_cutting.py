@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ping_llm.rows.format import SourceRuns, encode_rows
-from ping_llm.rows.partition import cut_into_rows
+from ping_llm.rows.format import RowBatch, encode_rows
+from ping_llm.rows.shards import cut_into_rows
 
 MAX_ROW_BYTES = 4096
 
@@ -32,11 +32,11 @@ def in_batches(batch: pa.RecordBatch, size: int) -> Iterator[pa.RecordBatch]:
         yield batch.slice(start, size)
 
 
-def rows_of(runs: Iterator[SourceRuns]) -> list[tuple[bytes, list[int], list[float]]]:
+def rows_of(batches: Iterator[RowBatch]) -> list[tuple[bytes, list[int], list[float]]]:
     return [
-        (part.sources[row].tobytes(), part.time_us[start : start + n].tolist(), part.rtt_ms[start : start + n].tolist())
-        for part in runs
-        for row, (start, n) in enumerate(zip(part.starts.tolist(), part.counts.tolist(), strict=True))
+        (part.sources[row].tobytes(), part.time_us[end - n : end].tolist(), part.rtt_ms[end - n : end].tolist())
+        for part in batches
+        for row, (end, n) in enumerate(zip(np.cumsum(part.counts).tolist(), part.counts.tolist(), strict=True))
     ]
 
 

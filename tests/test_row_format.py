@@ -15,24 +15,23 @@ from ping_llm.rows.format import (
     HEADER,
     CorruptRecordError,
     EncodedRows,
-    SourceRuns,
+    RowBatch,
     decode_row,
     encode_rows,
     record_shape,
 )
 
 
-def make_runs(counts: list[int], *, family: int = 4, step_us: int = 1_000_000, seed: int = 0) -> SourceRuns:
+def make_runs(counts: list[int], *, family: int = 4, step_us: int = 1_000_000, seed: int = 0) -> RowBatch:
     rng = np.random.default_rng(seed)
     total, width = sum(counts), ADDRESS_BYTES[family]
     time = np.concatenate([1_700_000_000_000_000 + np.cumsum(rng.integers(0, 900, n)) * step_us for n in counts])
     rtt = rng.lognormal(3, 1, total).astype(np.float32)
     rtt[rng.random(total) < 0.1] = np.nan
     lengths = np.array(counts, dtype=np.int64)
-    return SourceRuns(
+    return RowBatch(
         family=family,
         sources=rng.integers(0, 256, (len(counts), width), dtype=np.uint8),
-        starts=np.cumsum(lengths) - lengths,
         counts=lengths,
         time_us=time,
         destinations=rng.integers(0, 256, (total, width), dtype=np.uint8),
@@ -40,8 +39,12 @@ def make_runs(counts: list[int], *, family: int = 4, step_us: int = 1_000_000, s
     )
 
 
-def assert_same(runs: SourceRuns, encoded: EncodedRows) -> None:
-    for row, (start, count) in enumerate(zip(runs.starts.tolist(), runs.counts.tolist(), strict=True)):
+def starts_of(rows: RowBatch) -> Any:
+    return np.cumsum(rows.counts) - rows.counts
+
+
+def assert_same(runs: RowBatch, encoded: EncodedRows) -> None:
+    for row, (start, count) in enumerate(zip(starts_of(runs).tolist(), runs.counts.tolist(), strict=True)):
         decoded = decode_row(encoded.record(row))
         part = slice(start, start + count)
         assert decoded.family == runs.family
@@ -75,10 +78,9 @@ def test_whole_seconds_take_four_bytes_and_long_microsecond_spans_eight() -> Non
 
 def test_rows_of_mixed_time_widths_can_share_a_batch() -> None:
     narrow, wide = make_runs([300, 5]), make_runs([200, 7], step_us=999_999, seed=1)
-    runs = SourceRuns(
+    runs = RowBatch(
         family=4,
         sources=np.concatenate([narrow.sources, wide.sources]),
-        starts=np.concatenate([narrow.starts, wide.starts + 305]),
         counts=np.concatenate([narrow.counts, wide.counts]),
         time_us=np.concatenate([narrow.time_us, wide.time_us]),
         destinations=np.concatenate([narrow.destinations, wide.destinations]),
@@ -161,7 +163,7 @@ def test_columns_are_aligned_in_the_mapped_file_and_values_never_straddle_a_bloc
         rtt_at = layout.FIRST_CHUNK + encoded.starts[row] + int(header["columns_at"]) + count * (4 + 16)
         positions = layout.physical(rtt_at + 4 * np.arange(count))
         assert (positions % 4 == 0).all()
-        part = slice(runs.starts[row], runs.starts[row] + count)
+        part = slice(starts_of(runs)[row], starts_of(runs)[row] + count)
         np.testing.assert_array_equal(words[positions // 4].view("<f4"), runs.rtt_ms[part])
 
 

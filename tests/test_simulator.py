@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 from ping_llm.core.errors import PingLlmError
 from ping_llm.core.measurements import SCHEMA
 from ping_llm.sources.simulator import SimulatorSettings, World, generate, generate_slice, simulate, slice_bounds
-from ping_llm.sources.simulator.distribution import Distribution, normal_cdf
-from ping_llm.sources.simulator.geography import great_circle_km
+from ping_llm.sources.simulator.delays import DelayDistribution
 from ping_llm.sources.simulator.schedule import source_sizes
+from ping_llm.sources.simulator.topology import great_circle_km
 from ping_llm.sources.simulator.world import MEASUREMENTS_PER_SLICE
 
 Floats = npt.NDArray[np.float64]
@@ -48,7 +48,7 @@ class Made:
         """NaN where it failed."""
         return np.asarray(self.table["rtt"].to_numpy(), np.float64)
 
-    def truth(self) -> Distribution:
+    def truth(self) -> DelayDistribution:
         return self.world.distribution(self.table["src_addr"], self.table["dst_addr"], self.table["event_time"])
 
     def pair_numbers(self) -> npt.NDArray[np.int64]:
@@ -379,23 +379,21 @@ def test_failures_happen_as_often_as_their_probability_says(extract: Made) -> No
 def test_samples_of_one_measurement_follow_its_distribution(small: Made) -> None:
     row = small.table.slice(777, 1).to_pylist()[0]
     truth = small.world.distribution([row["src_addr"]] * 50_000, row["dst_addr"], row["event_time"])
-    rng = np.random.default_rng(0)
-    sample = truth.sample(rng)
-    assert distance_from_uniform(truth.cdf(sample)) < 1.95
-    assert np.mean(sample[sample < np.quantile(sample, 0.995)]) < truth.mean()[0]
-    assert np.median(sample) == pytest.approx(truth.median()[0], rel=0.01)
-    drawn = truth.draw(rng)
+    drawn = truth.draw(np.random.default_rng(0))
     assert np.isnan(drawn).mean() == pytest.approx(truth.failed_probability[0], abs=0.003)
+    answered = drawn[~np.isnan(drawn)]
     assert distance_from_uniform(truth.cdf(drawn)[~np.isnan(drawn)]) < 1.95
+    assert np.mean(answered[answered < np.quantile(answered, 0.995)]) < truth.mean()[0]
+    assert np.median(answered) == pytest.approx(truth.median()[0], rel=0.01)
 
 
 @pytest.fixture(scope="module")
-def some_truths(small: Made) -> Distribution:
+def some_truths(small: Made) -> DelayDistribution:
     rows = small.table.take(pa.array(np.arange(0, len(small.table), 997)))
     return small.world.distribution(rows["src_addr"], rows["dst_addr"], rows["event_time"])
 
 
-def test_quantile_and_cdf_undo_each_other(some_truths: Distribution) -> None:
+def test_quantile_and_cdf_undo_each_other(some_truths: DelayDistribution) -> None:
     shares = np.array([1e-6, 0.01, 0.25, 0.5, 0.9, 0.99, 0.9999])[:, None]
     quantiles = some_truths.quantile(shares)
     assert quantiles.shape == (7, len(some_truths))
@@ -409,7 +407,7 @@ def test_quantile_and_cdf_undo_each_other(some_truths: Distribution) -> None:
         some_truths.quantile(1.5)
 
 
-def test_the_density_is_the_derivative_of_the_cdf_and_adds_up_to_one(some_truths: Distribution) -> None:
+def test_the_density_is_the_derivative_of_the_cdf_and_adds_up_to_one(some_truths: DelayDistribution) -> None:
     rtt = some_truths.quantile(np.array([0.02, 0.3, 0.5, 0.8, 0.97, 0.9995])[:, None])
     step = 1e-4 * (rtt - some_truths.floor_ms)
     slope = (some_truths.cdf(rtt + step) - some_truths.cdf(rtt - step)) / (2 * step)
@@ -421,13 +419,6 @@ def test_the_density_is_the_derivative_of_the_cdf_and_adds_up_to_one(some_truths
     assert some_truths.mean() == pytest.approx(mean, rel=1e-4)
     assert np.isneginf(some_truths.log_pdf(some_truths.floor_ms)).all()
     assert np.isneginf(some_truths.log_pdf(some_truths.floor_ms - 1)).all()
-
-
-def test_the_normal_cdf_is_exact_to_fourteen_digits() -> None:
-    z = np.concatenate([np.linspace(-37, 37, 2001), [-np.inf, np.inf, 0.0]])
-    expected = np.array([0.5 * math.erfc(-x / math.sqrt(2)) for x in z])
-    assert normal_cdf(z) == pytest.approx(expected, rel=1e-7, abs=1e-300)  # far out in the tail, too
-    assert np.abs(normal_cdf(z) - expected).max() < 1e-14
 
 
 def test_times_may_be_given_in_any_common_form(small: Made) -> None:
@@ -570,7 +561,7 @@ def test_an_impossible_number_of_files_is_refused(tmp_path: Path, options: dict[
 
 def test_settings_survive_json() -> None:
     settings = SimulatorSettings(seed=5, start="2024-02-29T12:00:00+01:00", days=1.5, failed_share=0.1)
-    assert SimulatorSettings.from_json(json.loads(json.dumps(settings.to_json()))) == settings
+    assert SimulatorSettings(**json.loads(json.dumps(settings.model_dump()))) == settings
 
 
 @pytest.mark.parametrize(
@@ -584,10 +575,10 @@ def test_the_start_is_iso_8601_or_unix_seconds(start: str | int, expected: int) 
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"mesurements": 5}, "did you mean 'measurements'"),
-        ({"measurements": 0}, "measurements must be a whole number"),
-        ({"measurements": "many"}, "measurements must be a number"),
-        ({"ipv6_share": 1.2}, "ipv6_share must be between 0 and 1"),
+        ({"mesurements": 5}, "did you mean measurements"),
+        ({"measurements": 0}, "measurements must be at least 1, not 0"),
+        ({"measurements": "many"}, "measurements must be an integer"),
+        ({"ipv6_share": 1.2}, "ipv6_share must be from 0 to 1, not 1.2"),
         ({"local_share": 0.7, "regional_share": 0.7}, "at most 1"),
         ({"days": 0}, "days must be above 0"),
         ({"source_size_tail": 1.0}, "source_size_tail must be above 1"),
@@ -596,4 +587,4 @@ def test_the_start_is_iso_8601_or_unix_seconds(start: str | int, expected: int) 
 )
 def test_a_setting_that_cannot_be_is_named(values: dict[str, Any], message: str) -> None:
     with pytest.raises(PingLlmError, match=message):
-        SimulatorSettings.from_json(values)
+        SimulatorSettings(**values)

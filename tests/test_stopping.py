@@ -1,3 +1,5 @@
+"""Signals end a program once, also when Python is finalising an object."""
+
 import signal
 import subprocess
 import sys
@@ -11,11 +13,10 @@ from ping_llm.core.signals import stop_on_signals
 class Finalised:
     def __del__(self):
         print("finalising", flush=True)
-        time.sleep(2)  # the signal comes now
+        time.sleep(0.5)  # the signal comes now
 
 stop_on_signals()
 Finalised()
-print("went on", flush=True)
 time.sleep(20)
 """
 

@@ -12,7 +12,7 @@ import pytest
 
 from conftest import random_measurements
 from ping_llm.core.errors import PingLlmError
-from ping_llm.data.text.files import matching
+from ping_llm.data.documents import matching
 from ping_llm.rows.manifest import Manifest
 from ping_llm.rows.measurement_set import read_observations
 from ping_llm.rows.prepare import PrepareSettings, prepare

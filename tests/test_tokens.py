@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from ping_llm.core.addresses import ADDRESS_BYTES, format_address
-from ping_llm.core.distribution import decode_rtt, encode_rtt, normalised_codes
+from ping_llm.core.distribution import CODES, decode_rtt, encode_rtt
 from ping_llm.tokens.decode import Decoded, Fault, as_json, decode, render
 from ping_llm.tokens.encode import (
     BYTES_AFTER,
@@ -208,7 +208,7 @@ def test_an_rtt_changes_by_at_most_half_a_microsecond_below_1024_us_and_one_part
 
 
 def test_every_code_ends_halfway_to_the_next() -> None:
-    codes = normalised_codes()
+    codes = CODES
     values = decode_rtt(codes)
     halfway = (values[:-1] + values[1:]) / 2
     np.testing.assert_array_equal(encode_rtt(halfway * (1 - 1e-9)), codes[:-1])
@@ -230,7 +230,7 @@ def test_halfway_between_two_codes_the_even_one_is_taken() -> None:
 
 
 def test_normalised_codes_are_complete_ordered_and_encode_to_themselves() -> None:
-    codes = normalised_codes()
+    codes = CODES
     values = decode_rtt(codes)
     assert len(codes) == 2047 + 31 * 1024
     assert (np.diff(codes.astype(int)) > 0).all()

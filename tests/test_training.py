@@ -21,8 +21,6 @@ import pytest
 
 from ping_llm.config import Config, load_config
 from ping_llm.core.errors import PingLlmError
-from ping_llm.data.completer import WorldsLoader
-from ping_llm.models.completer import WorldSettings
 from ping_llm.runs.metrics import read_metrics
 from ping_llm.training import train
 from ping_llm.training.step import orthogonalise, scale_by_muon, schedule
@@ -280,15 +278,6 @@ class TestCompleter:
     def test_an_impossible_completer_is_refused_in_one_line(self, worlds: Config) -> None:
         with pytest.raises(PingLlmError, match="two identities of 99 leave nothing of a width of 32"):
             train(worlds.replace(completer_identity=99))
-
-    def test_hosts_share_the_worlds_of_a_step(self) -> None:
-        settings = WorldSettings(context=16, questions=8, most_nodes=12)
-        whole = next(WorldsLoader(settings, batch_size=6, seed=1))
-        halves = [next(WorldsLoader(settings, batch_size=6, seed=1, host=host, hosts=2)) for host in range(2)]
-        for name, column in whole.items():
-            np.testing.assert_array_equal(column, np.concatenate([half[name] for half in halves]))
-        with pytest.raises(PingLlmError, match="shared evenly"):
-            WorldsLoader(settings, batch_size=6, seed=1, hosts=4)
 
 
 def test_a_loss_that_is_not_finite_stops_the_run_with_the_batch_and_how_to_see_it(tiny: Config) -> None:

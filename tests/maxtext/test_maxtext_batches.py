@@ -14,7 +14,7 @@ from maxtext_runs import initialized, run_here
 
 from ping_llm.batches.batch import Batch
 from ping_llm.core.errors import PingLlmError
-from ping_llm.data.synthetic import SyntheticLoader, SyntheticSettings
+from ping_llm.data.synthetic import random_batch
 from ping_llm.integrations.maxtext import iterators
 from ping_llm.integrations.maxtext.iterators import ARRAYS, check_batch, check_segments, share_of
 
@@ -24,7 +24,7 @@ SIZES = {"sequences": 4, "length": 64, "vocabulary": 267}
 
 
 def sound_batch(seed: int = 0) -> Batch:
-    return next(SyntheticLoader(SyntheticSettings(global_batch_size=4, length=64, seed=seed)))
+    return random_batch(4, 64, seed=seed)
 
 
 class TestChecks:

@@ -16,7 +16,7 @@ from ping_llm.cli.main import app
 from ping_llm.config import Config, load_config
 from ping_llm.core.errors import PingLlmError
 from ping_llm.data.registry import make_train_loader
-from ping_llm.data.synthetic import SyntheticLoader, SyntheticSettings
+from ping_llm.data.synthetic import random_batch
 from ping_llm.integrations.maxtext.architecture import maxtext_keys, our_config, read_keys
 from ping_llm.integrations.maxtext.convert import (
     convert_from_maxtext,
@@ -32,7 +32,7 @@ from ping_llm.training import train
 
 pytest.importorskip("maxtext", reason="MaxText is not installed here; `make test-maxtext` makes an environment with it")
 
-BATCH = next(SyntheticLoader(SyntheticSettings(global_batch_size=3, length=128, seed=3)))
+BATCH = random_batch(3, 128, seed=3)
 
 
 def model_of(trained: Trained) -> Transformer:

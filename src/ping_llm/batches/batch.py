@@ -10,8 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ping_llm.batches.plan import SequencePlan
-from ping_llm.rows.dataset import RowSet
-from ping_llm.rows.reader import CorruptRowError
+from ping_llm.rows.dataset import CorruptRowError, RowSet
 
 if TYPE_CHECKING:
     from ping_llm.batches.segments import Segments

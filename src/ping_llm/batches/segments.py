@@ -48,7 +48,7 @@ def write_segments(planned: PlannedUnits, reader: RowReader, length: int, stages
             units.key, units.family, units.mode, units.start, units.size, planned.elastic, length
         )
     with stages("read"):
-        picked = reader.pick_runs(units.row, first, position, units.mode != _NO_TIMES)
+        picked = reader.pick(units.row, first, position, units.mode != _NO_TIMES)
     with stages("fill"):
         counts, sizes = np.empty(len(units), dtype=np.int64), np.empty(len(units), dtype=np.int32)
         fault = fill(
@@ -68,7 +68,7 @@ def write_segments(planned: PlannedUnits, reader: RowReader, length: int, stages
             sizes,
         )
         if fault != SOUND:
-            raise reader.corrupt(int(units.row[fault]), "its measurements are not as the index says")
+            raise reader.rows.corrupt(int(units.row[fault]), "its measurements are not as the index says")
     with stages("encode"):
         tokens, written, field_order = write(
             units.family,

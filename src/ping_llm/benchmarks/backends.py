@@ -20,9 +20,9 @@ import pyarrow.parquet as pq
 from ping_llm.config import Config
 from ping_llm.core.console import progress
 from ping_llm.core.errors import PingLlmError
+from ping_llm.data.documents import Documents, TextFiles
 from ping_llm.data.registry import make_train_loader
-from ping_llm.data.text.arrayrecord import Documents, TextFiles
-from ping_llm.data.text.tokenizer import TokenizerSpec, load_tokenizer
+from ping_llm.data.tokenizer import TokenizerSpec, load_tokenizer
 
 _NEEDS: Final = {"hf": "datasets", "tfds": "tensorflow_datasets", "c4_mlperf": "tensorflow_datasets"}
 _WARM_UP: Final = 4

@@ -23,7 +23,7 @@ from ping_llm.core.errors import PingLlmError
 from ping_llm.rows.estimate import MEASURED, Rates
 from ping_llm.rows.manifest import INDEX_SCHEMA
 from ping_llm.rows.prepare import PrepareSettings, prepare
-from ping_llm.rows.tasks import join_indexes
+from ping_llm.rows.shards import join_indexes
 from ping_llm.sources.simulator import SimulatorSettings, simulate
 from ping_llm.tasks.engines import Timing
 from ping_llm.tasks.pool import available_cores

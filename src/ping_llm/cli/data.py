@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -47,13 +48,10 @@ def simulate(
 
       ping-llm simulate -n 20000000 --seed 7 --set ipv6_share=0 --set days=30 -o data/raw-ipv4
     """
-    import dataclasses
-
     from ping_llm.sources.simulator import SimulatorSettings
     from ping_llm.sources.simulator import simulate as run
 
-    values = dataclasses.asdict(SimulatorSettings(measurements=measurements, seed=seed))
-    given = SimulatorSettings.from_json(values | _parsed_settings(settings or []))
+    given = SimulatorSettings(**{"measurements": measurements, "seed": seed} | _parsed_settings(settings or []))
     with progress("simulating", total=given.measurements) as advance:
         summary = run(given, output, overwrite=overwrite, on_progress=advance)
     if json_output:
@@ -126,7 +124,7 @@ def import_atlas(
         report = run(
             [locate(file).local for file in files],
             locate(output).local,
-            packets=packets,  # type: ignore[arg-type]  # checked there
+            packets=packets,
             strict=strict,
             workers=workers,
             overwrite=overwrite,
@@ -148,7 +146,7 @@ def _import_by_file(
     timings: Path | None,
     json_output: bool,
 ) -> None:
-    from ping_llm.sources.atlas.importer import import_by_file
+    from ping_llm.sources.atlas import import_by_file
 
     with progress("importing (bytes)") as advance, _timings_to(timings) as on_timing:
         report = import_by_file(
@@ -165,7 +163,7 @@ def _import_by_file(
         print_json(report.to_json())
     else:
         done = len(files) - report.skipped - len(report.failures)
-        _show_import(report.total, f"{done} file(s) imported to {output}, {report.skipped} done before")
+        _show_import(report, f"{done} file(s) imported to {output}, {report.skipped} done before")
     for file, reason in report.failures.items():
         err.print(f"not imported: {reason}" if file in reason else f"not imported: {file}: {reason}", markup=False)
     if report.failures:
@@ -277,7 +275,7 @@ def _timings_to(path: Path | None) -> Iterator[Callable[["Timing"], None]]:
     except OSError as error:
         raise PingLlmError(f"--timings {path}: {error.strerror}") from error
     with file:
-        yield lambda timing: print(json.dumps(timing.to_json()), file=file)
+        yield lambda timing: print(json.dumps(asdict(timing)), file=file)
 
 
 def _stage_line(stage: dict[str, Any]) -> str:

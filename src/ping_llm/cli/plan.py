@@ -49,8 +49,8 @@ def plan(
       ping-llm plan --input "data/raw/*.parquet" --workers 2 --shared-disk --measure
     """
     from ping_llm.benchmarks.prepare import measure_rates
-    from ping_llm.rows.estimate import GIB, MEASURED, Scale, estimate
-    from ping_llm.rows.prepare import PrepareSettings, make_plan, piece_groups
+    from ping_llm.rows.estimate import GIB, MEASURED, Workload, estimate
+    from ping_llm.rows.prepare import PrepareSettings, make_plan
 
     if (measurements is None) == (not input):
         raise PingLlmError("say --measurements NUMBER, or --input FILES to take it from")
@@ -61,11 +61,11 @@ def plan(
         each = input_bytes_per_measurement or 39.0
         measurements = sum(f.measurements if f.measurements is not None else f.bytes / each for f in found.files)
         input_bytes_per_measurement = size / max(1, measurements)
-        tasks = len(piece_groups(found.pieces))
+        tasks = len(found.sizes.piece_groups(found.pieces))
     if not measurements or not 1 <= measurements < 1e15:
         raise PingLlmError("--measurements must be a number from 1 to 1e15")
     rates, measured_bytes = measure_rates() if measure else (MEASURED, None)
-    scale = Scale(
+    load = Workload(
         measurements=int(measurements),
         workers=workers,
         input_bytes_per_measurement=input_bytes_per_measurement or measured_bytes or 8.0,
@@ -77,7 +77,7 @@ def plan(
         object_store=not shared_disk,
         partition_tasks=tasks,
     )
-    result = estimate(scale, rates)
+    result = estimate(load, rates)
     if json_output:
         print_json(result.to_json())
     else:

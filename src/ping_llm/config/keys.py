@@ -18,8 +18,17 @@ from pydantic.fields import FieldInfo
 from ping_llm.config.rules import Rule, Section, above, at_least, key, one_of, parse_blend, unknown_key
 from ping_llm.core.errors import PingLlmError
 
-DATASET_TYPES: Final = ("network", "grain", "hf", "tfds", "c4_mlperf", "synthetic", "worlds", "measured")
-"""The backends that come with the package."""
+DATASET_TYPES: Final = {
+    "network": "network",
+    "grain": "grain",
+    "hf": "hf",
+    "tfds": "tfds",
+    "c4_mlperf": "tfds",
+    "synthetic": "synthetic",
+    "worlds": "completer",
+    "measured": "completer",
+}
+"""The backends that come with the package, and the module of `ping_llm.data` that serves each."""
 
 TEXT_DATASET_TYPES: Final = ("grain", "hf", "tfds", "c4_mlperf")
 """Those of them that need a tokenizer."""
@@ -285,13 +294,6 @@ class Metrics(Section):
 
 class Config(Run, Data, Text, Tokenizer, Worlds, Loader, Evaluation, Model, Optimizer, Hardware, Checkpoints, Metrics):
     """A complete, valid configuration."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _keys_exist(cls, values: dict[str, Any]) -> dict[str, Any]:
-        for name in values:
-            find_key(name)
-        return values
 
     @model_validator(mode="after")
     def _keys_agree(self) -> Self:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from fractions import Fraction
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from pydantic import (
     BaseModel,
@@ -23,12 +23,20 @@ from pydantic import (
     ValidationInfo,
     ValidatorFunctionWrapHandler,
     field_validator,
+    model_validator,
 )
 from pydantic_core import CoreSchema, core_schema
 
 from ping_llm.core.errors import PingLlmError
 
-_TYPE_NAMES: Final[dict[Any, str]] = {bool: "true or false", int: "an integer", float: "a number", str: "text"}
+_TYPE_NAMES: Final[dict[Any, str]] = {
+    bool: "true or false",
+    int: "an integer",
+    float: "a number",
+    int | float: "a number",
+    str: "text",
+    str | int: "text or an integer",
+}
 _BOOLEANS: Final = dict.fromkeys(("true", "yes", "on"), True) | dict.fromkeys(("false", "no", "off"), False)
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _MAX_DIGITS: Final = 18
@@ -80,14 +88,25 @@ def key(default: Any, help: str) -> Any:
 class Section(BaseModel):
     """Base of the models that declare keys. Its name and its docstring introduce the keys in the documentation."""
 
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, strict=True, allow_inf_nan=False)
+
+    where_listed: ClassVar[str] = "`python -m ping_llm.config` lists the keys there are"
+    max_digits: ClassVar[int] = _MAX_DIGITS
+
+    @model_validator(mode="before")
+    @classmethod
+    def _keys_exist(cls, values: dict[str, Any]) -> dict[str, Any]:
+        for name in values:
+            if name not in cls.model_fields:
+                raise unknown_key(name, cls.model_fields, cls.where_listed)
+        return values
 
     @field_validator("*", mode="wrap")
     @classmethod
     def _refuse_in_one_line(cls, value: Any, check: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
         what = None
-        if type(value) is int and abs(value) >= 10**_MAX_DIGITS:
-            what = f"a number of at most {_MAX_DIGITS} digits"
+        if type(value) is int and abs(value) >= 10**cls.max_digits:
+            what = f"a number of at most {cls.max_digits} digits"
         elif isinstance(value, str) and _CONTROL.search(value):
             what = "text without line breaks and other control characters"
         else:
@@ -126,11 +145,11 @@ def shown(value: object, limit: int = 120) -> str:
     return text if len(text) <= limit else f"{text[:limit]}…"
 
 
-def unknown_key(name: str, known: Collection[str]) -> PingLlmError:
+def unknown_key(name: str, known: Collection[str], where_listed: str = Section.where_listed) -> PingLlmError:
     wanted = name.lower().replace("-", "_")
     containing = [candidate for candidate in known if wanted in candidate]  # `batch_size`: per_device_batch_size
     near = difflib.get_close_matches(wanted, known, n=3, cutoff=0.7) or (containing if len(containing) <= 3 else [])
-    advice = f"did you mean {' or '.join(near)}?" if near else "`python -m ping_llm.config` lists the keys there are"
+    advice = f"did you mean {' or '.join(near)}?" if near else where_listed
     return PingLlmError(f"unknown key {shown(name)}: {advice}")
 
 

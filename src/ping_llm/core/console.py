@@ -5,8 +5,7 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-from rich.progress import TimeRemainingColumn as RemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TimeElapsedColumn, TimeRemainingColumn
 
 out = Console(highlight=False)
 """Results. Programs read this stream, so nothing else is ever printed to it."""
@@ -29,15 +28,9 @@ def progress(description: str, total: float | None = None) -> Iterator[Advance]:
     ...     for _ in range(3):
     ...         advance()
     """
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        RemainingColumn(),
-    )
-    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as bar:
+    columns = SpinnerColumn(), "{task.description}", BarColumn(), MofNCompleteColumn()
+    times = TimeElapsedColumn(), TimeRemainingColumn()
+    with Progress(*columns, *times, console=err, transient=True, disable=not err.is_terminal) as bar:
         task = bar.add_task(description, total=total)
 
         def advance(amount: float = 1, *, total: float | None = None) -> None:

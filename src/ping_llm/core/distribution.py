@@ -43,25 +43,18 @@ def decode_rtt(codes: Any) -> npt.NDArray[np.float64]:
     return np.ldexp((codes & 0x7FF).astype(np.float64), codes >> 11) / 1000.0
 
 
-def normalised_codes() -> npt.NDArray[np.uint16]:
-    """All codes that an RTT can have, in order: the support of a predicted distribution."""
-    codes = np.arange(1, 1 << 16)
-    return codes[(codes < 1 << 11) | ((codes & 0x7FF) >= 1024)].astype(np.uint16)
-
-
-def code_bounds(rtt_ms: Any) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """The two RTTs between which all have the same code: its probability is what a distribution has between them."""
-    codes = normalised_codes()
-    index = np.searchsorted(codes, encode_rtt(rtt_ms))
-    values = decode_rtt(codes)
-    middles = (values[1:] + values[:-1]) / 2
-    edges = np.concatenate([[0.0], middles, [TOO_LONG_US / 1000.0]])
-    return edges[index], edges[index + 1]
-
-
-CODES: Final[Ints] = normalised_codes().astype(np.int64)
+_ALL: Final = np.arange(1, 1 << 16)
+CODES: Final[Ints] = _ALL[(_ALL < 1 << 11) | ((_ALL & 0x7FF) >= 1024)]
+"""All codes that an RTT can have, in order: the support of a predicted distribution."""
 CODE_MS: Final = decode_rtt(CODES)
-_LOWER_MS, _UPPER_MS = code_bounds(CODE_MS)
+_EDGES_MS: Final = np.concatenate([[0.0], (CODE_MS[1:] + CODE_MS[:-1]) / 2, [TOO_LONG_US / 1000.0]])
+
+
+def code_bounds(rtt_ms: Any) -> tuple[Floats, Floats]:
+    """The two RTTs between which all have the same code: its probability is what a distribution has between them."""
+    index = np.searchsorted(CODES, encode_rtt(rtt_ms))
+    return _EDGES_MS[index], _EDGES_MS[index + 1]
+
 
 _LEAST: Final = 1e-300
 """Probability of what a distribution holds to be impossible: log-likelihoods stay finite."""
@@ -168,7 +161,7 @@ class RttDistribution(ABC):
     def _code_probability(self, codes: Ints) -> Floats:
         """[n, k] for codes [n, k], given an answer."""
         at = np.searchsorted(CODES, codes)
-        return self.cdf(_UPPER_MS[at]) - self.cdf(_LOWER_MS[at])
+        return self.cdf(_EDGES_MS[at + 1]) - self.cdf(_EDGES_MS[at])
 
     def _all_levels(self) -> Floats:
         return self._quantile(np.broadcast_to(_LEVELS, (len(self), len(_LEVELS))))

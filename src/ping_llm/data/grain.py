@@ -1,70 +1,250 @@
-"""`dataset_type=grain`: text in ArrayRecord (any batch by itself), Parquet or TFRecord files (read in order)."""
+"""`dataset_type=grain`: text in ArrayRecord, Parquet or TFRecord files.
 
-from functools import partial
+Parquet and TFRecord files are read in order (`stream.py`). Of ArrayRecord files, a batch is a function of its step,
+although nobody knows how many tokens a document has:
+
+epoch   a random permutation of all documents, another one each time
+block   about a thousand consecutive documents of that permutation, tokenised together and concatenated; each block
+        makes the same number of sequences, so the block and the offset of a sequence are plain arithmetic
+lanes   16 neighbouring blocks are used side by side, some sequences of each in turn: so hosts and workers, which take
+        different parts of the batches, work on different blocks most of the time
+
+Documents differ in size, so what blocks hold differs by a few per cent. Sequences are counted such that a block has
+three per cent too much on average: that is not seen in this epoch. Where a block has too little, padding stands.
+"""
+
+import json
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import cached_property
 from pathlib import Path
+from typing import Any, Final
 
-from ping_llm.batches.spec import DataState
-from ping_llm.config import Config, parse_blend
+import numpy as np
+
+from ping_llm.batches.batch import PackedTokens, Stages
+from ping_llm.batches.contexts import ContextSettings
+from ping_llm.batches.loader import Loader, LoaderSettings
+from ping_llm.batches.mixture import Mixture, Phase
+from ping_llm.batches.spec import DataSpec, DataState
+from ping_llm.batches.transport import Source
+from ping_llm.config import Blend, Config, parse_blend
 from ping_llm.core.errors import PingLlmError
-from ping_llm.data.registry import AnyEvalLoader, AnyLoader, batch_size, loader_settings
-from ping_llm.data.text.arrayrecord import Documents, TextFiles
-from ping_llm.data.text.files import blend_of, check_kind, fingerprint, matching
-from ping_llm.data.text.readers import ArrayRecordStream, InterleavedFiles, Share, opener
-from ping_llm.data.text.spec import TextLoader, TextSpec, go_on
-from ping_llm.data.text.stream import pack_settings, streamed_evaluation, streamed_training
-from ping_llm.data.text.tokenizer import TokenizerSpec, tokenizer_of
+from ping_llm.core.randomness import Purpose, key, permute
+from ping_llm.data.documents import (
+    Documents,
+    EpochStream,
+    TextFiles,
+    file_stream,
+    fingerprint,
+    matching,
+    reader_of,
+)
+from ping_llm.data.registry import EvalLoader, TrainLoader, batch_size, loader_settings
+from ping_llm.data.stream import (
+    EMPTY,
+    Concatenated,
+    Packed,
+    PackSettings,
+    StreamEvalLoader,
+    StreamLoader,
+    TextReport,
+    joined,
+    pack,
+)
+from ping_llm.data.tokenizer import TokenizerSpec, load_tokenizer, tokenizer_of
+
+TEXT_VERSION: Final = 1
+"""Raised whenever the same files would give other batches."""
+
+LANES: Final = 16
+_OVERFILL_PERCENT: Final = 103
+_BLOCKS_KEPT: Final = LANES + 4
+_SAMPLED: Final = 8192
+_SAMPLED_TOKENS: Final = 512
+"""Documents whose size in bytes is looked at, and those of them that are tokenised, to estimate the size of a block."""
+_READ_TOGETHER: Final = 256
 
 
-def train_loader(config: Config, *, devices: int, host: int, hosts: int, state: DataState | None) -> AnyLoader:
+def train_loader(config: Config, *, devices: int, host: int, hosts: int, state: DataState | None) -> TrainLoader:
     if config.grain_file_type == "arrayrecord":
-        spec = text_spec(config, devices)
-        if state is not None:
-            spec, state = go_on(state, spec, allow_change=config.allow_data_change)
-        return TextLoader(spec, loader_settings(config, host, hosts), state)
+        settings = loader_settings(config, host, hosts)
+        return TextLoader(text_spec(config, devices), settings, state, allow_change=config.allow_data_change)
     files = _train_files(config)
-    stream = InterleavedFiles(
-        Share.of(files, host, hosts),
-        opener(config.grain_file_type, config.train_data_columns),
+    documents = file_stream(
+        files,
+        reader_of(config.grain_file_type, config.train_data_columns),
+        host=host,
+        hosts=hosts,
         seed=config.data_shuffle_seed,
         epochs=config.num_epoch,
     )
     data = {"files": fingerprint(files)}
-    return streamed_training(config, stream, data=data, devices=devices, host=host, hosts=hosts, state=state)
+    return StreamLoader(config, documents, data=data, devices=devices, host=host, hosts=hosts, state=state)
 
 
-def eval_loader(config: Config, *, devices: int, host: int, hosts: int) -> AnyEvalLoader:
-    files = _eval_files(config)
-    stream: ArrayRecordStream | InterleavedFiles
-    if config.grain_file_type == "arrayrecord":
+def eval_loader(config: Config, *, devices: int, host: int, hosts: int) -> EvalLoader:
+    files, kind = _eval_files(config), config.grain_file_type
+    if kind == "arrayrecord":
         found = TextFiles(pattern=config.grain_eval_files, files=tuple(map(str, files)), fingerprint="")
-        stream = ArrayRecordStream(Documents(found, config.eval_data_columns))
+        documents = _all_in_order(Documents(found, config.eval_data_columns))
     else:
-        open_file = opener(config.grain_file_type, config.eval_data_columns)
-        stream = InterleavedFiles(Share(files=files), open_file, epochs=1, shuffle=False)
-    return streamed_evaluation(config, stream, devices=devices, host=host, hosts=hosts)
+        documents = file_stream(files, reader_of(kind, config.eval_data_columns))
+    return StreamEvalLoader(config, documents, devices=devices, host=host, hosts=hosts)
 
 
 def check(config: Config) -> None:
     """Are the files there, of the right kind, and is there a tokenizer?"""
     tokenizer_of(config)
     if config.grain_file_type == "arrayrecord":
-        for pattern, _ in blend_of(config):
-            TextFiles.find(pattern, "grain_train_files")
+        for pattern, _ in _blend(config):
+            matching(pattern, "grain_train_files", "arrayrecord")
     else:
         _train_files(config)
     if config.eval_interval > 0:
         _eval_files(config)
 
 
+def _train_files(config: Config) -> tuple[Path, ...]:
+    blend = _blend(config)
+    if len(blend) > 1:
+        raise PingLlmError(f"grain_file_type={config.grain_file_type} cannot blend: only ArrayRecord files can")
+    return matching(blend[0][0], "grain_train_files", config.grain_file_type)
+
+
+def _eval_files(config: Config) -> tuple[Path, ...]:
+    if not config.grain_eval_files:
+        raise PingLlmError("grain_eval_files is not set: name the evaluation files, or set eval_interval to -1")
+    patterns = [pattern for pattern, _ in parse_blend(config.grain_eval_files)]
+    return tuple(f for pattern in patterns for f in matching(pattern, "grain_eval_files", config.grain_file_type))
+
+
+def _all_in_order(documents: Documents) -> EpochStream:
+    def documents_of(epoch: int, skip: int) -> Iterator[str]:
+        for begin in range(skip, len(documents), _READ_TOGETHER):
+            yield from documents.texts(np.arange(begin, min(begin + _READ_TOGETHER, len(documents))))
+
+    return EpochStream(documents_of, epochs=1)
+
+
+def _blend(config: Config) -> Blend:
+    """The patterns to train on with their shares: from the key, or from the JSON file that it names."""
+    if path := config.grain_train_mixture_config_path:
+        if config.grain_train_files:
+            raise PingLlmError("set grain_train_files or grain_train_mixture_config_path, not both")
+        return _mixture_file(Path(path))
+    if not config.grain_train_files:
+        raise PingLlmError("grain_train_files is not set: give a pattern of the training files")
+    return parse_blend(config.grain_train_files)
+
+
+def _mixture_file(file: Path) -> Blend:
+    where = f"grain_train_mixture_config_path={file}"
+    try:
+        value = json.loads(file.read_text())
+    except OSError as error:
+        raise PingLlmError(f"{where} cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise PingLlmError(f"{where} is not JSON: {error}") from None
+    if not isinstance(value, dict) or not value:
+        raise PingLlmError(f'{where}: write {{"name": {{"path": pattern, "weight": number}}, …}}')
+    parts: dict[str, Fraction] = {}
+    for name, part in value.items():
+        if not isinstance(part, dict) or not isinstance(part.get("path"), str) or "weight" not in part:
+            raise PingLlmError(f'{where}: {name!r} needs a "path" and a "weight"')
+        path, weight = part["path"], part["weight"]
+        if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight < 1e15:
+            raise PingLlmError(f"{where}: the weight of {name!r} must be a number from 0 up, not {weight!r}")
+        if path in parts:
+            raise PingLlmError(f"{where}: {path} is there twice; give it once, with the sum of the weights")
+        parts[path] = Fraction(str(weight))
+    total = sum(parts.values())
+    if not total:
+        raise PingLlmError(f"{where}: the weights are all 0; at least one must be positive")
+    return tuple((pattern, weight / total) for pattern, weight in parts.items())
+
+
+# ArrayRecord: what decides every batch, and what becomes of a blend when a run is resumed with another one.
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextSpec:
+    """`batch = f(spec, step)`, as `DataSpec` is for probe rows."""
+
+    sources: tuple[TextFiles, ...]
+    weights: tuple[Fraction, ...]
+    tokenizer: TokenizerSpec
+    tokenizer_digest: str
+    packing: PackSettings
+    column: str = "text"
+    seed: int = 0
+    global_batch_size: int = 64
+    epochs: int = -1
+    block_documents: int = 1024
+
+    @property
+    def chunk(self) -> int:
+        """Sequences that are taken from a block in one go: four chunks make a batch."""
+        return max(8, self.global_batch_size // 4)
+
+    def identity(self) -> dict[str, Any]:
+        """What a data state is checked against. Weights are not part of it: they may change."""
+        return {
+            "dataset_type": "grain",
+            "sources": [source.fingerprint for source in self.sources],
+            "tokenizer": self.tokenizer_digest,
+            "add_bos": self.tokenizer.add_bos,
+            "add_eos": self.tokenizer.add_eos,
+            "column": self.column,
+            "seed": self.seed,
+            "global_batch_size": self.global_batch_size,
+            "length": self.packing.length,
+            "most_segments": self.packing.max_segments,
+            "text_version": TEXT_VERSION,
+        }
+
+    def start(self) -> DataState:
+        return DataState(next_step=0, identity=self.identity(), mixture=Mixture.of(self.weights))
+
+    def resume(self, state: DataState, *, allow_change: bool) -> "tuple[TextSpec, DataState]":
+        """The spec and the state to continue with. Weights may differ, and sources may be added: each continues.
+
+        Sources keep the order that they had, whatever the order in which they are named now.
+        """
+        before = list(state.identity.get("sources", []))
+        now = {source.fingerprint: (source, weight) for source, weight in zip(self.sources, self.weights, strict=True)}
+        gone = [source for source in before if source not in now]
+        if gone and not allow_change:
+            raise PingLlmError(
+                f"{len(gone)} of the {len(before)} sources that this run was trained on are not in the blend any more, "
+                "or their files have changed: keep them, with weight 0 if they are not wanted; or set "
+                "allow_data_change=true to continue with other batches"
+            )
+        if allow_change and (gone or not before):
+            return self, replace(self.start(), next_step=state.next_step)
+        order = [*before, *(source for source in now if source not in before)]
+        sources, weights = zip(*(now[source] for source in order), strict=True)
+        spec = replace(self, sources=sources, weights=weights)
+        identity = spec.identity()
+        if not allow_change:
+            replace(state, identity={**state.identity, "sources": order}).check(identity)
+        new = (0,) * (len(order) - len(before))
+        phases = tuple(Phase(p.start, p.shares + new, p.given + new) for p in state.mixture.phases)
+        mixture = Mixture(phases).changed(weights, state.next_step * spec.global_batch_size)
+        return spec, DataState(next_step=state.next_step, identity=identity, mixture=mixture)
+
+
 def text_spec(config: Config, devices: int = 1) -> TextSpec:
     """What decides every batch of a run on ArrayRecord files."""
-    blend = blend_of(config)
+    blend = _blend(config)
     return TextSpec(
         sources=tuple(TextFiles.find(pattern, "grain_train_files") for pattern, _ in blend),
         weights=tuple(weight for _, weight in blend),
         tokenizer=TokenizerSpec.of(config),
         tokenizer_digest=tokenizer_of(config).digest,
-        packing=pack_settings(config),
+        packing=PackSettings.of(config),
         column=config.train_data_columns,
         seed=config.data_shuffle_seed,
         global_batch_size=batch_size(config, devices),
@@ -72,22 +252,124 @@ def text_spec(config: Config, devices: int = 1) -> TextSpec:
     )
 
 
-def _train_files(config: Config) -> tuple[Path, ...]:
-    blend = blend_of(config)
-    if len(blend) > 1:
-        raise PingLlmError(f"grain_file_type={config.grain_file_type} cannot blend: only ArrayRecord files can")
-    return _files(blend[0][0], config.grain_file_type, "grain_train_files")
+class TextPlan:
+    """The sequences of one source, each by its number alone."""
+
+    def __init__(self, files: TextFiles, spec: TextSpec, stages: Stages) -> None:
+        self._documents = Documents(files, spec.column)
+        self._tokenizer = load_tokenizer(spec.tokenizer)
+        self._spec, self._stages = spec, stages
+        self.blocks = max(1, round(len(self._documents) / spec.block_documents))
+        self._kept: OrderedDict[tuple[int, int], Concatenated] = OrderedDict()
+
+    @cached_property
+    def sequences_per_block(self) -> int:
+        """From a sample, in whole numbers: this must come out the same on every machine."""
+        count = len(self._documents)
+        sample = np.unique(np.arange(min(count, _SAMPLED)) * count // min(count, _SAMPLED))
+        texts = self._documents.texts(sample)
+        sizes = np.array([len(text.encode()) for text in texts], dtype=np.int64)
+        some = np.arange(min(len(texts), _SAMPLED_TOKENS)) * len(texts) // min(len(texts), _SAMPLED_TOKENS)
+        tokens, _ = self._tokenizer.encode([texts[i] for i in some.tolist()])
+        if not len(tokens):
+            raise PingLlmError("the documents are empty: there is no text to train on")
+        in_all = len(tokens) * int(sizes.sum()) * count  # over bytes of the tokenised × documents looked at
+        per_block = int(sizes[some].sum()) * len(sample) * self.blocks * self._spec.packing.length
+        return max(1, in_all * 100 // (per_block * _OVERFILL_PERCENT))
+
+    @property
+    def sequences_per_epoch(self) -> int:
+        return self.sequences_per_block * self.blocks
+
+    def locate(self, sequence: int) -> tuple[int, int, int]:
+        """Epoch, block and offset in the block of a sequence, counted from the beginning of all epochs."""
+        chunk = self._spec.chunk
+        epoch, within = divmod(sequence, self.sequences_per_epoch)
+        group, within = divmod(within, self.sequences_per_block * LANES)
+        lanes = min(LANES, self.blocks - group * LANES)
+        rounds, rest = divmod(self.sequences_per_block, chunk)
+        whole = rounds * chunk * lanes
+        if within < whole:
+            turn, offset = divmod(within, chunk)
+            return epoch, group * LANES + turn % lanes, turn // lanes * chunk + offset
+        lane, offset = divmod(within - whole, rest)  # what is left of each block after its last whole chunk
+        return epoch, group * LANES + lane, rounds * chunk + offset
+
+    def sequence(self, sequence: int) -> Packed:
+        epoch, block, offset = self.locate(sequence)
+        if 0 < self._spec.epochs <= epoch:
+            return EMPTY
+        length, limit = self._spec.packing.length, self._spec.packing.max_segments
+        return joined([self._block(epoch, block).cut(offset * length, (offset + 1) * length)], limit)
+
+    def _block(self, epoch: int, block: int) -> Concatenated:
+        at = epoch, block
+        if at not in self._kept:
+            begin, end = (b * len(self._documents) // self.blocks for b in (block, block + 1))
+            with self._stages("plan"):
+                order = key(self._spec.seed, epoch, Purpose.EPOCH_ORDER)
+                numbers = permute(order, len(self._documents), np.arange(begin, end))
+            with self._stages("read"):
+                texts = self._documents.texts(numbers)
+            with self._stages("encode"):
+                self._kept[at] = Concatenated.of(*self._tokenizer.encode(texts))
+            if len(self._kept) > _BLOCKS_KEPT:
+                self._kept.popitem(last=False)
+        self._kept.move_to_end(at)
+        return self._kept[at]
 
 
-def _eval_files(config: Config) -> tuple[Path, ...]:
-    if not config.grain_eval_files:
-        raise PingLlmError("grain_eval_files is not set: name the evaluation files, or set eval_interval to -1")
-    parts = (pattern for pattern, _ in parse_blend(config.grain_eval_files))
-    found = map(partial(_files, kind=config.grain_file_type, key="grain_eval_files"), parts)
-    return tuple(file for files in found for file in files)
+class TextSource:
+    """A spec brought to life. Files are opened at first use, so it can be sent to a worker process before."""
+
+    corrupt_rows = 0
+    """A damaged file ends the run: nothing is left out."""
+
+    def __init__(self, spec: TextSpec, mixture: Mixture) -> None:
+        self.spec, self.mixture, self.stages = spec, mixture, Stages()
+
+    @cached_property
+    def plans(self) -> tuple[TextPlan, ...]:
+        return tuple(TextPlan(source, self.spec, self.stages) for source in self.spec.sources)
+
+    def packed(self, step: int, begin: int, end: int) -> PackedTokens:
+        """Sequences `begin` to `end` of the global batch of a step."""
+        first = step * self.spec.global_batch_size
+        located = (self.mixture.locate(first + number) for number in range(begin, end))
+        sequences = [self.plans[source].sequence(within) for source, within in located]
+        with self.stages("arrange"):
+            return pack(sequences)
 
 
-def _files(pattern: str, kind: str, key: str) -> tuple[Path, ...]:
-    files = matching(pattern, key)
-    check_kind(files, kind, key)
-    return files
+class TextLoader(Loader):
+    """The loader of probe rows, with worker processes that tokenise documents instead."""
+
+    stages = ("plan", "read", "encode", "arrange")
+
+    def __init__(
+        self,
+        spec: TextSpec,
+        settings: LoaderSettings,
+        state: DataState | None = None,
+        *,
+        allow_change: bool = False,
+    ) -> None:
+        self.text, begun = spec.resume(state, allow_change=allow_change) if state else (spec, spec.start())
+        # What the loader itself looks at is the shape of a batch; rows there are none.
+        contexts = ContextSettings(length=spec.packing.length)
+        shape = DataSpec(rows=(), global_batch_size=spec.global_batch_size, contexts=contexts)
+        super().__init__(shape, settings, begun)
+
+    def most_segments(self, step: int) -> int:
+        return self.text.packing.max_segments
+
+    def restore(self, state: DataState, *, allow_change: bool = False) -> None:
+        spec, resumed = self.text.resume(state, allow_change=allow_change)
+        self.close()
+        self.text, self._state = spec, resumed
+
+    def _make_report(self) -> TextReport:
+        return TextReport(stages=self.stages, workers=self.settings.worker_count)
+
+    def _make_source(self) -> Source:
+        return TextSource(self.text, self._state.mixture)

@@ -1,13 +1,13 @@
-"""`network_parquet`: training straight from measurement files, for data that fits in memory.
+"""`dataset_type=network`: probe rows that `ping-llm prepare` wrote, or measurement files that fit in memory.
 
-The files are prepared into a folder in shared memory, which every worker process maps and which is gone when the run
-ends. So the batches are those that prepared rows would give, and there is no second implementation to keep in step.
+The files of `network_data_format=network_parquet` are prepared into a folder in shared memory, which every worker
+process maps and which is gone when the run ends. So the batches are those that prepared rows would give, and there is
+no second implementation to keep in step.
 """
 
 import shutil
 import tempfile
 import weakref
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -20,57 +20,13 @@ from ping_llm.core.errors import PingLlmError
 from ping_llm.data.registry import batch_size, loader_settings
 from ping_llm.rows.dataset import fetch_ahead
 from ping_llm.rows.manifest import Manifest
-from ping_llm.rows.prepare import PIECE_ROWS, PrepareSettings, prepare
+from ping_llm.rows.prepare import DEFAULT_SIZES, PrepareSettings, prepare
 from ping_llm.sources import files
 from ping_llm.storage import locate
 from ping_llm.storage.cache import Cache, configure
 
 _BYTES_PER_MEASUREMENT: Final = 64
 """While preparing: the shuffle files and the rows at once."""
-_BYTES_PER_TEXT_BYTE: Final = 1.0
-"""A line of CSV or JSON is about as long as what it becomes."""
-
-
-class PreparedInMemory:
-    """Rows of some files in a temporary folder. The folder lives as long as this object."""
-
-    def __init__(self, patterns: Sequence[str], ram_budget_mb: int) -> None:
-        needed_mb = _needed_bytes(patterns) / 2**20
-        if needed_mb > ram_budget_mb:
-            raise PingLlmError(
-                f"these files need about {needed_mb:,.0f} MB in memory, but grain_ram_budget_mb is {ram_budget_mb:,}: "
-                f'prepare them once (ping-llm prepare --input "{patterns[0]}" --output data/probe_rows) and use '
-                "network_data_format=probe_chunks, or raise the budget"
-            )
-        shared_memory = Path("/dev/shm")
-        self.folder = Path(tempfile.mkdtemp(prefix="ping-llm-", dir=shared_memory if shared_memory.is_dir() else None))
-        self._finalizer = weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
-        try:
-            prepare(PrepareSettings(inputs=tuple(patterns), output=self.folder / "rows", train_ratio=1.0))
-        except BaseException:
-            self.close()
-            raise
-
-    @property
-    def rows(self) -> Path:
-        return self.folder / "rows"
-
-    def close(self) -> None:
-        self._finalizer()
-
-
-def _needed_bytes(patterns: Sequence[str]) -> float:
-    total = 0.0
-    for path in files.expand(patterns):
-        file, _ = files.describe(path, {}, PIECE_ROWS)
-        if file.measurements is not None:
-            total += file.measurements * _BYTES_PER_MEASUREMENT
-        else:
-            total += file.bytes * _BYTES_PER_TEXT_BYTE
-    return total
-
-
-# `dataset_type=network`: probe rows.
 
 
 def train_loader(config: Config, *, devices: int, host: int, hosts: int, state: DataState | None) -> Loader:
@@ -108,20 +64,19 @@ def check(config: Config) -> None:
                 RowsSpec.find(pattern, split)
 
 
-def spec_of(config: Config, split: str, devices: int) -> tuple[DataSpec, PreparedInMemory | None]:
+def spec_of(config: Config, split: str, devices: int) -> "tuple[DataSpec, RowsInMemory | None]":
     """What decides every batch, and what must be kept alive for it."""
     blend = _blend(config, split)
     kept = None
-    rows: tuple[RowsSpec, ...]
     if config.network_data_format == "network_parquet":
         if len(blend) > 1:
             raise PingLlmError("network_parquet cannot blend; prepare the files and use probe_chunks")
-        kept = PreparedInMemory([blend[0][0]], config.grain_ram_budget_mb)
-        rows = (RowsSpec.find(str(kept.rows), "train"),)
+        kept = RowsInMemory(blend[0][0], config.grain_ram_budget_mb)
+        rows = [RowsSpec.find(str(kept.rows), "train")]
     else:
-        rows = tuple(RowsSpec.find(pattern, split) for pattern, _ in blend)
+        rows = [RowsSpec.find(pattern, split) for pattern, _ in blend]
     spec = DataSpec(
-        rows=rows,
+        rows=tuple(rows),
         weights=tuple(weight for _, weight in blend),
         seed=config.data_shuffle_seed,
         global_batch_size=batch_size(config, devices),
@@ -142,3 +97,27 @@ def _blend(config: Config, split: str) -> Blend:
     if not text:
         raise PingLlmError(f"{name} is not set: give a folder that `ping-llm prepare` wrote")
     return parse_blend(text)
+
+
+class RowsInMemory:
+    """Rows of measurement files in a temporary folder, which lives as long as this object."""
+
+    def __init__(self, pattern: str, ram_budget_mb: int) -> None:
+        needed_mb = _needed_bytes(pattern) / 2**20
+        if needed_mb > ram_budget_mb:
+            raise PingLlmError(
+                f"these files need about {needed_mb:,.0f} MB in memory, but grain_ram_budget_mb is {ram_budget_mb:,}: "
+                f'prepare them once (ping-llm prepare --input "{pattern}" --output data/probe_rows) and use '
+                "network_data_format=probe_chunks, or raise the budget"
+            )
+        shared_memory = Path("/dev/shm")
+        folder = tempfile.mkdtemp(prefix="ping-llm-", dir=shared_memory if shared_memory.is_dir() else None)
+        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        self.rows = Path(folder, "rows")
+        prepare(PrepareSettings(inputs=(pattern,), output=self.rows, train_ratio=1.0))
+
+
+def _needed_bytes(pattern: str) -> int:
+    """A line of CSV or JSON is about as long as what it becomes."""
+    described = [files.describe(path, {}, DEFAULT_SIZES.piece_rows)[0] for path in files.expand([pattern])]
+    return sum(f.bytes if f.measurements is None else f.measurements * _BYTES_PER_MEASUREMENT for f in described)

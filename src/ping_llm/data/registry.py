@@ -1,16 +1,113 @@
-"""The backends by name, and what they read from a configuration alike."""
+"""Backends: which module serves a `dataset_type`, the loaders that training asks it for, and what loaders share.
+
+Adding one takes a module in this folder with the functions of `Backend`, and its line in `config.keys.DATASET_TYPES`;
+or, from another package, an entry point of the group `ping_llm.backends`. `synthetic.py` is the shortest example.
+"""
 
 import importlib
-from collections.abc import Iterator
-from types import TracebackType
-from typing import Any, Final, Protocol, Self, cast
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from fractions import Fraction
+from typing import Any, Protocol, Self, cast
 
 from ping_llm.batches.batch import Batch
 from ping_llm.batches.loader import LoaderSettings
+from ping_llm.batches.mixture import Mixture
 from ping_llm.batches.spec import DataSpec, DataState
 from ping_llm.config import Config
 from ping_llm.config.keys import BACKEND_ENTRY_POINTS, DATASET_TYPES, installed_backends
 from ping_llm.core.errors import PingLlmError
+
+
+class EvalLoader(Protocol):
+    """This host's part of one global batch after the other: int32 arrays by name, in host memory."""
+
+    def __next__(self) -> Batch: ...
+
+    def most_segments(self, step: int) -> int:
+        """No sequence of the step's global batch has more segments: the same number on every host."""
+
+    def close(self) -> None:
+        """End processes, give back memory, close files."""
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: Any, error: Any, traceback: Any, /) -> None:
+        self.close()
+
+
+class TrainLoader(EvalLoader, Protocol):
+    """The same without end, and with a state: what a run stores, and resumes from."""
+
+    def state(self) -> DataState: ...
+
+
+class Backend(Protocol):
+    """A module (or object) with these two functions, and optionally `check(config)`."""
+
+    def train_loader(
+        self, config: Config, *, devices: int, host: int, hosts: int, state: DataState | None
+    ) -> TrainLoader:
+        """Endless batches, from the beginning or from a state of a run with the same data."""
+
+    def eval_loader(self, config: Config, *, devices: int, host: int, hosts: int) -> EvalLoader:
+        """Finite batches, the same every time; the same number of them on every host."""
+
+
+def find(name: str) -> Backend:
+    """The backend of a `dataset_type`."""
+    if name in DATASET_TYPES:
+        return cast(Backend, importlib.import_module(f"ping_llm.data.{DATASET_TYPES[name]}"))
+    entry = installed_backends().get(name)
+    if entry is None:
+        raise PingLlmError(
+            f"there is no backend {name!r}: no installed package has an entry point for it in {BACKEND_ENTRY_POINTS}"
+        )
+    try:
+        backend = entry.load()
+    except Exception as error:  # whatever another package's import ends in
+        raise PingLlmError(f"the backend {name!r} ({entry.value}) cannot be loaded: {error!r}") from error
+    missing = [need for need in ("train_loader", "eval_loader") if not callable(getattr(backend, need, None))]
+    if missing:
+        raise PingLlmError(f"the backend {name!r} ({entry.value}) has no function {' and no '.join(missing)}")
+    return cast(Backend, backend)
+
+
+def make_train_loader(
+    config: Config, *, devices: int = 1, host: int = 0, hosts: int = 1, state: DataState | None = None
+) -> TrainLoader:
+    """Endless batches for training, from the beginning or from a state of any run with the same data."""
+    return find(config.dataset_type).train_loader(config, devices=devices, host=host, hosts=hosts, state=state)
+
+
+def make_eval_loader(config: Config, *, devices: int = 1, host: int = 0, hosts: int = 1) -> EvalLoader:
+    """Batches for evaluation: finite, and the same every time. The last one is filled up with empty sequences."""
+    return find(config.dataset_type).eval_loader(config, devices=devices, host=host, hosts=hosts)
+
+
+def check_files(config: Config) -> None:
+    """Let the backend say what is wrong with its data before a model is made, not at the first evaluation."""
+    backend: Any = find(config.dataset_type)
+    if hasattr(backend, "check"):
+        backend.check(config)
+
+
+def spec_from_config(config: Config, split: str = "train", devices: int = 1) -> DataSpec:
+    """What decides every batch of a run with this configuration (of prepared rows)."""
+    from ping_llm.data.network import spec_of
+
+    if config.dataset_type != "network":
+        raise PingLlmError(f"dataset_type={config.dataset_type} has no rows to look at; use dataset_type=network")
+    if config.network_data_format != "probe_chunks":
+        raise PingLlmError("only prepared rows can be looked at: set network_data_format=probe_chunks")
+    return spec_of(config, split, devices)[0]
+
+
+# What backends share.
 
 
 def batch_size(config: Config, devices: int) -> int:
@@ -21,6 +118,13 @@ def batch_size(config: Config, devices: int) -> int:
             f"per_device_batch_size × {devices} device(s) = {batch:g} is not a whole number of sequences"
         )
     return int(batch)
+
+
+def host_rows(global_batch_size: int, host: int, hosts: int) -> slice:
+    """The rows of a global batch that a host gives."""
+    if global_batch_size % hosts:
+        raise PingLlmError(f"a global batch of {global_batch_size} cannot be shared evenly by {hosts} hosts")
+    return slice(host * global_batch_size // hosts, (host + 1) * global_batch_size // hosts)
 
 
 def loader_settings(config: Config, host: int, hosts: int) -> LoaderSettings:
@@ -35,105 +139,36 @@ def loader_settings(config: Config, host: int, hosts: int) -> LoaderSettings:
     )
 
 
-# Which module serves a `dataset_type`: ours by name, those of other packages by their entry points.
+class StepLoader(TrainLoader):
+    """Batches that are a plain function of their step, made in this process; they end after `last_step`, if given."""
 
+    def __init__(
+        self,
+        batch_of: Callable[[int], Batch],
+        identity: Mapping[str, Any],
+        *,
+        segments: int = 1,
+        state: DataState | None = None,
+        last_step: int | None = None,
+    ) -> None:
+        self._batch_of, self._segments, self._last_step = batch_of, segments, last_step
+        self._state = DataState(next_step=0, identity=identity, mixture=Mixture.of((Fraction(1),)))
+        if state is not None:
+            state.check(identity)
+            self._state = replace(self._state, next_step=state.next_step)
 
-class AnyEvalLoader(Protocol):
-    """This host's part of one global batch after the other: arrays by name, int32, host-local."""
+    def state(self) -> DataState:
+        return self._state
 
     def most_segments(self, step: int) -> int:
-        """No sequence of the step's global batch has more segments: the same number on every host."""
+        return self._segments
 
-    def __iter__(self) -> Iterator[Batch]: ...
+    def __next__(self) -> Batch:
+        step = self._state.next_step
+        if self._last_step is not None and step > self._last_step:
+            raise StopIteration
+        self._state = replace(self._state, next_step=step + 1)
+        return self._batch_of(step)
 
-    def __next__(self) -> Batch: ...
-
-    def close(self) -> None: ...
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None: ...
-
-
-class AnyLoader(AnyEvalLoader, Protocol):
-    """The same without end, and with a state: what a run stores, and goes on from."""
-
-    def state(self) -> DataState: ...
-
-
-class Backend(Protocol):
-    """A module (or object) with these two functions."""
-
-    def train_loader(
-        self, config: Config, *, devices: int, host: int, hosts: int, state: DataState | None
-    ) -> AnyLoader:
-        """Endless batches, from the beginning or from a state of a run with the same data."""
-
-    def eval_loader(self, config: Config, *, devices: int, host: int, hosts: int) -> AnyEvalLoader:
-        """Finite batches, the same every time; the same number of them on every host."""
-
-
-_MODULES: Final = {name: name for name in DATASET_TYPES} | {"worlds": "completer", "measured": "completer"}
-
-
-def find(name: str) -> Backend:
-    """The backend of a `dataset_type`."""
-    if name in _MODULES:
-        return cast(Backend, importlib.import_module(f"ping_llm.data.{_MODULES[name]}"))
-    if name not in installed_backends():
-        raise PingLlmError(
-            f"there is no backend {name!r}: no installed package has an entry point for it in {BACKEND_ENTRY_POINTS}"
-        )
-    entry = installed_backends()[name]
-    try:
-        backend = entry.load()
-    except Exception as error:  # whatever another package's import ends in
-        raise PingLlmError(f"the backend {name!r} ({entry.value}) cannot be loaded: {error!r}") from error
-    missing = [need for need in ("train_loader", "eval_loader") if not callable(getattr(backend, need, None))]
-    if missing:
-        raise PingLlmError(f"the backend {name!r} ({entry.value}) has no function {' and no '.join(missing)}")
-    return cast(Backend, backend)
-
-
-def check(config: Config) -> None:
-    """Let the backend say what is wrong before a model is made, not at the first evaluation, if it can."""
-    backend: Any = find(config.dataset_type)
-    if hasattr(backend, "check"):
-        backend.check(config)
-
-
-# Loaders from a configuration: the functions that training asks for its data. The backends themselves are apart.
-
-__all__ = ["AnyEvalLoader", "AnyLoader", "check_files", "make_eval_loader", "make_train_loader", "spec_from_config"]
-
-
-def make_train_loader(
-    config: Config, *, devices: int = 1, host: int = 0, hosts: int = 1, state: DataState | None = None
-) -> AnyLoader:
-    """Endless batches for training, from the beginning or from a state of any run with the same data."""
-    backend = find(config.dataset_type)
-    return backend.train_loader(config, devices=devices, host=host, hosts=hosts, state=state)
-
-
-def make_eval_loader(config: Config, *, devices: int = 1, host: int = 0, hosts: int = 1) -> AnyEvalLoader:
-    """Batches for evaluation: finite, and the same every time. The last one is filled up with empty sequences."""
-    backend = find(config.dataset_type)
-    return backend.eval_loader(config, devices=devices, host=host, hosts=hosts)
-
-
-def check_files(config: Config) -> None:
-    """Is there data to train and to evaluate on? Said before a model is made, not at the first evaluation."""
-    check(config)
-
-
-def spec_from_config(config: Config, split: str = "train", devices: int = 1) -> DataSpec:
-    """What decides every batch of a run with this configuration (of prepared rows)."""
-    from ping_llm.data.network import spec_of
-
-    if config.dataset_type != "network":
-        raise PingLlmError(f"dataset_type={config.dataset_type} has no rows to look at; use dataset_type=network")
-    if config.network_data_format != "probe_chunks":
-        raise PingLlmError("only prepared rows can be looked at: set network_data_format=probe_chunks")
-    return spec_of(config, split, devices)[0]
+    def close(self) -> None:
+        """There is nothing to give back."""

@@ -22,7 +22,7 @@ from ping_llm.core.distribution import Floats, RttDistribution
 from ping_llm.core.observations import History, Ints, Observations, Questions
 from ping_llm.evaluate.scores import ORACLE, Evaluation, ProtocolResult, ScoredAnswers
 from ping_llm.evaluate.split import Split, sampled
-from ping_llm.sources.simulator import Distribution, World
+from ping_llm.sources.simulator import DelayDistribution, World
 
 
 class EvaluatedPredictor(Protocol):
@@ -37,16 +37,16 @@ class EvaluatedPredictor(Protocol):
 class TrueDistribution(RttDistribution):
     """The truth about simulated measurements, as a prediction: no predictor can be expected to do better."""
 
-    truth: Distribution
+    truth: DelayDistribution
 
     @classmethod
-    def of(cls, truth: Distribution) -> Self:
+    def of(cls, truth: DelayDistribution) -> Self:
         return cls(p_failed=truth.failed_probability, truth=truth)
 
     def take(self, rows: Any) -> Self:
         truth = self.truth
         return self.of(
-            Distribution(
+            DelayDistribution(
                 failed_probability=truth.failed_probability[rows],
                 floor_ms=truth.floor_ms[rows],
                 weight=tuple(weight[rows] for weight in truth.weight),
@@ -95,7 +95,7 @@ def evaluate(
     answered a protocol.
     """
     if baselines is None:
-        baselines = standard_baselines(split.nodes, symmetric=_is_mesh(split.train), seed=seed)
+        baselines = standard_baselines(split.nodes, symmetric=is_mesh(split.train), seed=seed)
     asked = {name: sampled(all_of_it, questions, seed) for name, all_of_it in split.questions.items()}
     predictors: dict[str, EvaluatedPredictor] = {**models} | ({ORACLE: Oracle(oracle)} if oracle else {})
     names = [baseline.name for baseline in baselines] + list(predictors)
@@ -105,7 +105,7 @@ def evaluate(
     answers: dict[str, dict[str, ScoredAnswers]] = {protocol: {} for protocol in asked}
     step: Advance = advance or (lambda amount=1, *, total=None: None)
     step(0, total=len(asked) * len(names))
-    for protocol, name, predicted in _of_baselines(split, asked, baselines, seed):
+    for protocol, name, predicted in baseline_forecasts(split, asked, baselines, seed):
         answers[protocol][name] = ScoredAnswers.of(predicted, asked[protocol])
         step()
     for name, predictor in predictors.items():
@@ -124,7 +124,7 @@ def evaluate(
     )
 
 
-def _of_baselines(
+def baseline_forecasts(
     split: Split, asked: Mapping[str, Observations], baselines: Sequence[Baseline], seed: int
 ) -> Iterator[tuple[str, str, RttDistribution]]:
     """Protocol, name and answers. A baseline is fitted once to what it may know, however many protocols share that."""
@@ -154,7 +154,7 @@ def _known_before(history: Observations, asked: Observations) -> Ints:
     return stop - start
 
 
-def _is_mesh(train: Observations) -> bool:
+def is_mesh(train: Observations) -> bool:
     """Whether most nodes are sources and destinations: then pairs are known in either direction, which hardly matters
     to a round trip. Where probes measure targets it is a different node at either end."""
     sources, destinations = np.unique(train.source), np.unique(train.destination)

@@ -13,7 +13,7 @@ from ping_llm.core.errors import PingLlmError
 from ping_llm.core.measurements import time_microseconds
 from ping_llm.core.observations import Ints, Questions
 from ping_llm.rows.measurement_set import MeasurementSet, read_observations, table_observations
-from ping_llm.sources.pieces import find_columns
+from ping_llm.sources.files import find_columns
 
 History = Any
 """A path or glob, several of them, or a data frame."""

@@ -24,7 +24,7 @@ from ping_llm.config.keys import TEXT_DATASET_TYPES
 from ping_llm.core.console import err
 from ping_llm.core.files import write_atomically
 from ping_llm.data.completer import COMPLETER_DATA
-from ping_llm.data.text.spec import TextReport
+from ping_llm.data.stream import TextReport
 from ping_llm.evaluate.scores import SCORE_COLUMNS
 from ping_llm.report.charts import smoothing_window
 from ping_llm.report.curves import training_charts

@@ -1,13 +1,17 @@
-"""The bytes of a split's shards, wherever they are.
+"""Reading prepared rows: the index of a split, whole rows, and the check that files are what the manifest says.
 
-    local          mapped where they lie
+`RowSet` is the one way to a split's bytes, wherever they are:
+
+    local          shards are mapped where they lie
     remote, whole  copied to the cache by `fetch_ahead`, verified by the manifest's checksum, and mapped
-    remote, parts  fetched as rows ask for them, in blocks, each row verified by its own checksum
+    remote, parts  fetched as rows need them, in blocks, each row verified by its own checksum
 
-A global shuffle asks for rows all over the dataset, so it is soon wanted whole: if it fits the cache, it is fetched
-whole and in large requests. If it does not, a cache of whole shards would hold little of what the next batch wants and
-fetch 50 MB for a row of some KB; then only the blocks that hold the rows are fetched. A whole copy is used wherever
-there is one, so processes need not agree on anything.
+A global shuffle reads rows all over the dataset, so it soon needs all of it: if it fits the cache, it is fetched whole
+and in large requests. If it does not, a cache of whole shards would hold little of what the next batch needs and fetch
+50 MB for a row of some KB; then only the blocks that hold the rows are fetched. A whole copy is used wherever there is
+one, so processes need not agree on anything.
+
+Batches do not need whole rows: `reader.py` picks single measurements out of the mapped bytes, compiled.
 """
 
 import resource
@@ -15,11 +19,10 @@ import time
 import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Protocol, Self
+from typing import Any, Final, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -29,214 +32,40 @@ from array_record.python.array_record_module import ArrayRecordReader
 from ping_llm.core.console import Advance, err, progress
 from ping_llm.core.errors import PingLlmError
 from ping_llm.core.files import file_sha256
-from ping_llm.rows.format import LONG_GAP_S, CorruptRecordError, ProbeRow, decode_row
+from ping_llm.rows.format import (
+    BLOCK,
+    BLOCK_HEADER,
+    LONG_GAP_S,
+    Bytes,
+    CorruptRecordError,
+    Ints,
+    ProbeRow,
+    decode_row,
+    physical,
+)
 from ping_llm.rows.manifest import INDEX_SCHEMA, Manifest, ShardInfo, SplitInfo
 from ping_llm.storage import Location, locate
 from ping_llm.storage.cache import LIMIT_VARIABLE, BlockFile, Cache
 
-Ints = npt.NDArray[np.int64]
-Bytes = npt.NDArray[np.uint8]
-
 READS_AT_ONCE: Final = 32
 WHOLE_FILES_AT_ONCE: Final = 8
-_SWEEP_S: Final = 2.0
 _SHARE_OF_LIMIT: Final = 0.9
 """A dataset of at most this share of the cache is fetched whole."""
 
 
-class ShardFiles(Protocol):
-    def array(self, shard: int) -> Bytes:
-        """The shard, mapped. Of parts that were not fetched the bytes are zero."""
+class CorruptRowError(PingLlmError):
+    """A row of a shard is damaged. `row` is its number in the split."""
 
-    def fetch(self, shards: Ints, begin: Ints, end: Ints) -> Ints:
-        """See that these byte ranges are here; which of them came only now?"""
+    def __init__(self, message: str, row: int) -> None:
+        super().__init__(message)
+        self.row = row
 
-    def is_verified(self, shard: int) -> bool:
-        """Whether all its bytes were checked before, so that rows need no more than a look."""
-
-    def forget(self, shard: int, begin: int, end: int) -> bool:
-        """Drop the copy of a damaged range. Is there another to fetch?"""
-
-
-def open_shards(folder: Location, info: SplitInfo, cache: Cache | None) -> ShardFiles:
-    _allow_open_files(4 * len(info.shards))
-    if folder.is_local:
-        return LocalShards(folder, info)
-    return RemoteShards(folder, info, cache or Cache.from_environment())
-
-
-class LocalShards:
-    def __init__(self, folder: Location, info: SplitInfo) -> None:
-        self._paths = [folder.local / shard.file for shard in info.shards]
-        self._arrays: dict[int, Bytes] = {}
-
-    def array(self, shard: int) -> Bytes:
-        if shard not in self._arrays:
-            # A plain array over the map: slicing `np.memmap` itself takes ten times as long.
-            self._arrays[shard] = np.asarray(np.memmap(self._paths[shard], dtype=np.uint8, mode="r"))
-        return self._arrays[shard]
-
-    def fetch(self, shards: Ints, begin: Ints, end: Ints) -> Ints:
-        return np.zeros(0, dtype=np.int64)
-
-    def is_verified(self, shard: int) -> bool:
-        return True
-
-    def forget(self, shard: int, begin: int, end: int) -> bool:
-        return False
-
-
-class RemoteShards:
-    def __init__(self, folder: Location, info: SplitInfo, cache: Cache) -> None:
-        self._folder = folder
-        self._info = info
-        self._cache = cache
-        self._whole: dict[int, tuple[Bytes, int]] = {}
-        self._parts: dict[int, BlockFile] = {}
-        self._pool: ThreadPoolExecutor | None = None
-        self._swept = time.monotonic()
-        self._fetched = cache.limit_bytes  # since the cache was last looked at: look at the first fetch
-        self._warned = False
-
-    def array(self, shard: int) -> Bytes:
-        self._open(shard)
-        return self._whole[shard][0] if shard in self._whole else self._parts[shard].array
-
-    def is_verified(self, shard: int) -> bool:
-        self._open(shard)
-        return shard in self._whole
-
-    def fetch(self, shards: Ints, begin: Ints, end: Ints) -> Ints:
-        self._sweep()
-        came: list[Ints] = []
-        reads: list[tuple[BlockFile, int, int]] = []
-        for shard in np.unique(shards).tolist():
-            self._open(shard)
-            if shard in self._whole:
-                continue
-            part = self._parts[shard]
-            chosen = np.flatnonzero(shards == shard)
-            blocks, owner = part.blocks(begin[chosen], end[chosen])
-            missing = part.missing(blocks)
-            came.append(chosen[np.unique(owner[missing])])
-            reads += [(part, *read) for read in part.reads(np.unique(blocks[missing]))]
-        if reads:
-            self._read(reads)
-        return np.concatenate(came) if came else np.zeros(0, dtype=np.int64)
-
-    def _read(self, reads: list[tuple[BlockFile, int, int]]) -> None:
-        wanted = sum(end - begin for _, begin, end in reads)
-        for part in {id(part): part for part, _, _ in reads}.values():
-            part.touch()
-        self._make_room(wanted)
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(READS_AT_ONCE, thread_name_prefix="rows")
-        for done in [self._pool.submit(part.fetch, begin, end) for part, begin, end in reads]:
-            done.result()
-
-    def _make_room(self, wanted: int) -> None:
-        """Looking through the cache takes a while, so it is done for every hundredth of it."""
-        self._fetched += wanted
-        step = self._cache.limit_bytes // 100
-        if self._fetched >= step:
-            self._cache.make_room(max(wanted, 10 * step))  # other processes fetch at the same time
-            self._fetched = 0
-        if wanted > self._cache.limit_bytes // 4 and not self._warned:
-            self._warned = True
-            warnings.warn(
-                f"one batch needs {wanted / 1e6:,.0f} MB of {self._folder}, and the cache may hold "
-                f"{self._cache.limit_bytes / 1e6:,.0f} MB: much will be fetched again and again. "
-                f"Raise {LIMIT_VARIABLE} (data_cache_gb)",
-                stacklevel=2,
-            )
-
-    def forget(self, shard: int, begin: int, end: int) -> bool:
-        if shard in self._whole:
-            del self._whole[shard]
-            self._cache.forget(self._info.shards[shard].sha256)
-        else:
-            self._parts[shard].forget(begin, end)
-        return True
-
-    def _open(self, shard: int) -> None:
-        if shard in self._whole or shard in self._parts:
-            return
-        info = self._info.shards[shard]
-        path = self._cache.find(size=info.bytes, sha256=info.sha256)
-        if path is not None:
-            try:
-                inode = path.stat().st_ino
-                self._whole[shard] = np.asarray(np.memmap(path, dtype=np.uint8, mode="r")), inode
-            except FileNotFoundError:  # removed just now
-                path = None
-        if path is None:
-            source = self._folder / info.file
-            self._parts[shard] = BlockFile(self._cache.blocks_path(info.sha256), info.bytes, source.open_random)
-
-    def _sweep(self) -> None:
-        """Let go of what was removed from the cache: its space is free only when nobody has it mapped."""
-        if time.monotonic() - self._swept < _SWEEP_S:
-            return
-        self._swept = time.monotonic()
-        for shard in [shard for shard, part in self._parts.items() if part.is_evicted]:
-            self._parts.pop(shard).close()
-        for shard, (_, inode) in list(self._whole.items()):
-            info = self._info.shards[shard]
-            path = self._cache.find(size=info.bytes, sha256=info.sha256)
-            if path is None or path.stat().st_ino != inode:
-                del self._whole[shard]
-
-
-def fetch_ahead(splits: list[tuple[Location, SplitInfo]], cache: Cache) -> None:
-    """Copy remote splits to the cache, each of them if it fits whole. The others are fetched in parts, later."""
-    left = int(cache.limit_bytes * _SHARE_OF_LIMIT)
-    wanted = []
-    for folder, info in splits:
-        size = sum(shard.bytes for shard in info.shards) + info.index_bytes
-        if size > left:
-            err.print(
-                f"{folder} has {size / 1e9:.3g} GB of rows, more than the cache holds ({cache.limit_bytes / 1e9:.3g} "
-                f"GB): they are fetched in parts, as they are needed. {LIMIT_VARIABLE} (data_cache_gb) sets the limit",
-                soft_wrap=True,
-                markup=False,
-            )
-            continue
-        left -= size
-        files = [(folder / shard.file, shard.bytes, shard.sha256) for shard in info.shards]
-        wanted += [file for file in files if cache.find(size=file[1], sha256=file[2]) is None]
-    if not wanted:
-        return
-    total = sum(size for _, size, _ in wanted)
-    err.print(f"fetching {total / 1e6:,.1f} MB of rows to {cache.folder}", soft_wrap=True, markup=False)
-    with progress("fetching rows (bytes)", total=total) as advance, ThreadPoolExecutor(WHOLE_FILES_AT_ONCE) as pool:
-        jobs = {pool.submit(cache.whole, source, size=size, sha256=sha): size for source, size, sha in wanted}
-        try:
-            for job in as_completed(jobs):
-                job.result()
-                advance(jobs[job])
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
-
-
-def _allow_open_files(count: int) -> None:
-    """Every mapped file takes descriptors, and the usual limit is 1024."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = count + 256
-    if soft != resource.RLIM_INFINITY and wanted > soft:
-        resource.setrlimit(
-            resource.RLIMIT_NOFILE, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard)
-        )
-
-
-# Reading prepared rows: the index of a split, single rows, and the check that files are what the manifest says.
-
-# No read-ahead: rows are asked for in random order, and the default (16 MB a reader) would read far more than wanted.
-_READER_OPTIONS: Final = "readahead_buffer_size:0,max_parallelism:0"
+    def __reduce__(self) -> tuple[Any, ...]:  # it crosses process boundaries
+        return type(self), (str(self), self.row)
 
 
 class RowSet:
-    """One split of a prepared dataset. Opening it reads the manifest and maps the index; rows are read when asked for.
+    """One split of a prepared dataset. Opening it reads the manifest and maps the index; rows are read on demand.
 
     >>> with RowSet(Path("data/probe_rows"), "train") as rows:
     ...     rows[0].source_address
@@ -250,13 +79,16 @@ class RowSet:
             raise PingLlmError(f"{folder} has no split {split!r}, only {', '.join(self.manifest.splits)}")
         self.info: SplitInfo = self.manifest.splits[split]
         self._cache = cache or (Cache.from_environment() if self.folder.is_remote else None)
-        sizes = {file.name: file.size() for file in self.folder.list()}
-        for name, size in [
-            *((s.file, s.bytes) for s in self.info.shards),
-            (self.info.index_file, self.info.index_bytes),
-        ]:
-            _check_size(self.folder / name, sizes.get(name), size)
-        self._readers: dict[int, Any] = {}
+        self._columns: dict[str, npt.NDArray[Any]] = {}
+        found = {file.name: file.size() for file in self.folder.list()}
+        for name, (size, _) in self.info.files.items():
+            path = self.folder / name
+            if name not in found:
+                raise PingLlmError(f"{path} is missing; prepare the rows again or restore the file")
+            if found[name] != size:
+                raise PingLlmError(
+                    f"{path} has {found[name]:,} bytes, but the manifest says {size:,}: it was damaged or replaced"
+                )
 
     @property
     def fingerprint(self) -> str:
@@ -267,7 +99,7 @@ class RowSet:
 
     @cached_property
     def index(self) -> pa.Table:
-        path = self._local(self.info.index_file, self.info.index_bytes, self.info.index_sha256)
+        path = self._local(self.info.index_file)
         try:
             table = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
         except (OSError, pa.ArrowException) as error:
@@ -279,66 +111,96 @@ class RowSet:
         return table
 
     @cached_property
-    def shards(self) -> ShardFiles:
-        """The shards' bytes, for reads that bypass ArrayRecord."""
-        return open_shards(self.folder, self.info, self._cache)
+    def shards(self) -> "LocalShards | RemoteShards":
+        _allow_open_files(4 * len(self.info.shards))
+        if self._cache is None or self.folder.is_local:
+            return LocalShards(self.folder, self.info)
+        return RemoteShards(self.folder, self.info, self._cache)
 
-    def _local(self, name: str, size: int, sha256: str) -> Path:
+    def _local(self, name: str) -> Path:
         """The file itself, or its copy in the cache."""
         if self._cache is None or self.folder.is_local:
             return self.folder.local / name
+        size, sha256 = self.info.files[name]
         return self._cache.whole(self.folder / name, size=size, sha256=sha256)
-
-    def _shard(self, number: int) -> Path:
-        shard = self.info.shards[number]
-        return self._local(shard.file, shard.bytes, shard.sha256)
 
     def column(self, name: str) -> npt.NDArray[Any]:
         """A column of the index, mapped rather than copied. Sources have shape (rows, 16)."""
-        if not len(self):
-            return np.zeros((0, 16) if name == "source" else 0, dtype=np.uint8 if name == "source" else np.int64)
-        column = self.index[name].chunk(0)
-        if name == "source":
-            return np.frombuffer(column.buffers()[1], dtype=np.uint8, count=16 * len(self)).reshape(-1, 16)
-        return column.to_numpy()
+        if name not in self._columns:
+            column = self.index[name].combine_chunks() if not len(self) else self.index[name].chunk(0)
+            if name == "source":
+                data = np.frombuffer(column.buffers()[1] or b"", dtype=np.uint8, count=16 * len(self))
+                self._columns[name] = data.reshape(-1, 16)
+            else:
+                self._columns[name] = column.to_numpy(zero_copy_only=False)
+        return self._columns[name]
 
     def __getitem__(self, row: int) -> ProbeRow:
         if not -len(self) <= row < len(self):
             raise IndexError(f"row {row} of {len(self)}")
         row %= len(self)
-        shard, position = int(self.column("shard")[row]), int(self.column("position")[row])
-        path = self.folder / self.info.shards[shard].file
-        try:
-            return decode_row(self._reader(shard).read([position])[0])
-        except (CorruptRecordError, RuntimeError, ValueError, IndexError) as error:
-            raise PingLlmError(f"{path}, row {position}: {_one_line(error)}") from error
+        for is_last_try in (False, True):
+            self.fetch(np.array([row]))
+            try:
+                return decode_row(self.record(row))
+            except CorruptRecordError as error:
+                if is_last_try or not self.forget(row):
+                    raise self.corrupt(row, str(error)) from error
+        raise AssertionError
 
-    def _reader(self, shard: int) -> Any:
-        if shard not in self._readers:
-            self._readers[shard] = ArrayRecordReader(str(self._shard(shard)), _READER_OPTIONS)
-        return self._readers[shard]
+    def fetch(self, rows: Ints) -> Ints:
+        """Have the bytes of rows on this machine; gives back those rows that came only now."""
+        if self.folder.is_local:
+            return rows[:0]
+        begin, end = self._extent(rows)
+        return rows[self.shards.fetch(self.column("shard")[rows].astype(np.int64), begin, end)]
+
+    def forget(self, row: int) -> bool:
+        """Drop the local copy of a row that is damaged. Is there another to fetch?"""
+        begin, end = self._extent(np.array([row]))
+        return self.shards.forget(int(self.column("shard")[row]), int(begin[0]), int(end[0]))
+
+    def _extent(self, rows: Ints) -> tuple[Ints, Ints]:
+        """Where rows begin and end in their shards' files."""
+        offset, size = (self.column(name)[rows].astype(np.int64) for name in ("offset", "size"))
+        return physical(offset), physical(offset + size - 1) + 1
+
+    def record(self, row: int) -> bytes:
+        """The bytes of a row's record, taken from the mapped shard; the block headers in between are left out."""
+        shard, offset, size = (int(self.column(name)[row]) for name in ("shard", "offset", "size"))
+        begin, end = physical(offset), physical(offset + size - 1) + 1
+        file = self.shards.array(shard)
+        if end > len(file):
+            raise CorruptRecordError("the index places it beyond the end of its shard")
+        if end - begin == size:
+            return file[begin:end].tobytes()
+        return file[begin:end][np.arange(begin, end) % BLOCK >= BLOCK_HEADER].tobytes()
+
+    def corrupt(self, row: int, reason: str) -> CorruptRowError:
+        """The error that says what is wrong with a row, and where it is."""
+        file = self.info.shards[int(self.column("shard")[row])].file
+        return CorruptRowError(f"{self.folder / file}, row {self.column('position')[row]}: {reason}", row)
 
     def verify(self, advance: Advance) -> Iterator[str]:
         """Read everything and yield each fault found, naming the file. `advance` is told the bytes checked."""
-        index_path = self.folder / self.info.index_file
-        local = self._local(self.info.index_file, self.info.index_bytes, self.info.index_sha256)
-        if file_sha256(local) != self.info.index_sha256:
-            yield f"{index_path}: checksum mismatch: the index was damaged or is of another dataset"
+        if file_sha256(self._local(self.info.index_file)) != self.info.index_sha256:
+            path = self.folder / self.info.index_file
+            yield f"{path}: checksum mismatch: the index was damaged or is of another dataset"
             return
         for number, shard in enumerate(self.info.shards):
             yield from self._verify_shard(number, shard)
             advance(shard.bytes)
 
     def _verify_shard(self, number: int, shard: ShardInfo) -> Iterator[str]:
-        path = self.folder / shard.file
-        damaged = file_sha256(self._shard(number)) != shard.sha256
+        path, local = self.folder / shard.file, self._local(shard.file)
+        damaged = file_sha256(local) != shard.sha256
         if damaged:
             yield f"{path}: checksum mismatch: the shard was damaged or is of another dataset"
         entries = np.flatnonzero(self.column("shard") == number)
         try:
-            stored = self._reader(number).num_records()
+            stored = ArrayRecordReader(str(local), "readahead_buffer_size:0,max_parallelism:0").num_records()
         except RuntimeError as error:
-            yield f"{path}: {_one_line(error)}"
+            yield f"{path}: {' '.join(str(error).split())[:200]}"
             return
         if stored != len(entries):
             yield f"{path}: holds {stored} rows, but the index names {len(entries)}"
@@ -369,16 +231,12 @@ class RowSet:
             stored = self.column(name)[row]
             expected = stored.tobytes().hex() if name == "source" else int(stored)
             if value != expected:
-                file = self.info.shards[int(self.column("shard")[row])].file
-                position = int(self.column("position")[row])
-                return f"{self.folder / file}, row {position}: {name} is {value}, but the index says {expected}"
+                return str(self.corrupt(row, f"{name} is {value}, but the index says {expected}"))
         return None
 
     def close(self) -> None:
-        for reader in self._readers.values():
-            with suppress(RuntimeError):  # a reader that met damage says so again when it is closed
-                reader.close()
-        self._readers.clear()
+        """Let go of the mapped shards."""
+        self.__dict__.pop("shards", None)
 
     def __enter__(self) -> Self:
         return self
@@ -389,12 +247,171 @@ class RowSet:
         self.close()
 
 
-def _check_size(path: Location, found: int | None, size: int) -> None:
-    if found is None:
-        raise PingLlmError(f"{path} is missing; prepare the rows again or restore the file")
-    if found != size:
-        raise PingLlmError(f"{path} has {found:,} bytes, but the manifest says {size:,}: it was damaged or replaced")
+class LocalShards:
+    """The bytes of a split's shards, mapped where they lie."""
+
+    def __init__(self, folder: Location, info: SplitInfo) -> None:
+        self._paths = [folder.local / shard.file for shard in info.shards]
+        self._arrays: dict[int, Bytes] = {}
+
+    def array(self, shard: int) -> Bytes:
+        """The shard, mapped. Of parts that were not fetched the bytes are zero."""
+        if shard not in self._arrays:
+            self._arrays[shard] = _mapped(self._paths[shard])
+        return self._arrays[shard]
+
+    def fetch(self, shards: Ints, begin: Ints, end: Ints) -> Ints:
+        """See that these byte ranges are here; which of them came only now?"""
+        return np.zeros(0, dtype=np.int64)
+
+    def is_verified(self, shard: int) -> bool:
+        """Whether all its bytes were checked before, so that of long rows the header is enough to check."""
+        return True
+
+    def forget(self, shard: int, begin: int, end: int) -> bool:
+        """Drop the copy of a damaged range. Is there another to fetch?"""
+        return False
 
 
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:200]
+class RemoteShards:
+    """The same of a split in an object store, through the cache."""
+
+    def __init__(self, folder: Location, info: SplitInfo, cache: Cache) -> None:
+        self.sweep_every_s = 2.0
+        self._folder = folder
+        self._info = info
+        self._cache = cache
+        self._whole: dict[int, tuple[Bytes, int]] = {}
+        self._parts: dict[int, BlockFile] = {}
+        self._pool: ThreadPoolExecutor | None = None
+        self._swept = time.monotonic()
+        self._fetched = cache.limit_bytes  # since the cache was last looked at: look at the first fetch
+        self._warned = False
+
+    def array(self, shard: int) -> Bytes:
+        self._open(shard)
+        return self._whole[shard][0] if shard in self._whole else self._parts[shard].array
+
+    def is_verified(self, shard: int) -> bool:
+        self._open(shard)
+        return shard in self._whole
+
+    def fetch(self, shards: Ints, begin: Ints, end: Ints) -> Ints:
+        self._sweep()
+        came: list[Ints] = [np.zeros(0, dtype=np.int64)]
+        reads: list[tuple[BlockFile, int, int]] = []
+        for shard in np.unique(shards).tolist():
+            if self.is_verified(shard):
+                continue
+            part = self._parts[shard]
+            chosen = np.flatnonzero(shards == shard)
+            blocks, owner = part.blocks(begin[chosen], end[chosen])
+            missing = part.missing(blocks)
+            came.append(chosen[np.unique(owner[missing])])
+            new = [(part, *read) for read in part.reads(np.unique(blocks[missing]))]
+            if new:
+                part.touch()
+                reads += new
+        if reads:
+            self._make_room(sum(end - begin for _, begin, end in reads))
+            self._pool = self._pool or ThreadPoolExecutor(READS_AT_ONCE, thread_name_prefix="rows")
+            for done in [self._pool.submit(part.fetch, begin, end) for part, begin, end in reads]:
+                done.result()
+        return np.concatenate(came)
+
+    def _make_room(self, needed: int) -> None:
+        """Looking through the cache takes a while, so it is done for every hundredth of it."""
+        self._fetched += needed
+        step = self._cache.limit_bytes // 100
+        if self._fetched >= step:
+            self._cache.make_room(max(needed, 10 * step))  # other processes fetch at the same time
+            self._fetched = 0
+        if needed > self._cache.limit_bytes // 4 and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"one batch needs {needed / 1e6:,.0f} MB of {self._folder}, and the cache may hold "
+                f"{self._cache.limit_bytes / 1e6:,.0f} MB: much will be fetched again and again. "
+                f"Raise {LIMIT_VARIABLE} (data_cache_gb)",
+                stacklevel=2,
+            )
+
+    def forget(self, shard: int, begin: int, end: int) -> bool:
+        if shard in self._whole:
+            del self._whole[shard]
+            self._cache.forget(self._info.shards[shard].sha256)
+        else:
+            self._parts[shard].forget(begin, end)
+        return True
+
+    def _open(self, shard: int) -> None:
+        if shard in self._whole or shard in self._parts:
+            return
+        info = self._info.shards[shard]
+        path = self._cache.find(size=info.bytes, sha256=info.sha256)
+        try:
+            if path is not None:
+                self._whole[shard] = _mapped(path), path.stat().st_ino
+                return
+        except FileNotFoundError:  # removed just now
+            pass
+        source = self._folder / info.file
+        self._parts[shard] = BlockFile(self._cache.blocks_path(info.sha256), info.bytes, source.open_random)
+
+    def _sweep(self) -> None:
+        """Let go of what was removed from the cache: its space is free only when nobody has it mapped."""
+        if time.monotonic() - self._swept < self.sweep_every_s:
+            return
+        self._swept = time.monotonic()
+        for shard in [shard for shard, part in self._parts.items() if part.is_evicted]:
+            self._parts.pop(shard).close()
+        for shard, (_, inode) in list(self._whole.items()):
+            info = self._info.shards[shard]
+            path = self._cache.find(size=info.bytes, sha256=info.sha256)
+            if path is None or path.stat().st_ino != inode:
+                del self._whole[shard]
+
+
+def _mapped(path: Path) -> Bytes:
+    """A plain array over the map: slicing `np.memmap` itself takes ten times as long."""
+    return np.asarray(np.memmap(path, dtype=np.uint8, mode="r"))
+
+
+def fetch_ahead(splits: list[tuple[Location, SplitInfo]], cache: Cache) -> None:
+    """Copy remote splits to the cache, each of them if it fits whole. The others are fetched in parts, later."""
+    left = int(cache.limit_bytes * _SHARE_OF_LIMIT)
+    missing = []
+    for folder, info in splits:
+        size = sum(size for size, _ in info.files.values())
+        if size > left:
+            err.print(
+                f"{folder} has {size / 1e9:.3g} GB of rows, more than the cache holds ({cache.limit_bytes / 1e9:.3g} "
+                f"GB): they are fetched in parts, as they are needed. {LIMIT_VARIABLE} (data_cache_gb) sets the limit",
+                soft_wrap=True,
+                markup=False,
+            )
+            continue
+        left -= size
+        files = [(folder / shard.file, shard.bytes, shard.sha256) for shard in info.shards]
+        missing += [file for file in files if cache.find(size=file[1], sha256=file[2]) is None]
+    if not missing:
+        return
+    total = sum(size for _, size, _ in missing)
+    err.print(f"fetching {total / 1e6:,.1f} MB of rows to {cache.folder}", soft_wrap=True, markup=False)
+    with progress("fetching rows (bytes)", total=total) as advance, ThreadPoolExecutor(WHOLE_FILES_AT_ONCE) as pool:
+        jobs = {pool.submit(cache.whole, source, size=size, sha256=sha): size for source, size, sha in missing}
+        try:
+            for job in as_completed(jobs):
+                job.result()
+                advance(jobs[job])
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def _allow_open_files(count: int) -> None:
+    """Every mapped file takes descriptors, and the usual limit is 1024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = count + 256
+    if soft != resource.RLIM_INFINITY and needed > soft:
+        allowed = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))

@@ -1,18 +1,29 @@
-"""Where the bytes of a record lie inside an ArrayRecord file.
+"""The probe row, one source's history as a fixed-width columnar record, and where its bytes lie in an ArrayRecord file.
+
+    header   48 bytes, see `HEADER`
+    padding  0-7 bytes, so that the columns start on a multiple of 8 in the shard (see `record_shape`)
+    time     count × uint32 or uint64: ticks of `time_unit_us` since `first_time_us`
+    dst      count × 4 or 16 bytes: destination address, network byte order
+    rtt      count × float32: milliseconds, NaN for an unanswered probe
+    padding  to a multiple of 8
+
+All numbers are little-endian. Source and destination of a measurement are of one family, so a row is too. An unanswered
+probe *is* its NaN: a separate flag would cost 8 % more bytes and could contradict the RTT beside it. Times are exact:
+the tick is the largest of 1 s, 1 ms and 1 µs that loses nothing, which for whole-second data (RIPE Atlas) makes an IPv4
+measurement 12 bytes and an IPv6 one 24.
 
 ArrayRecord files are Riegeli files. With `group_size:1,uncompressed` every record is one chunk that holds the record's
-bytes as they are, so a reader that knows a record's place can map the file and touch only the pages it needs, where
+bytes as they are, so a reader that knows a record's offset can map the file and touch only the pages it needs, where
 ArrayRecord itself must read (and copy) the whole record: 5 ms for a row of 8 MB.
 
-Glossary
-  block      the file is cut into blocks of 64 KiB; each begins with a 24-byte block header
-  physical   a position in the file
-  logical    a position in the file with all block headers taken out
-  chunk      40-byte chunk header, 1 byte of compression type, the size of the size list, the size list, the record
+    block      the file is cut into blocks of 64 KiB; each begins with a 24-byte block header
+    physical   an offset in the file
+    logical    an offset in the file with all block headers taken out
+    chunk      40-byte chunk header, 1 byte of compression type, the size of the size list, the size list, the record
 
-Chunks follow each other without gaps in logical space, so all positions follow from the record sizes alone. Shards
-are checked against this arithmetic when they are written: an ArrayRecord release that lays files out differently is
-an error at preparation time, never a wrong read later.
+Chunks follow each other without gaps in logical space, so all offsets follow from the record sizes alone. Shards are
+checked against this arithmetic when they are written: an ArrayRecord release that lays files out differently is an
+error at preparation time, never a wrong read later.
 """
 
 import zlib
@@ -24,6 +35,9 @@ import numpy.typing as npt
 
 from ping_llm.core.addresses import ADDRESS_BYTES, format_address
 
+Ints = npt.NDArray[np.int64]
+Bytes = npt.NDArray[np.uint8]
+
 WRITER_OPTIONS: Final = "group_size:1,uncompressed"
 
 BLOCK: Final = 65536
@@ -31,45 +45,9 @@ BLOCK_HEADER: Final = 24
 BLOCK_PAYLOAD: Final = BLOCK - BLOCK_HEADER
 
 FIRST_CHUNK: Final = 40
-"""Logical position of the first record's chunk: the file signature, an empty chunk, comes before it."""
+"""Logical offset of the first record's chunk: the file signature, an empty chunk, comes before it."""
 
 _CHUNK_HEADER: Final = 40
-
-
-def varint_length(value: Any) -> Any:
-    """Bytes of a base-128 number (of each, for an array)."""
-    return 1 + sum((value >= 1 << bits) * 1 for bits in (7, 14, 21, 28, 35))
-
-
-def record_prefix(size: Any) -> Any:
-    """Bytes of the chunk that come before the record's own `size` bytes."""
-    length = varint_length(size)
-    return _CHUNK_HEADER + 1 + varint_length(length) + length
-
-
-def physical(logical: Any) -> Any:
-    """The position in the file of a logical position."""
-    return logical + BLOCK_HEADER * (logical // BLOCK_PAYLOAD + 1)
-
-
-def gather_bytes(file: npt.NDArray[np.uint8], logical: npt.NDArray[np.int64], width: int) -> npt.NDArray[np.uint8]:
-    """`width` bytes at each logical position of a mapped file, shape (positions, width)."""
-    return file[physical(logical[:, None] + np.arange(width))]
-
-
-# The probe row: one probe's history as a fixed-width columnar record. Decoding is three `np.frombuffer`.
-#
-#     header   48 bytes, see `HEADER`
-#     padding  0-7 bytes, so that the columns start on a multiple of 8 in the shard (see `record_shape`)
-#     time     count × uint32 or uint64: ticks of `time_unit_us` since `first_time_us`
-#     dst      count × 4 or 16 bytes: destination address, network byte order
-#     rtt      count × float32: milliseconds, NaN for a failed probe
-#     padding  to a multiple of 8
-#
-# All numbers are little-endian. Source and destination of a measurement are of one family, so a row is too. A failed
-# probe *is* its NaN: a separate flag would cost 8 % more bytes and could contradict the RTT beside it. Times are
-# exact: the tick is the largest of 1 s, 1 ms and 1 µs that loses nothing, which for whole-second data (RIPE Atlas)
-# makes an IPv4 measurement 12 bytes and an IPv6 one 24.
 
 MAGIC: Final = b"PROW"
 FORMAT_VERSION: Final = 1
@@ -107,8 +85,9 @@ class ProbeRow:
 
     family: int
     source: bytes
-    time_us: npt.NDArray[np.int64]
-    destinations: npt.NDArray[np.uint8]
+    time_us: Ints
+    destinations: Bytes
+    """(measurements, 4 or 16)"""
     rtt_ms: npt.NDArray[np.float32]
 
     def __len__(self) -> int:
@@ -120,33 +99,54 @@ class ProbeRow:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SourceRuns:
-    """Measurements of one family ordered by source and time, cut into rows: row r is `counts[r]` from `starts[r]`."""
+class RowBatch:
+    """Measurements of one family in row order, row after row: the first `counts[0]` are row 0, and so on."""
 
     family: int
-    sources: npt.NDArray[np.uint8]
+    sources: Bytes
     """(rows, 4 or 16): the source address of each row."""
-    starts: npt.NDArray[np.int64]
-    counts: npt.NDArray[np.int64]
-    time_us: npt.NDArray[np.int64]
-    destinations: npt.NDArray[np.uint8]
+    counts: Ints
+    time_us: Ints
+    destinations: Bytes
     """(measurements, 4 or 16)"""
     rtt_ms: npt.NDArray[np.float32]
+
+    @property
+    def packed_sources(self) -> Bytes:
+        """(rows, 16), IPv4 addresses in the first 4 bytes."""
+        packed = np.zeros((len(self.sources), 16), dtype=np.uint8)
+        packed[:, : self.sources.shape[1]] = self.sources
+        return packed
+
+    def take(self, chosen: npt.NDArray[np.bool_]) -> "RowBatch":
+        """The chosen rows alone, with their measurements closed up."""
+        if chosen.all():
+            return self
+        measurements = np.repeat(chosen, self.counts)
+        return RowBatch(
+            family=self.family,
+            sources=self.sources[chosen],
+            counts=self.counts[chosen],
+            time_us=self.time_us[measurements],
+            destinations=self.destinations[measurements],
+            rtt_ms=self.rtt_ms[measurements],
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
 class EncodedRows:
     """Records of many rows in one buffer, spaced as they will be in the shard."""
 
-    buffer: npt.NDArray[np.uint8]
-    starts: npt.NDArray[np.int64]
-    """Position of each record in the buffer, equal to its logical position in the shard less the first chunk's."""
-    sizes: npt.NDArray[np.int64]
-    time_units_us: npt.NDArray[np.int64]
-    first_times_us: npt.NDArray[np.int64]
-    last_times_us: npt.NDArray[np.int64]
-    failed: npt.NDArray[np.int64]
-    long_gaps: npt.NDArray[np.int64]
+    buffer: Bytes
+    """All logical bytes of the records' chunks: a multiple of 8."""
+    starts: Ints
+    """Offset of each record in the buffer, equal to its logical offset in the shard less the first chunk's."""
+    sizes: Ints
+    time_units_us: Ints
+    first_times_us: Ints
+    last_times_us: Ints
+    failed: Ints
+    long_gaps: Ints
     """Gaps between consecutive measurements of more than `LONG_GAP_S` whole seconds."""
 
     def __len__(self) -> int:
@@ -156,18 +156,29 @@ class EncodedRows:
         start = self.starts[row]
         return self.buffer[start : start + self.sizes[row]].tobytes()
 
-    @property
-    def chunk_bytes(self) -> int:
-        """Logical bytes that the records' chunks take in the shard: a multiple of 8."""
-        return len(self.buffer)
+
+def varint_length(value: Any) -> Any:
+    """Bytes of a base-128 number (of each, for an array)."""
+    return 1 + sum((value >= 1 << bits) * 1 for bits in (7, 14, 21, 28, 35))
+
+
+def record_prefix(size: Any) -> Any:
+    """Bytes of the chunk that come before the record's own `size` bytes."""
+    length = varint_length(size)
+    return _CHUNK_HEADER + 1 + varint_length(length) + length
+
+
+def physical(logical: Any) -> Any:
+    """The offset in the file of a logical offset."""
+    return logical + BLOCK_HEADER * (logical // BLOCK_PAYLOAD + 1)
 
 
 def measurement_bytes(family: int, time_width: int) -> int:
     return time_width + ADDRESS_BYTES[family] + 4
 
 
-def record_shape(body: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Size of the record and place of its columns, for column bytes `body`.
+def record_shape(body: Ints) -> tuple[Ints, Ints]:
+    """Size of the record and offset of its columns in it, for column bytes `body`.
 
     A record's chunk is to take a multiple of 8 logical bytes, with the columns on a multiple of 8. Then every number
     of every column lies aligned in the mapped shard and never across a block header. What precedes the record in its
@@ -186,47 +197,49 @@ def record_shape(body: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], np
     return size, columns_at
 
 
-def encode_rows(runs: SourceRuns) -> EncodedRows:
+def encode_rows(rows: RowBatch) -> EncodedRows:
     """Build the records of many rows in one vectorised pass; only the checksums are computed row by row."""
-    counts, starts = runs.counts, runs.starts
-    ends = starts + counts
+    counts, address_bytes = rows.counts, ADDRESS_BYTES[rows.family]
+    starts = np.cumsum(counts) - counts
     row_of = np.repeat(np.arange(len(counts)), counts)
-    first, last = runs.time_us[starts], runs.time_us[ends - 1]
-    offsets = runs.time_us[starts[0] : ends[-1]] - first[row_of]
+    within = np.arange(len(row_of)) - starts[row_of]
+    first, last = rows.time_us[starts], rows.time_us[starts + counts - 1]
+    since_first = rows.time_us - first[row_of]
 
     units = np.ones(len(counts), dtype=np.int64)
     for unit in reversed(TIME_UNITS_US):
-        units[np.bitwise_and.reduceat(offsets % unit == 0, starts - starts[0])] = unit
+        units[np.bitwise_and.reduceat(since_first % unit == 0, starts)] = unit
     widths = np.where((last - first) // units < 2**32, 4, 8)
 
-    address_bytes = ADDRESS_BYTES[runs.family]
     sizes, columns_at = record_shape(counts * (widths + address_bytes + 4))
-    prefixes = record_prefix(sizes)
-    chunk_ends = np.cumsum(prefixes + sizes)
+    chunk_ends = np.cumsum(record_prefix(sizes) + sizes)
     record_starts = chunk_ends - sizes
     columns = record_starts + columns_at
 
     buffer = np.zeros(int(chunk_ends[-1]), dtype=np.uint8)
     words = buffer.view("<u4")
-    within = np.arange(len(offsets)) - (starts - starts[0])[row_of]
-    _scatter_times(words, columns // 4, offsets // units[row_of], widths, row_of, within)
-    destination_words = np.ascontiguousarray(runs.destinations[starts[0] : ends[-1]]).view("<u4")
-    place = ((columns + counts * widths) // 4)[row_of] + within * (address_bytes // 4)
-    for i in range(address_bytes // 4):
-        words[place + i] = destination_words[:, i]
-    rtt = runs.rtt_ms[starts[0] : ends[-1]]
-    words[((columns + counts * (widths + address_bytes)) // 4)[row_of] + within] = rtt.view("<u4")
+    ticks, wide = since_first // units[row_of], (widths == 8)[row_of]
+    time_at = (columns // 4)[row_of] + within * np.where(wide, 2, 1)
+    words[time_at] = (ticks & 0xFFFFFFFF).astype(np.uint32)
+    words[time_at[wide] + 1] = (ticks[wide] >> 32).astype(np.uint32)
+    destination_at = ((columns + counts * widths) // 4)[row_of] + within * (address_bytes // 4)
+    for i, word in enumerate(np.ascontiguousarray(rows.destinations).view("<u4").T):
+        words[destination_at + i] = word
+    words[((columns + counts * (widths + address_bytes)) // 4)[row_of] + within] = rows.rtt_ms.view("<u4")
 
     headers = np.zeros(len(counts), dtype=HEADER)
-    headers["magic"], headers["version"], headers["family"] = MAGIC, FORMAT_VERSION, runs.family
+    headers["magic"], headers["version"], headers["family"] = MAGIC, FORMAT_VERSION, rows.family
     headers["columns_at"], headers["time_width"] = columns_at, widths
     headers["count"], headers["time_unit_us"], headers["first_time_us"] = counts, units, first
-    sources = np.zeros((len(counts), 16), dtype=np.uint8)
-    sources[:, :address_bytes] = runs.sources
-    headers["source"] = sources.view("V16")[:, 0]
-    buffer[record_starts[:, None] + np.arange(HEADER.itemsize)] = headers.view(np.uint8).reshape(-1, HEADER.itemsize)
-    _write_checksums(buffer, record_starts, sizes)
+    headers["source"] = rows.packed_sources.view("V16")[:, 0]
+    header_at = record_starts[:, None] + np.arange(HEADER.itemsize)
+    buffer[header_at] = headers.view(np.uint8).reshape(-1, HEADER.itemsize)
+    bounds = zip(record_starts.tolist(), chunk_ends.tolist(), strict=True)
+    checksums = np.array([_checksum(buffer.data[start:end]) for start, end in bounds], dtype="<u4")
+    buffer[header_at[:, _CRC_AT:]] = checksums.view(np.uint8).reshape(-1, 4)
 
+    is_long_gap = np.diff(rows.time_us // 1_000_000, prepend=0) > LONG_GAP_S
+    is_long_gap[starts] = False
     return EncodedRows(
         buffer=buffer,
         starts=record_starts,
@@ -234,55 +247,13 @@ def encode_rows(runs: SourceRuns) -> EncodedRows:
         time_units_us=units,
         first_times_us=first,
         last_times_us=last,
-        failed=np.add.reduceat(np.isnan(rtt), starts - starts[0], dtype=np.int64),
-        long_gaps=_long_gaps(runs.time_us[starts[0] : ends[-1]], starts - starts[0]),
+        failed=np.add.reduceat(np.isnan(rows.rtt_ms), starts, dtype=np.int64),
+        long_gaps=np.add.reduceat(is_long_gap, starts, dtype=np.int64),
     )
-
-
-def _long_gaps(time_us: npt.NDArray[np.int64], starts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    is_long = np.diff(time_us // 1_000_000, prepend=0) > LONG_GAP_S
-    is_long[starts] = False
-    return np.add.reduceat(is_long, starts, dtype=np.int64)
-
-
-def _scatter_times(
-    words: npt.NDArray[np.uint32],
-    columns: npt.NDArray[np.int64],
-    ticks: npt.NDArray[np.int64],
-    widths: npt.NDArray[np.int64],
-    row_of: npt.NDArray[np.int64],
-    within: npt.NDArray[np.int64],
-) -> None:
-    if (widths == 4).all():
-        words[columns[row_of] + within] = ticks
-        return
-    wide = (widths == 8)[row_of]
-    place = columns[row_of] + within * np.where(wide, 2, 1)
-    words[place] = (ticks & 0xFFFFFFFF).astype(np.uint32)
-    words[place[wide] + 1] = (ticks[wide] >> 32).astype(np.uint32)
-
-
-def _write_checksums(
-    buffer: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]
-) -> None:
-    view = buffer.data
-    checksums = np.fromiter(
-        (_checksum(view[start:end]) for start, end in zip(starts.tolist(), (starts + sizes).tolist(), strict=True)),
-        dtype="<u4",
-        count=len(starts),
-    )
-    buffer[(starts + _CRC_AT)[:, None] + np.arange(4)] = checksums.view(np.uint8).reshape(-1, 4)
 
 
 def _checksum(record: memoryview | bytes) -> int:
     return zlib.crc32(record[_CRC_AT + 4 :], zlib.crc32(record[:_CRC_AT]))
-
-
-def is_sound(record: bytes) -> bool:
-    """Whether the checksum holds: the quick form of `check_record`, for readers that know what the record should be."""
-    return len(record) > HEADER.itemsize and int.from_bytes(record[_CRC_AT : _CRC_AT + 4], "little") == _checksum(
-        record
-    )
 
 
 def check_record(record: bytes) -> np.void:

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -20,12 +20,12 @@ from ping_llm.core.errors import PingLlmError
 from ping_llm.core.measurements import validate
 from ping_llm.core.observations import Ints, Observations
 from ping_llm.rows.dataset import RowSet
-from ping_llm.rows.reader import MappedRows
+from ping_llm.rows.format import ProbeRow
 from ping_llm.sources import files
-from ping_llm.sources.pieces import OPTIONAL_WITHOUT_TIME, Piece
+from ping_llm.sources.files import OPTIONAL_WITHOUT_TIME, Piece
 from ping_llm.storage import Location
 
-_BATCH: Final = 1_000_000
+BATCH_ROWS: Final = 1_000_000
 """Measurements in work at once; the memory beyond the result grows with it."""
 
 
@@ -38,6 +38,23 @@ class MeasurementSet:
     """In time order; measurements of one time are in the order of the input."""
     dropped: Mapping[str, int] = field(default_factory=dict)
     """How many could not be used, by reason (see `measurements.DROP_REASONS`)."""
+
+
+def joined(sets: Sequence[MeasurementSet]) -> MeasurementSet:
+    """Several sets as one, in time order, with one number for each address."""
+    if len(sets) == 1:
+        return sets[0]
+    number: dict[str, int] = {}
+    empty = np.zeros(0, dtype=np.int64)
+    columns: list[list[Any]] = [[empty], [empty], [np.zeros(0)], [np.zeros(0, np.float32)]]
+    for one in sets:
+        ids, known = [number.setdefault(node, len(number)) for node in one.nodes], one.observations
+        ends = np.array(ids, dtype=np.int64)[[known.source, known.destination]]
+        for column, more in zip(columns, (*ends, known.time_s, known.rtt_ms), strict=True):
+            column.append(more)
+    source, destination, time_s, rtt_ms = map(np.concatenate, columns)
+    together = Observations(source=source, destination=destination, time_s=time_s, rtt_ms=rtt_ms)
+    return MeasurementSet(nodes=tuple(number), observations=together.take(np.argsort(time_s, kind="stable")))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +80,7 @@ def read_observations(
     parts: list[_Part] = []
     dropped: Counter[str] = Counter()
     for piece in _pieces(files.expand([str(i) for i in inputs]), columns or {}):
-        for raw in files.read(piece, _BATCH):
+        for raw in files.read(piece, BATCH_ROWS):
             dropped += raw.dropped
             _add(raw.batch, parts, dropped)
             if on_progress is not None:
@@ -108,64 +125,41 @@ def _pieces(paths: list[Location], columns: Mapping[str, str]) -> Iterator[Piece
         if path.suffix in {".gz", ".bz2"} and path.name.count(".") == 1:  # daily Atlas dumps: ping-2024-05-01T0000.bz2
             described.append([Piece(path=str(path), format="atlas", columns={}, bytes=path.size())])
         else:
-            described.append(files.describe(path, columns, _BATCH, OPTIONAL_WITHOUT_TIME)[1])
+            described.append(files.describe(path, columns, BATCH_ROWS, OPTIONAL_WITHOUT_TIME)[1])
     for pieces in described:
         yield from pieces
 
 
 def rows_observations(
-    folder: Path | str | Location, split: str, *, on_progress: Advance | None = None
+    folder: Path | str | Location, split: str, *, on_progress: Advance | None = None, batch_rows: int = BATCH_ROWS
 ) -> MeasurementSet:
     """The measurements of one split of prepared rows. `on_progress` is told how many were read."""
     parts: list[_Part] = []
     with RowSet(folder, split) as rows:
-        mapped = _TimedRows(rows)
         if on_progress is not None:
             on_progress(0, total=rows.info.measurements)
         for family in ADDRESS_BYTES:
-            for chosen in _cut(np.flatnonzero(rows.column("family") == family), rows.column("count")):
-                parts.append(_read_rows(mapped, family, chosen))
-                if on_progress is not None:
-                    on_progress(len(parts[-1].time_us))
+            chosen = np.flatnonzero(rows.column("family") == family)
+            batch = np.cumsum(rows.column("count")[chosen], dtype=np.int64) // batch_rows
+            for some in np.split(chosen, np.flatnonzero(np.diff(batch)) + 1):
+                if len(some):
+                    rows.fetch(some)
+                    parts.append(_of_rows([rows[row] for row in some.tolist()], rows.column("source")[some]))
+                    if on_progress is not None:
+                        on_progress(len(parts[-1].time_us))
     return _joined(parts, {})
 
 
-def _cut(rows: Ints, counts: npt.NDArray[np.uint32]) -> list[Ints]:
-    """Rows in runs of about `_BATCH` measurements."""
-    if not len(rows):
-        return []
-    batch = np.cumsum(counts[rows], dtype=np.int64) // _BATCH
-    return np.split(rows, np.flatnonzero(np.diff(batch)) + 1)
-
-
-def _read_rows(mapped: "_TimedRows", family: int, rows: Ints) -> _Part:
-    mapped.check(rows)
-    counts = mapped.rows.column("count")[rows].astype(np.int64)
-    number = np.repeat(np.arange(len(rows), dtype=np.int32), counts)
-    row, position = rows[number], np.arange(len(number)) - np.repeat(np.cumsum(counts) - counts, counts)
-    picked = mapped.pick(row, position)
+def _of_rows(rows: list[ProbeRow], sources: npt.NDArray[np.uint8]) -> _Part:
+    """The measurements of rows of one family."""
+    families = np.full(len(rows), rows[0].family, dtype=np.uint8)
+    number = np.repeat(np.arange(len(rows), dtype=np.int32), [len(row) for row in rows])
     return _Part(
-        time_us=mapped.time_us(row, position),
-        source=AddressColumn(
-            families=np.full(len(rows), family, dtype=np.uint8), packed=mapped.sources(rows), codes=number
-        ),
-        destination=_distinct(family, picked.destination),
-        rtt_ms=picked.rtt_ms,
+        time_us=np.concatenate([row.time_us for row in rows]),
+        source=AddressColumn(families=families, packed=sources, codes=number),
+        destination=_distinct(rows[0].family, np.concatenate([row.destinations for row in rows])),
+        rtt_ms=np.concatenate([row.rtt_ms for row in rows]),
     )
-
-
-class _TimedRows(MappedRows):
-    """Gives times to the microsecond, where `pick` gives the whole seconds that tokens can say."""
-
-    def time_us(self, rows: Ints, positions: Ints) -> Ints:
-        unit, first = self._unit[rows].astype(np.int64), self._first[rows]
-        wide = (self._last[rows] - first) // unit >= 2**32
-        place = self._columns(rows) + positions * np.where(wide, 8, 4)
-        shard = self._shard[rows].astype(np.int64)
-        ticks = self._words(shard, place).astype(np.int64)
-        far = np.flatnonzero(wide)
-        ticks[far] += self._words(shard[far], place[far] + 4).astype(np.int64) << 32
-        return first + ticks * unit
 
 
 def _distinct(family: int, packed: npt.NDArray[np.uint8]) -> AddressColumn:

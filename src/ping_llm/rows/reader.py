@@ -1,270 +1,362 @@
-"""Picking single measurements out of mapped shards, for many rows at once.
+"""Picking single measurements out of mapped shards, for many rows at once: the loops in which batches touch their data.
 
 A context needs a few dozen measurements of a history that may have hundreds of thousands. Shards are mapped, and since
-every number of every column lies aligned in the file (`format.record_shape`), the wanted numbers are picked as 32-bit
-words by index arithmetic: only the pages that hold them are touched, and nothing is parsed or copied but the result.
+every number of every column lies aligned in the file (`format.record_shape`), the numbers are picked as 32-bit words by
+index arithmetic, compiled: only the pages that hold them are touched, and nothing is parsed or copied but the result.
 
 Mapped reads bypass the record's checksum, so a row is checked whole the first time this process uses it, up to
 `CHECKED_BYTES`. A longer row costs milliseconds to check, more than all the rest of the work for a context; of those
 the header is checked (unless it came from elsewhere just now), and `ping-llm inspect rows` checks everything.
+
+Importing this loads (or compiles) the kernels.
 """
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from ping_llm.core.compiled import (
+    Array,
+    carray,
+    column,
+    kernel,
+    mapped,
+    part_of_kernels,
+    pointer,
+    prefetch,
+    table,
+    types,
+)
 from ping_llm.core.errors import PingLlmError
-from ping_llm.rows import format as layout
 from ping_llm.rows.dataset import RowSet
-from ping_llm.rows.format import HEADER, MAGIC, CorruptRecordError, check_record, is_sound
-from ping_llm.rows.kernels import ALL_SOUND, check_rows, pick_runs
+from ping_llm.rows.format import (
+    BLOCK_HEADER,
+    BLOCK_PAYLOAD,
+    FORMAT_VERSION,
+    HEADER,
+    MAGIC,
+    TIME_UNITS_US,
+    Bytes,
+    CorruptRecordError,
+    Ints,
+    check_record,
+)
+from ping_llm.rows.manifest import INDEX_SCHEMA
 
 CHECKED_BYTES: Final = 1 << 20
 
-Ints = npt.NDArray[np.int64]
+_ANY_SIZE: Final = 1 << 62
+_ALL_SOUND: Final = -1
+_SECOND, _MILLISECOND, _MICROSECOND = TIME_UNITS_US
+_ROWS_AHEAD: Final = 3
+"""Rows whose measurements are prefetched before they are picked."""
+_PER_LOAD: Final = 4
+"""Of measurements that lie side by side so many come with one load, at least."""
+
+_FIELDS: Any = HEADER.fields
+_HEADER_BYTES: Final = HEADER.itemsize
+_VERSION_AT: Final = _FIELDS["version"][1]
+_FAMILY_AT: Final = _FIELDS["family"][1]
+_WIDTH_AT: Final = _FIELDS["time_width"][1]
+_COUNT_AT: Final = _FIELDS["count"][1]
+_UNIT_AT: Final = _FIELDS["time_unit_us"][1]
+_FIRST_AT: Final = _FIELDS["first_time_us"][1]
+_CRC_AT: Final = _FIELDS["crc32"][1]
+_MAGIC: Final = int.from_bytes(MAGIC, "little")
+_FARTHEST: Final = 1 << 50
+"""No shard is that large: offsets below it can be added up without an overflow."""
 
 
-class CorruptRowError(PingLlmError):
-    """A row of a shard is damaged. `row` is its number in the split."""
+class _Index(NamedTuple):
+    """The columns of the index that say where a row lies and how it is laid out."""
 
-    def __init__(self, message: str, row: int) -> None:
-        super().__init__(message)
-        self.row = row
+    shard: Array
+    offset: Array
+    size: Array
+    count: Array  # type: ignore[assignment]  # instead of tuple.count
+    family: Array
+    time_unit_us: Array
+    first_time_us: Array
+    last_time_us: Array
 
-    def __reduce__(self) -> tuple[Any, ...]:  # it crosses process boundaries
-        return type(self), (str(self), self.row)
+
+class _Maps(NamedTuple):
+    """Where each shard is mapped (0: it is not), its bytes, and the size up to which its records are checked whole."""
+
+    address: Ints
+    bytes: Ints
+    read_whole: Ints
+
+
+_INDEX: Final = types.NamedTuple(
+    [mapped(getattr(types, str(INDEX_SCHEMA.field(name).type))) for name in _Index._fields], _Index
+)
+_MAPS: Final = types.NamedUniTuple(column(types.int64), len(_Maps._fields), _Maps)
+
+
+@part_of_kernels
+def physical(logical: Any) -> Any:
+    """As `format.physical`."""
+    return logical + BLOCK_HEADER * (logical // BLOCK_PAYLOAD + 1)
+
+
+@part_of_kernels
+def _first_column(offset: Any) -> Any:
+    """Logical offset of a row's columns: the first multiple of 8 after its header."""
+    return (offset + (_HEADER_BYTES + 7)) & ~7
+
+
+@part_of_kernels
+def _time_width(first_us: Any, last_us: Any, unit_us: Any) -> Any:
+    """Bytes of each time of a row, whose ticks take 32 bits if they can."""
+    return 8 if last_us - first_us >= unit_us << 32 else 4
+
+
+@part_of_kernels
+def _prefetch_row(
+    address: Any, positions: Any, times: Any, width: Any, destinations: Any, step: Any, rtts: Any
+) -> None:
+    """Begin to load the numbers of a row's measurements: a hundred loads at once take little longer than one."""
+    last = len(positions) - 1
+    is_run = last >= 0 and positions[last] - positions[0] == last
+    for i in range(0, len(positions), _PER_LOAD if is_run else 1):
+        prefetch(address + physical(rtts + positions[i] * 4))
+        prefetch(address + physical(destinations + positions[i] * step))
+        if width > 0:
+            prefetch(address + physical(times + positions[i] * width))
+
+
+@kernel(
+    column(types.int64),
+    column(types.int64),
+    column(types.int64),
+    column(types.bool_),
+    _INDEX,
+    _MAPS,
+    column(types.int64),
+    column(types.float32),
+    table(types.uint32),
+)
+def _pick(
+    rows: Array,
+    first: Array,
+    positions: Array,
+    with_times: Array,
+    index: Any,
+    maps: Any,
+    time_s: Array,
+    rtt_ms: Array,
+    destination: Array,
+) -> None:
+    """What `RowReader.pick` returns, into the last three. Nothing is checked here: rows must have been before.
+
+    An IPv4 destination fills the first of its four words.
+    """
+    count = len(rows)
+    addresses, widths, steps = np.empty(count, np.int64), np.empty(count, np.int64), np.empty(count, np.int64)
+    times, destinations, rtts = np.empty(count, np.int64), np.empty(count, np.int64), np.empty(count, np.int64)
+    for i in range(count):
+        row = rows[i]
+        addresses[i] = maps.address[index.shard[row]]
+        widths[i] = _time_width(index.first_time_us[row], index.last_time_us[row], np.int64(index.time_unit_us[row]))
+        steps[i] = 16 if index.family[row] == 6 else 4
+        times[i] = _first_column(np.int64(index.offset[row]))
+        destinations[i] = times[i] + index.count[row] * widths[i]
+        rtts[i] = destinations[i] + index.count[row] * steps[i]
+
+    for ahead in range(count + _ROWS_AHEAD):
+        if ahead < count:
+            i = ahead
+            width = widths[i] if with_times[i] else 0
+            chosen = positions[first[i] : first[i + 1]]
+            _prefetch_row(addresses[i], chosen, times[i], width, destinations[i], steps[i], rtts[i])
+        if ahead < _ROWS_AHEAD:
+            continue
+        i = ahead - _ROWS_AHEAD
+        row, begin, end = rows[i], first[i], first[i + 1]
+        words = carray(pointer(addresses[i]), (maps.bytes[index.shard[row]] // 4,), np.uint32)
+        for j in range(begin, end):
+            rtt_ms[j] = np.uint32(words[physical(rtts[i] + positions[j] * 4) >> 2]).view(np.float32)
+        if with_times[i]:
+            unit, since, width = np.int64(index.time_unit_us[row]), index.first_time_us[row], widths[i]
+            for j in range(begin, end):
+                at = times[i] + positions[j] * width
+                ticks = np.int64(words[physical(at) >> 2])
+                if width == 8:
+                    ticks += np.int64(words[physical(at + 4) >> 2]) << 32
+                time_s[j] = (since + ticks * unit) // _SECOND
+        if steps[i] == 4:
+            for j in range(begin, end):
+                destination[j, 0] = words[physical(destinations[i] + positions[j] * 4) >> 2]
+        else:
+            for j in range(begin, end):
+                at = destinations[i] + positions[j] * 16
+                for k in range(4):
+                    destination[j, k] = words[physical(at + 4 * k) >> 2]
+
+
+def _crc_tables() -> npt.NDArray[np.uint32]:
+    """(16, 256): what each byte does to the CRC-32 (that of zlib) of all that follows it, 0 to 15 bytes later."""
+    value = np.arange(256, dtype=np.uint32)
+    for _ in range(8):
+        value = np.where(value & 1, value >> 1 ^ np.uint32(0xEDB88320), value >> 1)
+    tables = [value]
+    for _ in range(15):
+        tables.append(tables[-1] >> 8 ^ value[tables[-1] & 255])
+    return np.array(tables, dtype=np.uint32)
+
+
+_CRC: Final = _crc_tables()
+
+
+@part_of_kernels
+def _crc32(crc: Any, data: Any) -> Any:
+    """A running CRC-32 after these bytes: sixteen at a time, whose tables are looked up side by side."""
+    at, crc = 0, np.uint32(crc)
+    while at + 16 <= len(data):
+        mixed = np.uint32(0)
+        for i in range(4):
+            mixed ^= _CRC[15 - i, (crc >> (8 * i) ^ data[at + i]) & 255]
+        for i in range(4, 16):
+            mixed ^= _CRC[15 - i, data[at + i]]
+        crc = np.uint32(mixed)
+        at += 16
+    while at < len(data):
+        crc = np.uint32(_CRC[0, (crc ^ data[at]) & 255] ^ crc >> 8)
+        at += 1
+    return crc
+
+
+@part_of_kernels
+def _crc32_logical(crc: Any, file: Any, begin: Any, end: Any) -> Any:
+    """The same of logical offsets `begin` to `end`: the block headers in between are left out."""
+    while begin < end:
+        stop = min(end, (begin // BLOCK_PAYLOAD + 1) * BLOCK_PAYLOAD)
+        at = physical(begin)
+        crc = _crc32(crc, file[at : at + stop - begin])
+        begin = stop
+    return crc
+
+
+@part_of_kernels
+def _number(file: Any, logical: Any, size: Any) -> Any:
+    value = np.int64(0)
+    for i in range(size):
+        value |= np.int64(file[physical(logical + i)]) << (8 * i)
+    return value
+
+
+@kernel(column(types.int64), column(types.uint8), _INDEX, _MAPS, returns=types.int64)
+def _check(rows: Array, checked: Array, index: Any, maps: Any) -> Any:
+    """Mark rows in `checked` until one is not sound; gives its position in `rows`, or `_ALL_SOUND`."""
+    for i in range(len(rows)):
+        row = rows[i]
+        if checked[row]:
+            continue
+        shard = index.shard[row]
+        if shard >= len(maps.address) or maps.address[shard] == 0:
+            return i
+        begin, size, count = np.int64(index.offset[row]), np.int64(index.size[row]), np.int64(index.count[row])
+        if begin < 0 or begin > _FARTHEST or size <= _HEADER_BYTES:
+            return i
+        unit, family = index.time_unit_us[row], index.family[row]
+        if unit != _SECOND and unit != _MILLISECOND and unit != _MICROSECOND:
+            return i
+        if family != 4 and family != 6:
+            return i
+        if physical(begin + size - 1) >= maps.bytes[shard]:
+            return i
+        first = index.first_time_us[row]
+        width = _time_width(first, index.last_time_us[row], np.int64(unit))
+        body = count * (width + (16 if family == 6 else 4) + 4)
+        if _first_column(begin) + body > begin + size:
+            return i
+
+        file = carray(pointer(maps.address[shard]), (maps.bytes[shard],), np.uint8)
+        if _number(file, begin, 4) != _MAGIC or _number(file, begin + _VERSION_AT, 2) != FORMAT_VERSION:
+            return i
+        if _number(file, begin + _COUNT_AT, 4) != count or _number(file, begin + _FAMILY_AT, 1) != family:
+            return i
+        if _number(file, begin + _WIDTH_AT, 1) != width or _number(file, begin + _UNIT_AT, 4) != unit:
+            return i
+        if _number(file, begin + _FIRST_AT, 8) != first:
+            return i
+        if size <= maps.read_whole[shard]:
+            crc = _crc32_logical(0xFFFFFFFF, file, begin, begin + _CRC_AT)
+            crc = _crc32_logical(crc, file, begin + _HEADER_BYTES, begin + size)
+            if crc ^ np.uint32(0xFFFFFFFF) != _number(file, begin + _CRC_AT, 4):
+                return i
+        checked[row] = 1
+    return _ALL_SOUND
 
 
 @dataclass(frozen=True, kw_only=True)
 class Picked:
-    """Measurements as columns, in the order in which they were asked for."""
+    """Measurements as columns, in the order in which they were requested."""
 
     time_s: Ints
     """Whole Unix seconds: what tokens can say."""
     rtt_ms: npt.NDArray[np.float32]
-    destination: npt.NDArray[np.uint8]
+    destination: Bytes
     """(measurements, 16), IPv4 in the first four bytes."""
 
 
-class MappedRows:
+class RowReader:
     """Random access to the measurements of one split."""
 
     def __init__(self, rows: RowSet) -> None:
         self.rows = rows
-        self._shard = rows.column("shard")
-        self._offset = rows.column("offset")
-        self._count = rows.column("count")
-        self._family = rows.column("family")
-        self._unit = rows.column("time_unit_us")
-        self._first = rows.column("first_time_us")
-        self._last = rows.column("last_time_us")
-        self._source = rows.column("source")
-        self._size = rows.column("size")
-        self._checked = np.zeros(len(rows), dtype=np.uint8)
-        self._wanted: Ints = np.zeros(0, dtype=np.int64)
-
-    def _file(self, shard: int) -> Any:
-        return self.rows.shards.array(shard)
-
-    def sources(self, rows: Ints) -> npt.NDArray[np.uint8]:
-        """(rows, 16): source address of each row."""
-        return self._source[rows]
-
-    def check(self, rows: Ints) -> None:
-        """Have the rows here, and check those that this process has not used before."""
-        self._fetch(rows)
-        while len(unchecked := rows[self._checked[rows] == 0]):  # more than once, if a shard had to be fetched again
-            for row in unchecked.tolist():
-                self._check(row)
-                self._checked[row] = 1
-
-    def _fetch(self, rows: Ints) -> None:
-        self._wanted = rows
-        begin, end = self._place(rows)
-        came = self.rows.shards.fetch(self._shard[rows].astype(np.int64), begin, end)
-        self._checked[rows[came]] = 0
-
-    def _place(self, rows: Ints) -> tuple[Ints, Ints]:
-        """Where rows begin and end in their shards' files."""
-        offset, size = self._offset[rows].astype(np.int64), self._size[rows].astype(np.int64)
-        return layout.physical(offset), layout.physical(offset + size - 1) + 1
-
-    def _check(self, row: int) -> None:
-        try:
-            self._check_here(row)
-        except CorruptRowError:
-            begin, end = self._place(np.array([row]))
-            if not self.rows.shards.forget(int(self._shard[row]), int(begin[0]), int(end[0])):
-                raise
-            self._fetch(self._wanted)  # what was damaged may have been the copy, and others may have lain in it
-            self._check_here(row)
-
-    def _check_here(self, row: int) -> None:
-        size, shard = int(self._size[row]), int(self._shard[row])
-        try:
-            if size <= CHECKED_BYTES or not self.rows.shards.is_verified(shard):
-                record = _read_logical(self._file(shard), int(self._offset[row]), size)
-                if not is_sound(record):
-                    check_record(record)
-                    raise CorruptRecordError("checksum mismatch")
-            else:
-                record = _read_logical(self._file(shard), int(self._offset[row]), HEADER.itemsize)
-            header = np.frombuffer(record, dtype=HEADER, count=1)[0]
-            if (header["magic"], header["count"]) != (MAGIC, self._count[row]):
-                raise CorruptRecordError("the record is not the one that the index names")
-        except CorruptRecordError as error:
-            raise self.corrupt(row, str(error)) from error
-
-    def corrupt(self, row: int, reason: str) -> CorruptRowError:
-        """The error that says what is wrong with a row, and where it is."""
-        file = self.rows.info.shards[int(self._shard[row])].file
-        return CorruptRowError(f"{self.rows.folder / file}, row {self.rows.column('position')[row]}: {reason}", row)
-
-    def pick(self, rows: Ints, positions: Ints) -> Picked:
-        """Measurement `positions[i]` of row `rows[i]`, for all i."""
-        count, family = self._count[rows].astype(np.int64), self._family[rows]
-        unit, first = self._unit[rows].astype(np.int64), self._first[rows]
-        wide = (self._last[rows] - first) // unit >= 2**32
-        address = np.where(family == 6, 16, 4)
-        width = np.where(wide, 8, 4)
-        columns = self._columns(rows)
-        shard = self._shard[rows].astype(np.int64)
-
-        time_at = columns + positions * width
-        rtt_at = columns + count * (width + address) + positions * 4
-        address_at = columns + count * width + positions * address
-        far, v6 = np.flatnonzero(wide), np.flatnonzero(family == 6)
-        rest_at = (address_at[v6, None] + (4, 8, 12)).ravel()
-        words = self._words(
-            np.concatenate([shard, shard, shard, shard[far], np.repeat(shard[v6], 3)]),
-            np.concatenate([time_at, rtt_at, address_at, time_at[far] + 4, rest_at]),
-        )
-        n = len(rows)
-        ticks = words[:n].astype(np.int64)
-        ticks[far] += words[3 * n : 3 * n + len(far)].astype(np.int64) << 32
-        destination = np.zeros((n, 4), dtype=np.uint32)
-        destination[:, 0] = words[2 * n : 3 * n]
-        destination[v6, 1:] = words[3 * n + len(far) :].reshape(-1, 3)
-        return Picked(
-            time_s=(first + ticks * unit) // 1_000_000,
-            rtt_ms=words[n : 2 * n].view(np.float32),
-            destination=destination.view(np.uint8),
-        )
-
-    def _columns(self, rows: Ints) -> Ints:
-        """Logical place of each row's columns: the first multiple of 8 after its header."""
-        after = self._offset[rows].astype(np.int64) + HEADER.itemsize
-        return after + (-after) % 8
-
-    def _words(self, shard: Ints, logical: Ints) -> npt.NDArray[np.uint32]:
-        place = layout.physical(logical) >> 2
-        if len(self.rows.info.shards) == 1:
-            return self._file(0).view("<u4")[place]
-        order = np.argsort(shard, kind="stable")
-        bounds = np.flatnonzero(np.diff(shard[order], prepend=-1, append=-1))
-        result = np.empty(len(place), dtype=np.uint32)
-        for begin, end in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
-            chosen = order[begin:end]
-            result[chosen] = self._file(int(shard[chosen[0]])).view("<u4")[place[chosen]]
-        return result
-
-
-def _read_logical(file: Any, offset: int, size: int) -> bytes:
-    """`size` bytes from a logical position, with the block headers in between left out."""
-    begin, end = layout.physical(offset), layout.physical(offset + size - 1) + 1
-    if end > len(file):
-        raise CorruptRecordError("the index places it beyond the end of its shard")
-    raw = file[begin:end]
-    if len(raw) == size:
-        return bytes(raw)
-    keep = (np.arange(begin, end) % layout.BLOCK) >= layout.BLOCK_HEADER
-    return raw[keep].tobytes()
-
-
-# Rows for the pipeline: checked and picked from by compiled loops that touch nothing but what a batch uses.
-
-_ANY_SIZE: Final = 1 << 62
-
-
-class RowReader(MappedRows):
-    """As `MappedRows`, twenty times as fast."""
-
-    def __init__(self, rows: RowSet) -> None:
-        super().__init__(rows)
+        self._index = _Index(*(rows.column(name) for name in _Index._fields))
         shards = len(rows.info.shards)
-        if len(rows) and int(self._shard.max()) >= shards:
+        if len(rows) and int(self._index.shard.max()) >= shards:
             raise PingLlmError(f"the index of {rows.folder} names shards that there are not: prepare the rows again")
-        self._maps: dict[int, npt.NDArray[np.uint8]] = {}
-        self._address = np.zeros(shards, dtype=np.int64)
-        self._bytes = np.zeros(shards, dtype=np.int64)
-        self._read_whole = np.zeros(shards, dtype=np.int64)
+        self._checked = np.zeros(len(rows), dtype=np.uint8)
+        self._maps = _Maps(*(np.zeros(shards, dtype=np.int64) for _ in _Maps._fields))
+        self._arrays: dict[int, Bytes] = {}
+
+    def sources(self, rows: Ints) -> Bytes:
+        """(rows, 16): source address of each row."""
+        return self.rows.column("source")[rows]
 
     def check(self, rows: Ints) -> None:
         """Have the rows here, and check those that this process has not used before."""
-        if self.rows.folder.is_remote:
-            self._fetch(rows)
-        self._map(rows)
-        while (at := self._first_fault(rows)) != ALL_SOUND:
+        self._bring(rows)
+        fetched_again: set[int] = set()
+        while (at := _check(rows, self._checked, self._index, self._maps)) != _ALL_SOUND:
             row = int(rows[at])
-            self._check(row)  # an error, unless what was damaged could be fetched again
-            self._map(rows)
-            if self._first_fault(rows[at : at + 1]) != ALL_SOUND:
-                raise self.corrupt(row, "the record is not the one that the index names")
+            if row in fetched_again or not self.rows.forget(row):
+                raise self.rows.corrupt(row, self._fault(row))
+            fetched_again.add(row)
+            self._bring(rows)  # what was damaged may have been the copy, and others may have lain in it
 
-    def _first_fault(self, rows: Ints) -> int:
-        return check_rows(
-            rows,
-            self._checked,
-            self._shard,
-            self._offset,
-            self._size,
-            self._count,
-            self._family,
-            self._unit,
-            self._first,
-            self._last,
-            self._address,
-            self._bytes,
-            self._read_whole,
-        )
+    def _bring(self, rows: Ints) -> None:
+        """Have the rows on this machine, and note where their shards are mapped."""
+        if self.rows.folder.is_remote:  # then any shard may have come and gone
+            self._checked[self.rows.fetch(rows)] = 0
+            self._maps.address[:] = 0
+            self._arrays.clear()
+        shards = self._index.shard[rows]
+        for shard in np.unique(shards[self._maps.address[shards] == 0]).tolist():
+            self._arrays[shard] = file = self.rows.shards.array(shard)
+            self._maps.address[shard], self._maps.bytes[shard] = file.ctypes.data, len(file)
+            self._maps.read_whole[shard] = CHECKED_BYTES if self.rows.shards.is_verified(shard) else _ANY_SIZE
 
-    def _map(self, rows: Ints) -> None:
-        """Note where the shards of these rows are mapped."""
-        shards = self._shard[rows]
-        if self.rows.folder.is_remote:  # then any of them may have come and gone
-            self._address[:] = 0
-            self._maps.clear()
-        for shard in np.unique(shards[self._address[shards] == 0]).tolist():
-            self._maps[shard] = file = self._file(shard)
-            self._address[shard], self._bytes[shard] = file.ctypes.data, len(file)
-            self._read_whole[shard] = CHECKED_BYTES if self.rows.shards.is_verified(shard) else _ANY_SIZE
+    def _fault(self, row: int) -> str:
+        try:
+            check_record(self.rows.record(row))
+        except CorruptRecordError as error:
+            return str(error)
+        return "the record is not the one that the index names"
 
-    def pick_runs(self, rows: Ints, first: Ints, positions: Ints, wants_times: npt.NDArray[np.bool_]) -> Picked:
+    def pick(self, rows: Ints, first: Ints, positions: Ints, with_times: npt.NDArray[np.bool_]) -> Picked:
         """Measurements `positions[first[i]:first[i + 1]]` of row `rows[i]`, for all i, after these rows were checked.
 
-        Times are picked where they are wanted.
+        Times are picked for the rows that `with_times` names.
         """
         count = len(positions)
         time_s, rtt_ms = np.empty(count, dtype=np.int64), np.empty(count, dtype=np.float32)
         destination = np.zeros((count, 4), dtype=np.uint32)
-        pick_runs(
-            rows,
-            first,
-            positions,
-            wants_times,
-            self._shard,
-            self._offset,
-            self._count,
-            self._family,
-            self._unit,
-            self._first,
-            self._last,
-            self._address,
-            self._bytes,
-            time_s,
-            rtt_ms,
-            destination,
-        )
+        _pick(rows, first, positions, with_times, self._index, self._maps, time_s, rtt_ms, destination)
         return Picked(time_s=time_s, rtt_ms=rtt_ms, destination=destination.view(np.uint8))

@@ -63,7 +63,7 @@ def model_settings(config: Config) -> ModelSettings:
 def vocabulary(config: Config) -> int:
     """Tokens that the language model knows: as configured, or those of the data."""
     if config.dataset_type in TEXT_DATASET_TYPES:
-        from ping_llm.data.text.tokenizer import tokenizer_of
+        from ping_llm.data.tokenizer import tokenizer_of
 
         return config.vocab_size or tokenizer_of(config).vocabulary
     if 0 < config.vocab_size < VOCABULARY_SIZE:

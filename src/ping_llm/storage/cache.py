@@ -192,13 +192,11 @@ def _claimed(path: Path) -> Iterator[Path | None]:
 def _is_abandoned(path: Path) -> bool:
     """Whether the process that was downloading it has died."""
     try:
-        with path.open("rb") as file:
+        with suppress(FileNotFoundError), path.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
     except BlockingIOError:
         return False
-    except FileNotFoundError:
-        pass
-    return True
 
 
 @contextmanager
@@ -233,13 +231,13 @@ class BlockFile:
         self._connecting = threading.Lock()
         blocks = -(-size // BLOCK)
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-        total = blocks * (BLOCK + 1)
-        if os.fstat(self._descriptor).st_size != total:
-            os.ftruncate(self._descriptor, total)
+        self._file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o644), "r+b", buffering=0)
+        descriptor, total = self._file.fileno(), blocks * (BLOCK + 1)
+        if os.fstat(descriptor).st_size != total:
+            os.ftruncate(descriptor, total)
             # Marks are set through the map, where a full disk would be a crash instead of an error.
-            os.posix_fallocate(self._descriptor, blocks * BLOCK, blocks)
-        content = np.frombuffer(mmap.mmap(self._descriptor, total), dtype=np.uint8)
+            os.posix_fallocate(descriptor, blocks * BLOCK, blocks)
+        content = np.frombuffer(mmap.mmap(descriptor, total), dtype=np.uint8)
         self._marks = content[blocks * BLOCK :]
         self.array: npt.NDArray[np.uint8] = content[:size]
         """The file's bytes; those of blocks that are not here read as zero."""
@@ -247,7 +245,7 @@ class BlockFile:
 
     @property
     def is_evicted(self) -> bool:
-        return os.fstat(self._descriptor).st_nlink == 0
+        return os.fstat(self._file.fileno()).st_nlink == 0
 
     def blocks(self, begin: Ints, end: Ints) -> tuple[Ints, Ints]:
         """The blocks of byte ranges, concatenated, and the range that each belongs to."""
@@ -271,7 +269,7 @@ class BlockFile:
             if self._remote is None:
                 self._remote = self._connect()
         data = self._remote.read_at(end - begin, begin)
-        os.pwrite(self._descriptor, data, begin)
+        os.pwrite(self._file.fileno(), data, begin)
         self._marks[begin // BLOCK : -(-end // BLOCK)] = 1
 
     def forget(self, begin: int, end: int) -> None:
@@ -280,15 +278,9 @@ class BlockFile:
 
     def touch(self) -> None:
         """Note that the file was used: the least recently used are removed first."""
-        os.utime(self._descriptor)
+        os.utime(self._file.fileno())
 
     def close(self) -> None:
         """The map goes when its last user has let go of `array`."""
-        descriptor, self._descriptor = self._descriptor, -1
-        if descriptor >= 0:
-            os.close(descriptor)
+        self._file.close()
         self.array = np.zeros(0, dtype=np.uint8)
-
-    def __del__(self) -> None:
-        if getattr(self, "_descriptor", -1) >= 0:
-            self.close()

@@ -1,16 +1,9 @@
 """Files wherever they are: a local path, `s3://bucket/key` or `gs://bucket/key`, through one class.
 
 A `Location` is a name and nothing more: it can be compared, pickled and sent to other processes and machines;
-connections are opened where it is used. `pyarrow.fs` does the work. Added to it here: transient failures are retried
-(`retry.py`), every remote read is checked for its length, writes are atomic, and an error is one line.
-
-Everything that belongs to a connection comes from the environment, as the provider's own tools read it:
-
-    s3://   AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN, AWS_PROFILE, ~/.aws, instance roles;
-            AWS_REGION or AWS_DEFAULT_REGION; AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL; AWS_CA_BUNDLE
-    gs://   GOOGLE_APPLICATION_CREDENTIALS, gcloud's default credentials, the metadata server; STORAGE_EMULATOR_HOST
-
-`PING_LLM_ANONYMOUS=1` sends no credentials (public buckets).
+connections are opened where it is used, with the credentials, region and endpoint that the environment names
+(docs/storage.md). `pyarrow.fs` does the work. Added to it here: transient failures are retried (`retry.py`), every
+remote read is checked for its length, writes are atomic, and an error is one line.
 """
 
 import builtins
@@ -36,6 +29,7 @@ from pyarrow import fs
 from ping_llm.core.errors import PingLlmError
 from ping_llm.core.files import atomic_file, write_atomically
 from ping_llm.storage.retry import (
+    FAILURES,
     MissingError,
     Result,
     StorageError,
@@ -46,23 +40,17 @@ from ping_llm.storage.retry import (
 
 COPY_BYTES: Final = 8 << 20
 
-_SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
-_ONE_SLASH: Final = re.compile(r"(s3|gs):/[^/]")
-
 
 def locate(text: "str | Path | Location") -> "Location":
     """The location that a user wrote."""
     if isinstance(text, Location):
         return text
-    written = str(text)
-    if collapsed := _ONE_SLASH.match(written):
-        if isinstance(text, str):
-            raise PingLlmError(f"{text}: write {collapsed[1]}:// with two slashes")
-        written = written.replace(":/", "://", 1)  # `Path` has taken one away
-    match = _SCHEME.match(written)
-    if match is None:
-        return Location(path=written)
-    scheme, rest = match[1].lower(), written[match.end() :]
+    match = re.match(r"([A-Za-z][A-Za-z0-9+.-]*):/(/?)(.*)", str(text), re.DOTALL)
+    if match is None or not (match[2] or match[1] in {"s3", "gs"}):
+        return Location(path=str(text))
+    scheme, rest = match[1].lower(), match[3]
+    if not match[2] and isinstance(text, str):  # in a `Path` the second slash was taken away
+        raise PingLlmError(f"{text}: write {scheme}:// with two slashes")
     if scheme == "file":
         if not rest.startswith("/"):
             raise PingLlmError(f"{text}: a file:// address has three slashes, such as file:///data/rows")
@@ -323,7 +311,7 @@ class Location:
         if self.is_local:
             return MissingError(f"{self}: no such file")
         bucket = self.path.partition("/")[0]
-        with suppress(OSError, pa.ArrowException):  # a store that does not say
+        with suppress(*FAILURES):  # a store that does not say
             if self.store.get_file_info(bucket).type == fs.FileType.NotFound:
                 return MissingError(f"{self}: no such bucket: {bucket}")
         return MissingError(f"{self}: no such object")

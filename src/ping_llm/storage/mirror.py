@@ -15,6 +15,7 @@ import time
 from collections.abc import Mapping, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -93,7 +94,6 @@ class Mirror:
         self._folder = folder
         self._remote = remote
         self._copies_at_once = copies_at_once
-        self._checksums: dict[tuple[str, int, int], str] = {}
         self._thread: threading.Thread | None = None
 
     def pull(self) -> None:
@@ -175,7 +175,8 @@ class Mirror:
         path = self._folder / name
         try:
             if _step_of(name):
-                entry = {"bytes": path.stat().st_size, "sha256": self._checksum(name, path)}
+                stat = path.stat()
+                entry = {"bytes": stat.st_size, "sha256": _checksum(path, stat.st_size, stat.st_mtime_ns)}
                 if entry != before:
                     (self._remote / name).upload(path)
             else:  # may grow while it is read
@@ -187,12 +188,11 @@ class Mirror:
         except FileNotFoundError:
             return None
 
-    def _checksum(self, name: str, path: Path) -> str:
-        stat = path.stat()
-        key = (name, stat.st_size, stat.st_mtime_ns)
-        if key not in self._checksums:
-            self._checksums[key] = file_sha256(path)
-        return self._checksums[key]
+
+@cache
+def _checksum(path: Path, size: int, modified_ns: int) -> str:
+    """Of a file that is still the same."""
+    return file_sha256(path)
 
 
 def _step_of(name: str) -> str:

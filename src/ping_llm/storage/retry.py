@@ -19,6 +19,9 @@ from ping_llm.core.errors import PingLlmError
 
 Result = TypeVar("Result")
 
+FAILURES: Final = (OSError, pa.ArrowException)
+"""What an action on a store may raise."""
+
 
 class StorageError(PingLlmError):
     """A store that refuses, or that could not be reached in all attempts."""
@@ -45,7 +48,7 @@ def retried(location: object, action: Callable[[], Result]) -> Result:
     import tenacity  # 50 ms, and only remote files need it
 
     retrying = tenacity.Retrying(
-        retry=tenacity.retry_if_exception(lambda error: _is_failure(error) and _refusal(location, error) is None),
+        retry=tenacity.retry_if_exception(lambda error: isinstance(error, FAILURES) and not _refusal(location, error)),
         stop=tenacity.stop_after_attempt(int(number_from_environment("PING_LLM_STORAGE_TRIES", 8)))
         | tenacity.stop_before_delay(number_from_environment("PING_LLM_STORAGE_SECONDS", 120.0)),
         wait=tenacity.wait_random_exponential(number_from_environment("PING_LLM_STORAGE_WAIT_S", 0.25), max=15.0),
@@ -53,14 +56,10 @@ def retried(location: object, action: Callable[[], Result]) -> Result:
     )
     try:
         return retrying(action)
-    except (OSError, pa.ArrowException) as error:
+    except FAILURES as error:
         tries, seconds = retrying.statistics["attempt_number"], retrying.statistics["delay_since_first_attempt"]
         times = "once" if tries == 1 else f"{tries} times in {seconds:.0f} s"
         raise _refusal(location, error) or StorageError(f"{location}: {_cause(error)} (tried {times})") from error
-
-
-def _is_failure(error: BaseException) -> bool:
-    return isinstance(error, OSError | pa.ArrowException)
 
 
 _MISSING: Final = re.compile(r"NO_SUCH_KEY|NO_SUCH_BUCKET|RESOURCE_NOT_FOUND|NOT_FOUND|HTTP status 404")

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final, Generic, TypeVar
 
@@ -58,7 +58,7 @@ class EngineChoice:
             memory = self.memory_limit_bytes or RAY_TASK_BYTES
             with ray_executor(self.address, memory) as cluster:
                 yield Engine(
-                    cluster,
+                    executor=cluster,
                     window=lambda: self.workers or max(8, TASKS_PER_CPU * cluster.cpus),  # nodes may join and leave
                     memory_bytes=memory,
                     is_this_machine=False,
@@ -68,7 +68,7 @@ class EngineChoice:
         limit = self.memory_limit_bytes or psutil.virtual_memory().available // 2
         window = 1 if workers == 1 else TASKS_PER_CPU * workers
         with worker_pool(workers) as pool:
-            yield Engine(pool, window=lambda: window, memory_bytes=limit // workers)
+            yield Engine(executor=pool, window=lambda: window, memory_bytes=limit // workers)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,17 +82,16 @@ class Done(Generic[Value]):
     seconds: float
 
 
+@dataclass(frozen=True, kw_only=True)
 class Engine:
     """Runs tasks with an executor."""
 
-    def __init__(
-        self, executor: Executor, *, window: Callable[[], int], memory_bytes: int, is_this_machine: bool = True
-    ) -> None:
-        self._executor = executor
-        self._window = window
-        self.memory_bytes = memory_bytes
-        """What one task may use."""
-        self.is_this_machine = is_this_machine
+    executor: Executor
+    window: Callable[[], int]
+    """How many tasks to have under way now."""
+    memory_bytes: int
+    """What one task may use."""
+    is_this_machine: bool = True
 
     def map(self, function: Callable[[Task], Value], tasks: Iterable[Task]) -> Iterator[Done[Value]]:
         """Results in the order of the tasks, of which no more than a window are under way or made at a time.
@@ -106,9 +105,9 @@ class Engine:
         failed = False
         position = 0
         while True:
-            room = 0 if failed else max(1, self._window()) - len(under_way)
+            room = 0 if failed else max(1, self.window()) - len(under_way)
             for number, task in islice(numbered, max(0, room)):
-                under_way[self._executor.submit(_run_timed, function, task)] = number
+                under_way[self.executor.submit(_run_timed, function, task)] = number
             while position in finished:
                 yield finished.pop(position).result()
                 position += 1
@@ -137,31 +136,25 @@ class Timing:
     bytes_in: int
     bytes_out: int
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 OnTiming = Callable[[Timing], None]
 
 
 def summarise(timings: list[Timing]) -> list[dict[str, Any]]:
     """A line for each stage, in the order in which they began."""
-    stages: dict[str, list[Timing]] = {}
-    for timing in timings:
-        stages.setdefault(timing.stage, []).append(timing)
-    return [_summary(stage, members) for stage, members in stages.items()]
-
-
-def _summary(stage: str, timings: list[Timing]) -> dict[str, Any]:
-    slowest = max(timings, key=lambda timing: timing.seconds)
-    wall = max(t.started + t.seconds for t in timings) - min(t.started for t in timings)
-    return {
-        "stage": stage,
-        "tasks": len(timings),
-        "nodes": len({timing.node for timing in timings}),
-        "wall_s": round(wall, 2),
-        "task_s": round(sum(timing.seconds for timing in timings), 2),
-        "slowest": {"task": slowest.task, "node": slowest.node, "seconds": round(slowest.seconds, 2)},
-        "bytes_in": sum(timing.bytes_in for timing in timings),
-        "bytes_out": sum(timing.bytes_out for timing in timings),
-    }
+    lines = []
+    for stage in dict.fromkeys(timing.stage for timing in timings):
+        tasks = [timing for timing in timings if timing.stage == stage]
+        slowest = max(tasks, key=lambda task: task.seconds)
+        line = {
+            "stage": stage,
+            "tasks": len(tasks),
+            "nodes": len({task.node for task in tasks}),
+            "wall_s": round(max(t.started + t.seconds for t in tasks) - min(t.started for t in tasks), 2),
+            "task_s": round(sum(task.seconds for task in tasks), 2),
+            "slowest": {"task": slowest.task, "node": slowest.node, "seconds": round(slowest.seconds, 2)},
+            "bytes_in": sum(task.bytes_in for task in tasks),
+            "bytes_out": sum(task.bytes_out for task in tasks),
+        }
+        lines.append(line)
+    return lines

@@ -142,7 +142,7 @@ class _Run:
         average = None if state.average is None else jax.tree.map(jnp.copy, weights)
         return replace(state, weights=weights, average=average)
 
-    def _open_loader(self, data: DataState | None) -> factory.AnyLoader:
+    def _open_loader(self, data: DataState | None) -> factory.TrainLoader:
         return factory.make_train_loader(
             self.config,
             devices=jax.device_count(),
@@ -219,7 +219,7 @@ class _Run:
         self.step += 1
         self._drain(_STEPS_IN_FLIGHT)
 
-    def _most_segments(self, loader: factory.AnyEvalLoader, step: int) -> int:
+    def _most_segments(self, loader: factory.EvalLoader, step: int) -> int:
         """Rounded up and never less than before: each number is compiled for itself. Plain attention needs none."""
         if self.task.asks_for_segments:
             self.most_segments = max(self.most_segments, rounded_up(loader.most_segments(step)))

@@ -13,8 +13,8 @@ from ping_llm.batches.spec import DataState
 from ping_llm.config import Config, load_config
 from ping_llm.core.console import err
 from ping_llm.core.errors import PingLlmError
-from ping_llm.data.registry import AnyLoader
-from ping_llm.data.text.stream import POSITIONS, StreamLoader
+from ping_llm.data.registry import TrainLoader
+from ping_llm.data.stream import POSITIONS, StreamLoader
 from ping_llm.runs.task import vocabulary
 
 _SHAPE: Final = (
@@ -72,7 +72,7 @@ def check_unchanged(stored: Path, config: Config) -> None:
 # What a run stores about its data, beside the step: of text that is read in order, where each host is.
 
 
-def data_state(loader: AnyLoader, begun_with: DataState, step: int) -> DataState:
+def data_state(loader: TrainLoader, begun_with: DataState, step: int) -> DataState:
     """Where to go on after so many steps. Where the loader itself is does not matter: it makes batches ahead."""
     state = replace(begun_with, next_step=step)
     if not isinstance(loader, StreamLoader):

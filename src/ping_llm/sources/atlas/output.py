@@ -1,13 +1,15 @@
-"""Measurements become Parquet files that appear all together, at the end, or not at all."""
+"""What an Atlas import leaves on disk: Parquet files, which appear whole or not at all, and a ledger of the inputs."""
 
 import fcntl
 import json
 import os
 import shutil
+import sys
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, dataclass, fields
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -16,6 +18,7 @@ import pyarrow.parquet as pq
 
 from ping_llm.core.errors import PingLlmError
 from ping_llm.core.measurements import SCHEMA
+from ping_llm.sources.atlas.chunks import InputCounts
 from ping_llm.storage import Location, MissingError
 
 PATTERN: Final = "measurements-*.parquet"
@@ -78,60 +81,40 @@ def _publish(staging: Path, output: Path) -> None:
         staged.replace(output / staged.stem)
 
 
-class MeasurementWriter:
-    """Batches of any size become Parquet files of `rows_per_file` rows, whose bytes do not depend on those sizes."""
+def write_measurements(batches: Iterable[Any], folder: Path, *, rows_per_file: int = sys.maxsize) -> list[str]:
+    """Writes Parquet files of `rows_per_file` rows, whose bytes do not depend on how the batches are cut.
 
-    def __init__(self, folder: Path, *, rows_per_file: int) -> None:
-        self._folder = folder
-        self._rows_per_file = rows_per_file
-        self._waiting: list[Any] = []
-        self._rows_waiting = 0
-        self._file: Any = None
-        self._rows_in_file = 0
-        self.names: list[str] = []
+    Returns their names; until they are published, the files have the suffix .tmp.
+    """
+    names: list[str] = []
+    waiting = SCHEMA.empty_table()
+    room = 0  # rows that the open file still takes
+    with ExitStack() as open_file:
+        for batch in chain(batches, [None]):  # None: the end
+            if batch is not None:
+                waiting = pa.concat_tables([waiting, pa.Table.from_batches([batch], schema=SCHEMA)])
+            while len(waiting):
+                rows = min(ROWS_PER_GROUP, room or rows_per_file)
+                if len(waiting) < rows:
+                    if batch is not None:
+                        break
+                    rows = len(waiting)
+                if not room:
+                    open_file.close()
+                    names.append(f"measurements-{len(names):05d}.parquet")
+                    writer = open_file.enter_context(_parquet_writer(folder / f"{names[-1]}.tmp"))
+                    room = rows_per_file
+                # One contiguous chunk: page boundaries could otherwise follow those of the batches.
+                writer.write_table(waiting.slice(0, rows).combine_chunks(), row_group_size=rows)
+                waiting = waiting.slice(rows)
+                room -= rows
+    return names
 
-    def __enter__(self) -> "MeasurementWriter":
-        return self
 
-    def __exit__(self, kind: object, error: object, traceback: object) -> None:
-        if kind is None and self._rows_waiting:
-            self._write_group(self._rows_waiting)
-        if self._file is not None:
-            self._file.close()
-
-    def write(self, batch: Any) -> None:
-        self._waiting.append(batch)
-        self._rows_waiting += batch.num_rows
-        while self._rows_waiting >= (rows := self._rows_of_next_group()):
-            self._write_group(rows)
-
-    def _rows_of_next_group(self) -> int:
-        room = self._rows_per_file - self._rows_in_file if self._file is not None else self._rows_per_file
-        return min(ROWS_PER_GROUP, room)
-
-    def _write_group(self, rows: int) -> None:
-        waiting = pa.Table.from_batches(self._waiting, schema=SCHEMA)
-        self._waiting = waiting.slice(rows).to_batches()
-        self._rows_waiting -= rows
-        if self._file is None:
-            self._file = self._next_file()
-        # One contiguous chunk: page boundaries could otherwise follow those of the batches.
-        self._file.write_table(waiting.slice(0, rows).combine_chunks(), row_group_size=rows)
-        self._rows_in_file += rows
-        if self._rows_in_file == self._rows_per_file:
-            self._file.close()
-            self._file = None
-
-    def _next_file(self) -> Any:
-        self.names.append(f"measurements-{len(self.names):05d}.parquet")
-        self._rows_in_file = 0
-        return pq.ParquetWriter(
-            self._folder / f"{self.names[-1]}.tmp",
-            SCHEMA,
-            compression="zstd",
-            use_dictionary=["src_addr", "dst_addr"],
-            dictionary_pagesize_limit=16 << 20,  # the default gives up on dictionaries above 1 MiB
-        )
+def _parquet_writer(path: Path) -> Any:
+    # The default gives up on dictionaries above 1 MiB.
+    dictionaries: dict[str, Any] = {"use_dictionary": ["src_addr", "dst_addr"], "dictionary_pagesize_limit": 16 << 20}
+    return pq.ParquetWriter(path, SCHEMA, compression="zstd", **dictionaries)
 
 
 # The ledger of an import file by file: for each input file a small JSON file that says what became of it.
@@ -139,11 +122,11 @@ class MeasurementWriter:
 # It is written after the Parquet file that it vouches for, so an input without an entry, with another size or time than
 # its entry has, or whose Parquet file is not there as it was, is simply imported again.
 
-FOLDER: Final = "ledger"
+LEDGER: Final = "ledger"
 
 REQUESTS_AT_ONCE: Final = 16
 
-PARSER: Final = 1
+PARSER_VERSION: Final = 1
 """Raised when the same input gives other measurements than before; older entries are then imported again."""
 
 
@@ -153,7 +136,7 @@ class LedgerEntry:
     bytes: int
     modified_ns: int
     packets: str
-    parser: int
+    parser: int = PARSER_VERSION
     output: str | None = None
     """The Parquet file; there is none if the input held no ping, or could not be read."""
     output_bytes: int = 0
@@ -167,48 +150,40 @@ class LedgerEntry:
     error: str | None = None
     """Why the input could not be read. It is tried again by the next import."""
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+    @classmethod
+    def of(cls, counts: InputCounts, **more: Any) -> Self:
+        columns = asdict(counts) | {
+            name: dict(sorted(getattr(counts, name).items())) for name in ("dropped", "examples")
+        }
+        return cls(input=columns.pop("file"), **columns, **more)
+
+    @property
+    def counts(self) -> InputCounts:
+        shared = {field.name: getattr(self, field.name) for field in fields(InputCounts) if field.name != "file"}
+        return InputCounts(file=self.input, **shared)
+
+    def write(self, output: Location, name: str) -> None:
+        (output / LEDGER / f"{name}.json").write_text(json.dumps(asdict(self), indent=1) + "\n")
 
     @classmethod
-    def from_json(cls, text: str, where: Location) -> Self:
+    def read(cls, file: Location) -> Self:
         try:
-            return cls(**json.loads(text))
+            return cls(**json.loads(file.read_text()))
         except (ValueError, TypeError) as error:
-            raise PingLlmError(f"{where} is not an entry of this program's ledger: {error}; delete it") from error
-
-
-def entry_name(input_name: str) -> str:
-    return f"{input_name}.json"
-
-
-def output_name(input_name: str) -> str:
-    return f"{input_name}.parquet"
-
-
-def write_entry(output: Location, name: str, entry: LedgerEntry) -> None:
-    (output / FOLDER / entry_name(name)).write_text(json.dumps(entry.to_json(), indent=1) + "\n")
+            raise PingLlmError(f"{file} is not an entry of this program's ledger: {error}; delete it") from error
 
 
 def read_entries(output: Location, names: Iterable[str]) -> dict[str, LedgerEntry]:
     """The entries of those inputs that have one, by name."""
-    there = {file.name for file in (output / FOLDER).list()}
-    known = [name for name in names if entry_name(name) in there]
+    files = {file.name.removesuffix(".json"): file for file in (output / LEDGER).list()}
+    known = [name for name in names if name in files]
 
     def read(name: str) -> LedgerEntry | None:
-        where = output / FOLDER / entry_name(name)
         try:
-            return LedgerEntry.from_json(where.read_text(), where)
+            return LedgerEntry.read(files[name])
         except MissingError:
             return None
 
     with ThreadPoolExecutor(REQUESTS_AT_ONCE) as threads:
         entries = threads.map(read, known)
         return {name: entry for name, entry in zip(known, entries, strict=True) if entry is not None}
-
-
-def packets_of(output: Location) -> str | None:
-    """What the entries say about `--packets`, which must be the same for all files of a folder."""
-    for file in (output / FOLDER).list():
-        return LedgerEntry.from_json(file.read_text(), file).packets
-    return None

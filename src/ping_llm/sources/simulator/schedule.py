@@ -7,10 +7,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ping_llm.core.errors import PingLlmError
-from ping_llm.sources.simulator.distribution import Floats, Ints, generator
-from ping_llm.sources.simulator.endpoints import Endpoints
-from ping_llm.sources.simulator.geography import Geography
 from ping_llm.sources.simulator.settings import SimulatorSettings
+from ping_llm.sources.simulator.topology import Endpoints, Floats, Geography, Ints, generator
 
 INTERVALS = ((10, 0.03), (30, 0.08), (60, 0.56), (120, 0.15), (180, 0.13), (300, 0.03), (600, 0.016), (1800, 0.004))
 """Seconds between two measurements of a stream, and the share of the measurements made at that interval."""
@@ -72,8 +70,8 @@ def build_streams(settings: SimulatorSettings, geography: Geography, endpoints: 
     interval_ms = np.minimum(interval_ms, span_ms // count)
     if interval_ms.min() < 1:
         raise PingLlmError("so many measurements of one pair do not fit into the period: ask for more days or targets")
-    place = (1.0 - _SOURCE_WINDOW) * rng.random(len(sizes))[source] + _SOURCE_WINDOW * rng.random(len(count))
-    start_ms = np.floor(place * (span_ms - (count - 1) * interval_ms)).astype(np.int64)
+    begin = (1.0 - _SOURCE_WINDOW) * rng.random(len(sizes))[source] + _SOURCE_WINDOW * rng.random(len(count))
+    start_ms = np.floor(begin * (span_ms - (count - 1) * interval_ms)).astype(np.int64)
 
     order = np.argsort(start_ms, kind="stable")
     return Streams(
@@ -87,9 +85,9 @@ def build_streams(settings: SimulatorSettings, geography: Geography, endpoints: 
 
 def _split(sizes: Ints, span_ms: int, rng: np.random.Generator) -> tuple[Ints, Ints]:
     """The measurements of every source over its streams: (source, count) by stream."""
-    wanted = np.rint(sizes**_STREAMS_EXPONENT * rng.uniform(0.5, 1.5, len(sizes))).astype(np.int64)
+    usual = np.rint(sizes**_STREAMS_EXPONENT * rng.uniform(0.5, 1.5, len(sizes))).astype(np.int64)
     needed = -(-sizes * 60_000 * 2 // span_ms)  # at a minute's interval a stream fills half of the period at most
-    streams = np.clip(np.maximum(wanted, needed), 1, sizes)
+    streams = np.clip(np.maximum(usual, needed), 1, sizes)
     source = np.repeat(np.arange(len(sizes)), streams)
     first = np.cumsum(streams) - streams
     part = 0.2 + rng.standard_exponential(len(source))
@@ -120,46 +118,41 @@ def _choose_targets(
     region = geography.city_region[city]
     for family in (4, 6):
         candidates = endpoints.sources + np.flatnonzero(endpoints.family[endpoints.sources :] == family)
-        chooser = _TargetChooser(
-            cumulative=np.concatenate([[0.0], np.cumsum(endpoints.popularity[candidates])]),
-            city_start=np.searchsorted(city[candidates], np.arange(len(geography.city_region) + 1)),
-            region_start=np.searchsorted(region[candidates], np.arange(len(geography.region_weight) + 1)),
-        )
+        # Targets are ordered by region and city, so that each city and each region is one range of popularity.
+        cumulative = np.concatenate([[0.0], np.cumsum(endpoints.popularity[candidates])])
+        by_city = cumulative[np.searchsorted(city[candidates], np.arange(len(geography.city_region) + 1))]
+        by_region = cumulative[np.searchsorted(region[candidates], np.arange(len(geography.region_weight) + 1))]
         waiting = np.flatnonzero(endpoints.family[source] == family)
         for _ in range(12):  # a source measures a target in one stream only: choose again where it came up twice
             if not len(waiting):
                 break
-            at = source[waiting]
-            target[waiting] = candidates[chooser.choose(city[at], region[at], reach[waiting], rng)]
+            home, area = city[source[waiting]], region[source[waiting]]
+            in_city, in_region = (by_city[home], by_city[home + 1]), (by_region[area], by_region[area + 1])
+            target[waiting] = candidates[_choose(cumulative, in_city, in_region, reach[waiting], rng)]
             waiting = _repeated(source, target, waiting)
     return target
 
 
-@dataclass(frozen=True)
-class _TargetChooser:
-    """Targets of one family, ordered by region and city, so that each city and each region is one range of them."""
-
-    cumulative: Floats  # popularity
-    city_start: Ints
-    region_start: Ints
-
-    def choose(self, city: Ints, region: Ints, reach: Ints, rng: np.random.Generator) -> Ints:
-        """Random indices into the targets, by popularity, within reach 0 (city), 1 (region) or 2 (other regions)."""
-        place, side = rng.random((2, len(city)))
-        total = self.cumulative[-1]
-        region_low, region_high = (
-            self.cumulative[self.region_start[region]],
-            self.cumulative[self.region_start[region + 1]],
-        )
-        city_low, city_high = self.cumulative[self.city_start[city]], self.cumulative[self.city_start[city + 1]]
-        local = (reach == 0) & (city_high > city_low)
-        low, high = np.where(local, city_low, region_low), np.where(local, city_high, region_high)
-        # Elsewhere is what remains on both sides of the region. A region without targets measures the whole world.
-        remote = ((reach == 2) & (total > region_high - region_low)) | (region_high == region_low)
-        elsewhere = side * (total - (region_high - region_low))
-        elsewhere += np.where(elsewhere >= region_low, region_high - region_low, 0.0)
-        at = np.where(remote, elsewhere, low + place * (high - low))
-        return np.clip(np.searchsorted(self.cumulative, at, side="right") - 1, 0, len(self.cumulative) - 2)
+def _choose(
+    cumulative: Floats,
+    in_city: tuple[Floats, Floats],
+    in_region: tuple[Floats, Floats],
+    reach: Ints,
+    rng: np.random.Generator,
+) -> Ints:
+    """Random targets by popularity: in the city (reach 0), in the region (1) or elsewhere (2), of which the first two
+    are ranges of the cumulative popularity."""
+    within, elsewhere = rng.random((2, len(reach)))
+    (city_low, city_high), (region_low, region_high) = in_city, in_region
+    total = cumulative[-1]
+    local = (reach == 0) & (city_high > city_low)
+    low, high = np.where(local, city_low, region_low), np.where(local, city_high, region_high)
+    # Elsewhere is what remains on both sides of the region. A region without targets measures the whole world.
+    remote = ((reach == 2) & (total > region_high - region_low)) | (region_high == region_low)
+    elsewhere *= total - (region_high - region_low)
+    elsewhere += np.where(elsewhere >= region_low, region_high - region_low, 0.0)
+    at = np.where(remote, elsewhere, low + within * (high - low))
+    return np.clip(np.searchsorted(cumulative, at, side="right") - 1, 0, len(cumulative) - 2)
 
 
 def _repeated(source: Ints, target: Ints, among: Ints) -> Ints:

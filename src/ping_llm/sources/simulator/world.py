@@ -1,13 +1,11 @@
-"""A simulated Internet: built from its settings, asked for the truth about any measurement."""
+"""A simulated Internet: built from its settings, asked for its measurements, and for the truth about any of them."""
 
-import dataclasses
 import hashlib
 import ipaddress
 import itertools
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -19,14 +17,13 @@ import pyarrow.parquet as pq
 from ping_llm import __version__
 from ping_llm.core.console import Advance
 from ping_llm.core.errors import PingLlmError
-from ping_llm.core.measurements import SCHEMA
+from ping_llm.core.files import atomic_file, write_atomically
+from ping_llm.core.measurements import SCHEMA, time_microseconds
 from ping_llm.sources import WORLD_FILE
-from ping_llm.sources.simulator.delay import DelayModel
-from ping_llm.sources.simulator.distribution import Distribution, Floats, Ints, generator
-from ping_llm.sources.simulator.endpoints import build_endpoints
-from ping_llm.sources.simulator.geography import build_geography
+from ping_llm.sources.simulator.delays import DelayDistribution, DelayModel
 from ping_llm.sources.simulator.schedule import build_streams, source_sizes
 from ping_llm.sources.simulator.settings import SimulatorSettings
+from ping_llm.sources.simulator.topology import Ints, build_endpoints, build_geography, generator
 
 WORLD_FORMAT = 1
 """Raised whenever the same settings would give another world, so that old measurements never meet a new truth."""
@@ -62,7 +59,7 @@ class World:
                 f"{path} describes a world of format {found} (written by ping-llm {content.get('ping_llm_version')}), "
                 f"this version makes format {WORLD_FORMAT}: simulate again"
             )
-        world = cls(SimulatorSettings.from_json(settings))
+        world = cls(SimulatorSettings(**settings))
         if world.fingerprint() != fingerprint:
             raise PingLlmError(f"{path}: another world grows from these settings here (another numpy?): simulate again")
         return world
@@ -73,7 +70,7 @@ class World:
             "format": WORLD_FORMAT,
             "ping_llm_version": __version__,
             "fingerprint": self.fingerprint(),
-            "settings": self.settings.to_json(),
+            "settings": self.settings.model_dump(),
         }
 
     def fingerprint(self) -> str:
@@ -86,14 +83,17 @@ class World:
             digest.update(np.ascontiguousarray(column).data)
         return digest.hexdigest()
 
-    def distribution(self, src_addr: Any, dst_addr: Any, event_time: Any) -> Distribution:
+    def distribution(self, src_addr: Any, dst_addr: Any, event_time: Any) -> DelayDistribution:
         """The true distribution of measurements from `src_addr` to `dst_addr` at `event_time`.
 
         Addresses are text; times are Unix seconds, `datetime64`, `datetime` or Arrow timestamps. Each argument is a
         list (or an array) or a single value that holds for all.
         """
+        if not isinstance(event_time, pa.Array | pa.ChunkedArray):
+            event_time = np.atleast_1d(np.asarray(event_time))
+        time_us, _, _ = time_microseconds(_column(event_time))
         source, target, time_s = np.broadcast_arrays(
-            self._endpoints_of(src_addr), self._endpoints_of(dst_addr), _unix_seconds(event_time)
+            self._endpoints_of(src_addr), self._endpoints_of(dst_addr), time_us / 1e6
         )
         different = np.flatnonzero(self.endpoints.family[source] != self.endpoints.family[target])
         if len(different):
@@ -102,23 +102,19 @@ class World:
         return self.delays.distribution(self.delays.paths(source, target), time_s, self.loss_scale)
 
     def _endpoints_of(self, addresses: Any) -> Ints:
-        texts = _column([addresses] if isinstance(addresses, str) else addresses, pa.string())
+        texts = _column([addresses] if isinstance(addresses, str) else addresses).cast(pa.string())
         index = pc.index_in(texts, value_set=self.endpoints.address)
         if index.null_count:  # perhaps only spelt differently
-            canonical = [
-                text if known else _canonical(text)
-                for text, known in zip(texts.to_pylist(), index.is_valid().to_pylist(), strict=True)
-            ]
-            index = pc.index_in(pa.array(canonical, pa.string()), value_set=self.endpoints.address)
-            if index.null_count:
-                missing = canonical[index.is_valid().to_pylist().index(False)]
-                raise PingLlmError(f"{missing!r} is no address of this simulated world")
+            texts = pa.array([_canonical(text) for text in texts.to_pylist()], pa.string())
+            index = pc.index_in(texts, value_set=self.endpoints.address)
+        if index.null_count:
+            missing = texts[index.is_valid().to_pylist().index(False)].as_py()
+            raise PingLlmError(f"{missing!r} is no address of this simulated world")
         return np.asarray(index.to_numpy(zero_copy_only=False), np.int64)
 
     def _calibrated_loss(self) -> float:
-        """The factor that makes the share of failed measurements what was asked for: Newton's method, which for this
+        """The factor that makes the share of failed measurements that of the settings: Newton's method, which for this
         concave function comes up from below and never overshoots."""
-        wanted = self.settings.failed_share
         step = -(-len(self.streams) // _STREAMS_TO_CALIBRATE)
         streams = self.streams
         paths = self.delays.paths(streams.source[::step].astype(np.int64), streams.target[::step].astype(np.int64))
@@ -128,18 +124,17 @@ class World:
         scale = 0.0
         for _ in range(200):
             survival = weight * np.exp(-scale * hazard)
-            missing = wanted - (1.0 - survival.sum())
+            missing = self.settings.failed_share - (1.0 - survival.sum())
             scale += missing / (survival * hazard).sum()
             if abs(missing) < 1e-9:
                 break
         return float(scale)
 
 
-def _column(values: Any, kind: pa.DataType | None = None) -> pa.Array:
+def _column(values: Any) -> Any:
     if isinstance(values, pa.ChunkedArray):
-        values = values.combine_chunks()
-    column = values if isinstance(values, pa.Array) else pa.array(values)
-    return column.cast(kind) if kind is not None else column
+        return values.combine_chunks()
+    return values if isinstance(values, pa.Array) else pa.array(values)
 
 
 def _canonical(text: str) -> str:
@@ -147,16 +142,6 @@ def _canonical(text: str) -> str:
         return str(ipaddress.ip_address(text))
     except ValueError:
         return text
-
-
-def _unix_seconds(times: Any) -> Floats:
-    if isinstance(times, pa.Array | pa.ChunkedArray):
-        column = _column(times)
-    else:
-        column = _column(np.atleast_1d(np.asarray(times)))
-    if pa.types.is_timestamp(column.type):
-        return column.cast(pa.timestamp("us", column.type.tz)).cast(pa.int64()).to_numpy() / 1e6
-    return np.asarray(column.cast(pa.float64()).to_numpy(), np.float64)
 
 
 # From a world to its measurements: one slice of time after the other, each of which can be made on its own.
@@ -257,7 +242,7 @@ class SimulationSummary:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values that `json.dumps` takes as they are."""
-        return dataclasses.asdict(self) | {"files": [str(path) for path in self.files]}
+        return asdict(self) | {"files": [str(path) for path in self.files]}
 
 
 def simulate(
@@ -279,20 +264,29 @@ def simulate(
     if existing and not overwrite:
         raise PingLlmError(f"{folder} already holds simulated measurements: choose another folder, or overwrite them")
     world = World(settings)  # fails, if it has to, before anything is deleted
-    _clear(folder, existing)
-    paths = []
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for path in existing:
+            path.unlink()
+    except OSError as error:
+        raise PingLlmError(f"cannot write to {folder}: {error.strerror}") from None
+    paths = [
+        folder / f"measurements-{number:05d}-of-{len(bounds) - 1:05d}.parquet" for number in range(len(bounds) - 1)
+    ]
     failed = 0
-    rows = _Rows(generate(world))
-    for number, (begin, end) in enumerate(itertools.pairwise(bounds)):
-        paths.append(folder / f"measurements-{number:05d}-of-{len(bounds) - 1:05d}.parquet")
-        with _finished_or_absent(paths[-1]) as unfinished, pq.ParquetWriter(unfinished, SCHEMA, **_PARQUET) as out:
-            for table in rows.take(end - begin):
-                out.write_table(table)
-                failed += table["rtt"].null_count
+    tables = generate(world)
+    left = SCHEMA.empty_table()
+    for path, (begin, end) in zip(paths, itertools.pairwise(bounds), strict=True):
+        with atomic_file(path) as unfinished, pq.ParquetWriter(unfinished, SCHEMA, **_PARQUET) as out:
+            while begin < end:
+                table = left if len(left) else next(tables)
+                part, left = table.slice(0, end - begin), table.slice(end - begin)
+                out.write_table(part)
+                begin += len(part)
+                failed += part["rtt"].null_count
                 if on_progress is not None:
-                    on_progress(len(table))
-    with _finished_or_absent(folder / WORLD_FILE) as unfinished:
-        unfinished.write_text(json.dumps(world.describe(), indent=2) + "\n")
+                    on_progress(len(part))
+    write_atomically(folder / WORLD_FILE, json.dumps(world.describe(), indent=2) + "\n")
     return SimulationSummary(
         measurements=settings.measurements,
         failed=failed,
@@ -301,21 +295,6 @@ def simulate(
         files=tuple(paths),
         size_bytes=sum(path.stat().st_size for path in paths),
     )
-
-
-class _Rows:
-    """Tables of any size, handed out in any other sizes."""
-
-    def __init__(self, tables: Iterator[pa.Table]) -> None:
-        self._tables = tables
-        self._left = SCHEMA.empty_table()
-
-    def take(self, count: int) -> Iterator[pa.Table]:
-        while count:
-            table = self._left if len(self._left) else next(self._tables)
-            part, self._left = table.slice(0, count), table.slice(count)
-            count -= len(part)
-            yield part
 
 
 def _file_bounds(measurements: int, files: int | None, rows_per_file: int | None) -> list[int]:
@@ -330,23 +309,3 @@ def _file_bounds(measurements: int, files: int | None, rows_per_file: int | None
     if not 1 <= files <= measurements:
         raise PingLlmError(f"{measurements} measurements cannot be written to {files} files")
     return [number * measurements // files for number in range(files + 1)]
-
-
-def _clear(folder: Path, existing: list[Path]) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for path in existing:
-            path.unlink()
-    except OSError as error:
-        raise PingLlmError(f"cannot write to {folder}: {error.strerror}") from None
-
-
-@contextmanager
-def _finished_or_absent(path: Path) -> Iterator[Path]:
-    """A name to write to, which becomes `path` if all goes well: nobody ever sees half a file."""
-    unfinished = path.with_name(f".{path.name}.tmp")
-    try:
-        yield unfinished
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)

@@ -1,5 +1,6 @@
-"""What an Atlas import leaves on disk: the same bytes for any number of workers, whole or not at all."""
+"""What an Atlas import writes (the same bytes for any number of workers, whole or not at all) and reports."""
 
+import json
 import signal
 import subprocess
 import sys
@@ -16,8 +17,8 @@ from atlas_fixtures import TIME, as_lines, ping, several_files, visible, written
 from ping_llm.core.errors import MeasurementError, PingLlmError
 from ping_llm.core.measurements import SCHEMA
 from ping_llm.sources.atlas import import_atlas
-from ping_llm.sources.atlas import stream as atlas_stream
-from ping_llm.sources.atlas.output import ROWS_PER_GROUP, MeasurementWriter
+from ping_llm.sources.atlas.chunks import ReadSizes
+from ping_llm.sources.atlas.output import ROWS_PER_GROUP, write_measurements
 
 
 @pytest.fixture
@@ -42,19 +43,17 @@ class TestOutput:
             (moment, "198.51.100.1", "192.0.2.7", 4, None),
         ]
 
-    def test_the_bytes_do_not_depend_on_workers_or_chunks(
-        self, tmp_path: Path, many_files: list[Path], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_the_bytes_do_not_depend_on_workers_or_chunks(self, tmp_path: Path, many_files: list[Path]) -> None:
         def imported(name: str, files: list[Path], **options: Any) -> dict[str, bytes]:
             import_atlas(files, tmp_path / name, rows_per_file=2000, **options)
             return {path.name: path.read_bytes() for path in (tmp_path / name).iterdir()}
 
         alone = imported("one", many_files, workers=1)
         assert sorted(alone) == [f"measurements-{i:05d}.parquet" for i in range(5)]
-        monkeypatch.setattr(atlas_stream, "BLOCK_BYTES", 5000)
-        assert imported("small chunks", many_files, workers=1, chunk_bytes=5000) == alone
-        assert imported("by file", many_files, workers=2, chunk_bytes=77777) == alone
-        assert imported("by chunk", many_files[:1], workers=2, chunk_bytes=77777) == imported(
+        small = ReadSizes(chunk=77777, block=5000)
+        assert imported("small chunks", many_files, workers=1, sizes=ReadSizes(chunk=5000, block=5000)) == alone
+        assert imported("by file", many_files, workers=2, sizes=small) == alone
+        assert imported("by chunk", many_files[:1], workers=2, sizes=small) == imported(
             "one file", many_files[:1], workers=1
         )
 
@@ -68,10 +67,9 @@ class TestOutput:
         for number, cuts in enumerate([[], [1, 5000, 5000, 23_456, ROWS_PER_GROUP + 1], list(range(0, rows, 977))]):
             folder = tmp_path / str(number)
             folder.mkdir()
-            with MeasurementWriter(folder, rows_per_file=ROWS_PER_GROUP + 1000) as writer:
-                for start, end in pairwise([0, *cuts, rows]):
-                    writer.write(batch.slice(start, end - start))
-            files = [folder / f"{name}.tmp" for name in writer.names]
+            batches = (batch.slice(start, end - start) for start, end in pairwise([0, *cuts, rows]))
+            names = write_measurements(batches, folder, rows_per_file=ROWS_PER_GROUP + 1000)
+            files = [folder / f"{name}.tmp" for name in names]
             contents.append([file.read_bytes() for file in files])
         assert contents[0] == contents[1] == contents[2]
         metadata = [pq.ParquetFile(file).metadata for file in files]
@@ -145,3 +143,62 @@ class TestOutput:
         assert [name for name in left if name.endswith(".parquet")] == []
         assert import_atlas([file], out).measurements == 100
         assert visible(out) == ["measurements-00000.parquet"]
+
+
+class TestReport:
+    @pytest.mark.parametrize("workers", [1, 2])
+    @pytest.mark.parametrize("packets", ["min", "each"])
+    def test_every_result_is_in_the_output_or_in_the_drops(
+        self, tmp_path: Path, many_files: list[Path], workers: int, packets: Any
+    ) -> None:
+        report = import_atlas(many_files, tmp_path / "out", workers=workers, packets=packets)
+        rows = written(tmp_path / "out")
+        assert report.results == 3000 + 2999 + 2998
+        assert report.dropped == {"not_ping": 180}
+        assert report.measurements == len(rows)
+        assert report.failed == sum(row[-1] is None for row in rows)
+        if packets == "min":
+            assert report.measurements == report.results - 180
+        for name in ("results", "measurements", "failed", "bytes"):
+            assert getattr(report, name) == sum(getattr(one, name) for one in report.inputs)
+        assert [one.file for one in report.inputs] == [str(file) for file in many_files]
+        assert [one.dropped for one in report.inputs] == [{"not_ping": 60}] * 3
+        assert report.examples == {"not_ping": f"{many_files[0]}:1: type is 'dns'"}
+        assert report.bytes == sum(file.stat().st_size for file in many_files)
+
+    def test_the_report_is_json(self, tmp_path: Path, many_files: list[Path]) -> None:
+        report = import_atlas(many_files, tmp_path / "out", workers=1)
+        loaded = json.loads(json.dumps(report.to_json()))
+        assert loaded["dropped"] == {"not_ping": 180}
+        assert loaded["files"] == ["measurements-00000.parquet"]
+        assert loaded["inputs"][2]["results"] == 2998
+        assert loaded["seconds"] > 0
+
+    @pytest.mark.parametrize("workers", [1, 2])
+    def test_progress_ends_at_the_size_of_the_input(self, tmp_path: Path, many_files: list[Path], workers: int) -> None:
+        told: list[float] = []
+        totals: list[float] = []
+
+        def advance(amount: float = 1, *, total: float | None = None) -> None:
+            told.append(amount)
+            totals.extend([] if total is None else [total])
+
+        report = import_atlas(
+            many_files, tmp_path / "out", workers=workers, sizes=ReadSizes(chunk=9999), on_progress=advance
+        )
+        assert totals == [report.bytes]
+        assert sum(told) == report.bytes
+        assert min(told) >= 0
+
+    @pytest.mark.parametrize("workers", [1, 2])
+    def test_strict_reports_the_first_problem_of_the_first_file(
+        self, tmp_path: Path, many_files: list[Path], workers: int
+    ) -> None:
+        broken = tmp_path / "broken.bz2"
+        broken.write_bytes(many_files[0].read_bytes()[:-30])
+        with pytest.raises(PingLlmError) as error:
+            import_atlas(
+                [many_files[1], broken], tmp_path / "out", workers=workers, strict=True, sizes=ReadSizes(chunk=5000)
+            )
+        assert str(error.value) == f"{many_files[1]}:1: not_ping: type is 'dns'"
+        assert not (tmp_path / "out").exists()

@@ -1,19 +1,122 @@
-"""What a measurement between two endpoints takes: the parts that do not change, and those that change with time.
+"""What a measurement between two endpoints takes: what does not change, what changes with time, and chance.
 
 floor = propagation · (1 + detour of the current route) + access of both ends + evening congestion of both ends
 RTT   = floor + queueing, where queueing is ordinary, sometimes busy, rarely a spike
 """
 
 import dataclasses
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
+from scipy.special import ndtr  # type: ignore[import-untyped]
 
-from ping_llm.core.randomness import Words, uniform
-from ping_llm.sources.simulator.distribution import Distribution, Floats, Ints, mixed, normal, salt
-from ping_llm.sources.simulator.endpoints import Endpoints
-from ping_llm.sources.simulator.geography import Geography, great_circle_km
+from ping_llm.core.randomness import GOLDEN, Words, mix64, uniform
 from ping_llm.sources.simulator.settings import SimulatorSettings
+from ping_llm.sources.simulator.topology import Endpoints, Floats, Geography, Ints, great_circle_km, key_words
+
+
+@dataclass(frozen=True)
+class DelayDistribution:
+    """What is true of n measurements before they are made.
+
+    Everything but `failed_probability` is conditional on an answer. RTTs and probabilities broadcast against the n
+    measurements: `truth.quantile([[0.1], [0.9]])` has shape [2, n].
+    """
+
+    failed_probability: Floats
+    floor_ms: Floats
+    weight: tuple[Floats, ...]  # of each component; they add up to 1
+    log_median: tuple[Floats, ...]  # of each component: ln of the median delay above the floor, in ms
+    sigma: tuple[float, ...]  # of each component's logarithm
+
+    def __len__(self) -> int:
+        return len(self.floor_ms)
+
+    def cdf(self, rtt_ms: npt.ArrayLike) -> Floats:
+        """P(RTT ≤ rtt_ms)."""
+        return self._cdf_above(self._log_above_floor(rtt_ms))
+
+    def log_pdf(self, rtt_ms: npt.ArrayLike) -> Floats:
+        """Natural logarithm of the density per millisecond; -inf at or below the floor."""
+        log_above = self._log_above_floor(rtt_ms)
+        total = np.full(np.shape(log_above), -np.inf)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            for weight, log_median, sigma in self._components():
+                z = (log_above - log_median) / sigma
+                term = np.log(weight) - 0.5 * z**2 - np.log(sigma * np.sqrt(2.0 * np.pi)) - log_above
+                total = np.logaddexp(total, np.where(np.isneginf(log_above), -np.inf, term))
+        return np.asarray(total, np.float64)
+
+    def quantile(self, q: npt.ArrayLike) -> Floats:
+        """The RTT that a share q of the answers stay below, by bisection to the precision of a float."""
+        q = np.asarray(q, np.float64)
+        if not ((q >= 0) & (q <= 1)).all():
+            raise ValueError("a quantile lies between 0 and 1")
+        shape = np.broadcast_shapes(q.shape, self.floor_ms.shape)
+        reach = 9.0 * max(self.sigma)  # beyond nine standard deviations a float holds no probability
+        low = np.broadcast_to(np.minimum.reduce(self.log_median) - reach, shape)
+        high = np.broadcast_to(np.maximum.reduce(self.log_median) + reach, shape)
+        for _ in range(52):
+            middle = (low + high) / 2.0
+            below = self._cdf_above(middle) < q
+            low, high = np.where(below, middle, low), np.where(below, high, middle)
+        found = self.floor_ms + np.exp((low + high) / 2.0)
+        return np.asarray(np.where(q == 0, self.floor_ms, np.where(q == 1, np.inf, found)), np.float64)
+
+    def median(self) -> Floats:
+        return self.quantile(0.5)
+
+    def mean(self) -> Floats:
+        return sum((w * np.exp(m + s**2 / 2.0) for w, m, s in self._components()), self.floor_ms)
+
+    def draw(self, rng: np.random.Generator) -> Floats:
+        """An outcome for each of the n measurements: an RTT, or NaN where it failed."""
+        chance = rng.random(len(self))
+        failed = chance < self.failed_probability
+        # Given that it did not fail, what is left of the chance is uniform again: it chooses the component.
+        with np.errstate(divide="ignore"):  # the probability may be 1
+            chance = (chance - self.failed_probability) / (1.0 - self.failed_probability)
+        log_median, sigma = self.log_median[0].copy(), np.full(len(self), self.sigma[0])
+        passed = self.weight[0]
+        for index in range(1, len(self.weight)):
+            later = chance >= passed
+            np.copyto(log_median, self.log_median[index], where=later)
+            np.copyto(sigma, self.sigma[index], where=later)
+            passed = passed + self.weight[index]
+        rtt = np.asarray(self.floor_ms + np.exp(log_median + sigma * rng.standard_normal(len(self))), np.float64)
+        rtt[failed] = np.nan
+        return rtt
+
+    def _components(self) -> Iterator[tuple[Floats, Floats, float]]:
+        return zip(self.weight, self.log_median, self.sigma, strict=True)
+
+    def _cdf_above(self, log_above: Floats) -> Floats:
+        """P(ln(RTT - floor) ≤ log_above)."""
+        return sum((w * ndtr((log_above - m) / s) for w, m, s in self._components()), np.zeros(()))
+
+    def _log_above_floor(self, rtt_ms: npt.ArrayLike) -> Floats:
+        with np.errstate(divide="ignore"):
+            return np.asarray(np.log(np.maximum(np.asarray(rtt_ms, np.float64) - self.floor_ms, 0.0)), np.float64)
+
+
+# Random words of pairs, and the numbers they stand for.
+
+
+def mixed(word: Words | np.uint64, value: Words | np.uint64) -> Words:
+    """Folds a value into a word with splitmix64."""
+    with np.errstate(over="ignore"):
+        return np.asarray(mix64(value * GOLDEN + word), np.uint64)
+
+
+def normal(words: Words) -> Floats:
+    """Standard normal, by Box and Muller from two words derived from each one."""
+    radius = np.sqrt(-2.0 * np.log1p(-uniform(mixed(words, np.uint64(1)))))
+    return np.asarray(radius * np.cos(2.0 * np.pi * uniform(mixed(words, np.uint64(2)))), np.float64)
+
+
+# The delay model.
 
 FIBRE_KM_PER_MS = 200.0
 DAY_S = 86_400.0
@@ -27,7 +130,7 @@ _IPV6_SCATTER = 0.05
 _LEAST_STRETCH = 1.05
 
 _MEAN_DETOUR_KM = 60.0
-"""Two systems rarely meet at the doorstep: what the way to their exchange adds whatever the distance."""
+"""Two systems rarely meet at the doorstep: what the path to their exchange adds whatever the distance."""
 
 # Routes: a pair of systems chooses again about once a period, which is log-uniform between these.
 _ROUTE_PERIOD_S = (6 * 3600.0, 8 * DAY_S)
@@ -75,8 +178,8 @@ class DelayModel:
         source_pop, target_pop = ends.pop[source], ends.pop[target]
         systems = _pair(places.pop_system[source_pop], places.pop_system[target_pop], len(places.system_region))
         regions = _pair(places.pop_region[source_pop], places.pop_region[target_pop], len(places.region_weight))
-        by_regions = mixed(salt(self.settings.seed, "region pair"), regions)
-        by_systems = mixed(salt(self.settings.seed, "system pair"), systems)
+        by_regions = mixed(key_words(self.settings.seed, "region pair")[0], regions)
+        by_systems = mixed(key_words(self.settings.seed, "system pair")[0], systems)
         by_route = mixed(by_systems, ends.family[source].astype(np.uint64))  # IPv4 and IPv6 reroute on their own
 
         stretch = self.settings.inflation * np.exp(
@@ -84,11 +187,11 @@ class DelayModel:
             + _SYSTEM_PAIR_SCATTER * normal(by_systems)
             + _IPV6_SCATTER * normal(by_route) * (ends.family[source] == 6)
         )
-        way_km = great_circle_km(ends.position[source], ends.position[target]) * np.maximum(stretch, _LEAST_STRETCH)
+        path_km = great_circle_km(ends.position[source], ends.position[target]) * np.maximum(stretch, _LEAST_STRETCH)
         detour_km = -_MEAN_DETOUR_KM * np.log1p(-uniform(mixed(by_systems, np.uint64(3))))
         shortest, longest = _ROUTE_PERIOD_S
         return Paths(
-            propagation_ms=2.0 * (way_km + detour_km) / FIBRE_KM_PER_MS,
+            propagation_ms=2.0 * (path_km + detour_km) / FIBRE_KM_PER_MS,
             access_ms=ends.access_ms[source] + ends.access_ms[target],
             queue_ms=ends.queue_ms[source] + ends.queue_ms[target],
             hazard=ends.hazard[source] + ends.hazard[target],
@@ -100,7 +203,7 @@ class DelayModel:
             route_period_s=shortest * (longest / shortest) ** uniform(mixed(by_route, np.uint64(5))),
         )
 
-    def distribution(self, paths: Paths, time_s: Floats, loss_scale: float) -> Distribution:
+    def distribution(self, paths: Paths, time_s: Floats, loss_scale: float) -> DelayDistribution:
         """`time_s` in Unix seconds, one for each path."""
         settings = self.settings
         source_load = _load(time_s, paths.source_day)
@@ -110,7 +213,7 @@ class DelayModel:
         log_queue = np.log(paths.queue_ms + _CONGESTED_QUEUE * congestion_ms)
         busy = settings.busy_share * (0.5 + 0.5 * load)
         spike = np.full(len(busy), settings.spike_share)
-        return Distribution(
+        return DelayDistribution(
             failed_probability=-np.expm1(-loss_scale * _loss_hazard(paths.hazard, load)),
             floor_ms=paths.propagation_ms + self._reroute_ms(paths, time_s) + paths.access_ms + congestion_ms,
             weight=(1.0 - busy - spike, busy, spike),

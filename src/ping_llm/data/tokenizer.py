@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ping_llm.config import Config
-from ping_llm.core.errors import PingLlmError, need
+from ping_llm.core.errors import PingLlmError, need, one_line
 from ping_llm.core.randomness import Ints
 
 Tokens = npt.NDArray[np.uint32]
@@ -55,7 +55,7 @@ class TokenizerSpec:
 class Tokenizer:
     spec: TokenizerSpec
     vocabulary: int
-    """Tokens there are: all are below this."""
+    """All tokens are below this."""
     digest: str
     """Of the files it was made from: another digest gives other tokens."""
     bos: int | None
@@ -65,24 +65,19 @@ class Tokenizer:
     def encode(self, texts: Sequence[str]) -> tuple[Tokens, Ints]:
         """All tokens, one document after the other, and how many each has. An empty text has none."""
         spelled = self.spell(list(texts))
-        before = [self.bos] if self.spec.add_bos and self.bos is not None else []
-        after = [self.eos] if self.spec.add_eos and self.eos is not None else []
         sizes = np.fromiter(map(len, spelled), dtype=np.int64, count=len(spelled))
-        inner = np.fromiter(itertools.chain.from_iterable(spelled), dtype=np.uint32, count=int(sizes.sum()))
-        extra = (len(before) + len(after)) * (sizes > 0)
-        if not extra.any():
-            return inner, sizes
-        lengths = sizes + extra
-        ends = np.cumsum(lengths)
-        full = sizes > 0
-        tokens = np.empty(int(ends[-1]), dtype=np.uint32)
-        is_text = np.ones(len(tokens), dtype=bool)
-        for special, places in ((before, (ends - lengths)[full]), (after, ends[full] - 1)):
-            if special:
-                tokens[places] = special[0]
-                is_text[places] = False
-        tokens[is_text] = inner
-        return tokens, lengths
+        tokens = np.fromiter(itertools.chain.from_iterable(spelled), dtype=np.uint32, count=int(sizes.sum()))
+        has_text = sizes > 0
+        ends = np.cumsum(sizes)[has_text]
+        starts = ends - sizes[has_text]
+        # At one offset, the end of a document stands before the start of the next.
+        marks = [(ends, self.eos, self.spec.add_eos), (starts, self.bos, self.spec.add_bos)]
+        marks = [(offsets, token, True) for offsets, token, is_wanted in marks if is_wanted and token is not None]
+        if not marks:
+            return tokens, sizes
+        offsets = np.concatenate([offsets for offsets, *_ in marks])
+        tokens = np.insert(tokens, offsets, np.repeat([token for _, token, _ in marks], len(ends)))
+        return tokens, sizes + len(marks) * has_text
 
 
 @lru_cache(maxsize=4)
@@ -108,12 +103,13 @@ def _sentencepiece(spec: TokenizerSpec) -> Tokenizer:
         model = module.SentencePieceProcessor(model_proto=data)
     except Exception as error:  # its own kinds, most of them plain RuntimeError
         raise _wrong(spec, "a SentencePiece model", error) from None
+    bos, eos = (token if token >= 0 else None for token in (model.bos_id(), model.eos_id()))
     return Tokenizer(
         spec=spec,
         vocabulary=model.vocab_size(),
         digest=_digest(data),
-        bos=_known(model.bos_id()),
-        eos=_known(model.eos_id()),
+        bos=bos,
+        eos=eos,
         spell=lambda texts: model.encode(texts, num_threads=1),  # workers are processes; threads would be too many
     )
 
@@ -122,18 +118,16 @@ def _huggingface(spec: TokenizerSpec) -> Tokenizer:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # as above
     module = need("tokenizers", "text", "tokenizer_type=huggingface")
     file = Path(spec.path, "tokenizer.json") if Path(spec.path).is_dir() else Path(spec.path)
+    if not file.exists() and _looks_like_a_path(spec.path):
+        raise PingLlmError(f"tokenizer_path={spec.path}: there is no {file}")
     try:
         if file.exists():
             model = module.Tokenizer.from_file(str(file))
-        elif _looks_like_a_path(spec.path):
-            raise PingLlmError(f"tokenizer_path={spec.path}: there is no {file}")
         else:
             model = module.Tokenizer.from_pretrained(spec.path, token=spec.access_token or None)
-    except PingLlmError:
-        raise
     except Exception as error:  # its own kinds, made in Rust
         raise _wrong(spec, "a tokenizer of Hugging Face", error) from None
-    names = _special_names(file.parent) if file.exists() else {}
+    names = _special_names(file.parent / "tokenizer_config.json") if file.exists() else {}
     return Tokenizer(
         spec=spec,
         vocabulary=model.get_vocab_size(with_added_tokens=True),
@@ -144,9 +138,8 @@ def _huggingface(spec: TokenizerSpec) -> Tokenizer:
     )
 
 
-def _special_names(folder: Path) -> dict[str, str]:
+def _special_names(file: Path) -> dict[str, str]:
     """What `tokenizer_config.json` says the first and the last token of a document are."""
-    file = folder / "tokenizer_config.json"
     if not file.exists():
         return {}
     try:
@@ -209,16 +202,13 @@ def _read(spec: TokenizerSpec) -> bytes:
 
 
 def _wrong(spec: TokenizerSpec, what: str, error: Exception) -> PingLlmError:
-    why = " ".join(str(error).split())[:160]
-    return PingLlmError(f"tokenizer_path={spec.path} is not {what} (tokenizer_type={spec.kind}): {why}")
+    return PingLlmError(
+        f"tokenizer_path={spec.path} is not {what} (tokenizer_type={spec.kind}): {one_line(error, 160)}"
+    )
 
 
 def _looks_like_a_path(path: str) -> bool:
     return path.startswith((".", "/", "~")) or path.count("/") > 1 or bool(Path(path).suffix)
-
-
-def _known(token: int) -> int | None:
-    return token if token >= 0 else None
 
 
 def _digest(data: bytes) -> str:

@@ -1,0 +1,331 @@
+"""Text that is read in order: documents are shuffled within windows, tokenised a window at a time, cut into sequences.
+
+Documents are concatenated and then split (Grain calls this concat-then-split): where a sequence ends, a document is
+cut, and each piece is a segment of its own. So sequences are full but at the end of the data, and no text is lost.
+
+A stream of documents knows its position. A loader knows where its stream was at the beginning of the window that a
+batch ends in, and how many tokens of that window were used. So a run resumes exactly, on as many hosts as before.
+"""
+
+import json
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from itertools import islice
+from typing import Any, ClassVar, Final
+
+import numpy as np
+
+from ping_llm.batches.batch import Batch, PackedTokens, Stages, expand
+from ping_llm.batches.mixture import Mixture
+from ping_llm.batches.report import PipelineReport
+from ping_llm.batches.spec import DataState
+from ping_llm.config import Config
+from ping_llm.core.randomness import Ints, Purpose, key, permute
+from ping_llm.data.documents import DocumentStream, Position
+from ping_llm.data.registry import EvalLoader, TrainLoader, batch_size, host_rows
+from ping_llm.data.tokenizer import Tokens, tokenizer_of
+
+POSITIONS: Final = "positions"
+"""Where hosts are, within the identity of a data state: the one entry of it that is theirs to use."""
+
+STREAM_VERSION: Final = 1
+"""Raised whenever the same files would give other batches."""
+
+_EVAL_WINDOW: Final = 256
+_REMEMBERED: Final = 64
+"""Batches whose position is remembered: more than are ever made ahead of the training step."""
+
+_log = logging.getLogger(__name__)
+
+
+# Sequences.
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackSettings:
+    length: int
+    max_segments: int
+    """Of a sequence. What would come after them is left out, and padding stands there."""
+
+    @classmethod
+    def of(cls, config: Config) -> "PackSettings":
+        length, limit = config.max_target_length, config.max_segments_per_seq
+        return cls(length=length, max_segments=limit if limit > 0 else max(8, length // 32))
+
+
+Packed = tuple[Tokens, Ints]
+"""Tokens of a sequence, and the sizes of its segments."""
+
+EMPTY: Final[Packed] = np.zeros(0, np.uint32), np.zeros(0, np.int64)
+"""A sequence that is all padding."""
+
+
+@dataclass(frozen=True)
+class Concatenated:
+    """Documents one after the other."""
+
+    tokens: Tokens
+    ends: Ints
+    """Where each document ends; empty ones are left out."""
+
+    @classmethod
+    def of(cls, tokens: Tokens, lengths: Ints) -> "Concatenated":
+        return cls(tokens, np.cumsum(lengths[lengths > 0]))
+
+    def cut(self, begin: int, end: int) -> Packed:
+        """As many of these tokens as there are, each piece of a document a segment."""
+        begin, end = min(begin, len(self.tokens)), min(end, len(self.tokens))
+        inner = self.ends[np.searchsorted(self.ends, begin, side="right") : np.searchsorted(self.ends, end)]
+        sizes = np.diff(inner, prepend=begin, append=end)
+        return self.tokens[begin:end], sizes[sizes > 0]
+
+
+def joined(pieces: Sequence[Packed], max_segments: int) -> Packed:
+    """Pieces as one sequence, which ends with the last segment that is allowed."""
+    if not pieces:
+        return EMPTY
+    sizes = np.concatenate([sizes for _, sizes in pieces])[:max_segments]
+    return np.concatenate([tokens for tokens, _ in pieces])[: int(sizes.sum())], sizes
+
+
+def pack(sequences: Sequence[Packed]) -> PackedTokens:
+    """Sequences as they travel between processes; an empty one has no segment."""
+    return PackedTokens(
+        tokens=np.concatenate([tokens for tokens, _ in sequences]),
+        sizes=np.concatenate([sizes for _, sizes in sequences]).astype(np.int32),
+        sequence=np.repeat(np.arange(len(sequences)), [len(sizes) for _, sizes in sequences]).astype(np.int32),
+    )
+
+
+class SequenceStream:
+    """The sequences of a stream of documents."""
+
+    def __init__(
+        self,
+        documents: DocumentStream,
+        encode: Callable[[Sequence[Any]], Packed],
+        packing: PackSettings,
+        *,
+        window: int,
+        seed: int | None = None,
+    ) -> None:
+        """`encode` makes the tokens of many documents. Each window is shuffled, if there is a seed."""
+        self.stages = Stages()
+        self.ended = False
+        self.close = documents.close
+        self._documents, self._encode, self._packing = documents, encode, packing
+        self._window, self._seed = window, seed
+        self._number = self._used = 0
+        self._start: Position = {"window": 0, "stream": documents.position()}
+        self._tokens = Concatenated(*EMPTY)
+
+    def position(self) -> Position:
+        """Of the next token."""
+        return {**self._start, "used": self._used}
+
+    def seek(self, position: Position) -> None:
+        self._documents.seek(position["stream"])
+        self._number = position["window"]
+        self.ended = False
+        self._next_window()
+        self._used = position["used"]
+
+    def read(self) -> Packed:
+        """The next sequence, full but at the end of the data."""
+        pieces: list[Packed] = []
+        missing = self._packing.length
+        while missing and not self.ended:
+            piece = self._tokens.cut(self._used, self._used + missing)
+            if not len(piece[0]):
+                self._next_window()
+                continue
+            pieces.append(piece)
+            missing -= len(piece[0])
+            self._used += len(piece[0])
+        return joined(pieces, self._packing.max_segments)
+
+    def _next_window(self) -> None:
+        self._start, self._used = {"window": self._number, "stream": self._documents.position()}, 0
+        with self.stages("read"):
+            documents = list(islice(iter(self._documents.read, None), self._window))
+        if not documents:
+            self.ended = True
+            return
+        self._number += 1
+        if self._seed is not None:
+            order = key(self._seed, self._number, Purpose.SEQUENCE_ORDER)
+            documents = [documents[i] for i in permute(order, len(documents), np.arange(len(documents))).tolist()]
+        with self.stages("encode"):
+            self._tokens = Concatenated.of(*self._encode(documents))
+
+
+# Loaders.
+
+
+class TextReport(PipelineReport):
+    """The report of the pipeline, in the words of text."""
+
+    meaning: ClassVar[Mapping[str, str]] = {
+        "plan": "which documents come next",
+        "read": "get them from their files",
+        "encode": "tokenise them",
+        "arrange": "put sequences together",
+    }
+
+    @property
+    def advice(self) -> str:
+        if self.bottleneck == "plan":
+            return "raise grain_worker_count: this runs on as many cores as there are"
+        return super().advice.replace("rows are", "files are")
+
+
+class StreamLoader(TrainLoader):
+    """This host's sequences of each batch. Where its data ends, batches of padding follow."""
+
+    stages: Final = ("read", "encode", "arrange")
+
+    def __init__(
+        self,
+        config: Config,
+        documents: DocumentStream,
+        *,
+        data: Mapping[str, Any],
+        devices: int,
+        host: int,
+        hosts: int,
+        state: DataState | None,
+    ) -> None:
+        """`data` says what is read, for the state of the run: resuming with something else is refused."""
+        tokenizer = tokenizer_of(config)
+        size, seed = batch_size(config, devices), config.data_shuffle_seed
+        rows = host_rows(size, host, hosts)
+        self._host, self._hosts, self._batch_size = host, hosts, rows.stop - rows.start
+        self._packing = PackSettings.of(config)
+        self._sequences = SequenceStream(
+            documents, tokenizer.encode, self._packing, window=config.shuffle_window, seed=seed
+        )
+        identity = {
+            "dataset_type": config.dataset_type,
+            **data,
+            "column": config.train_data_columns,
+            "tokenizer": tokenizer.digest,
+            "add_bos": config.add_bos,
+            "add_eos": config.add_eos,
+            "seed": seed,
+            "shuffle_window": config.shuffle_window,
+            "global_batch_size": size,
+            "length": self._packing.length,
+            "most_segments": self._packing.max_segments,
+            "stream_version": STREAM_VERSION,
+        }
+        self._state = DataState(next_step=0, identity=identity, mixture=Mixture.of((Fraction(1),)))
+        self._said_that_it_ended = False
+        self.report = TextReport(stages=self.stages, workers=0)
+        if state is not None:
+            self._resume(state, allow_change=config.allow_data_change)
+        self._positions = {self._state.next_step: self._sequences.position()}
+
+    def _resume(self, state: DataState, *, allow_change: bool) -> None:
+        stored = dict(state.identity)
+        positions = stored.pop(POSITIONS, None)
+        if not allow_change:
+            replace(state, identity=stored).check(self._state.identity)
+        self._state = replace(self._state, next_step=state.next_step)
+        is_same = stored == self._state.identity
+        then = len(positions) if isinstance(positions, list) else 0
+        if is_same and then == self._hosts:
+            self._sequences.seek(positions[self._host])
+            return
+        what = f"the data was read by {then} host(s) before and is now by {self._hosts}"
+        _log.warning(
+            "%s: this backend cannot resume exactly, and reads from the start again",
+            what if is_same else "the data changed",
+        )
+
+    def state(self) -> DataState:
+        """The next step; where the data is belongs to a step: see `position`."""
+        return self._state
+
+    def position(self, step: int) -> str:
+        """Where this host's data is before a step that was reached a short time ago, as JSON."""
+        return json.dumps(self._positions[step])
+
+    def most_segments(self, step: int) -> int:
+        return self._packing.max_segments
+
+    def __next__(self) -> Batch:
+        stages = self._sequences.stages
+        stages.seconds.clear()
+        asked = time.perf_counter()
+        sequences = [self._sequences.read() for _ in range(self._batch_size)]
+        waited = time.perf_counter() - asked
+        with stages("arrange"):
+            packed = pack(sequences)
+            batch = expand(packed, self._batch_size, self._packing.length)
+        self.report.add(
+            wait_s=waited,
+            stage_s=np.array([stages.seconds.get(name, 0.0) for name in self.stages]),
+            tokens=len(packed.tokens),
+            padding=batch["inputs"].size - len(packed.tokens),
+            corrupt_rows=0,
+        )
+        step = self._state.next_step + 1
+        if self._sequences.ended and not self._said_that_it_ended:
+            self._said_that_it_ended = True
+            _log.warning("host %d has no more training data after step %d: only padding follows", self._host, step - 1)
+        self._state = replace(self._state, next_step=step)
+        self._positions[step] = self._sequences.position()
+        self._positions.pop(step - _REMEMBERED, None)
+        return batch
+
+    def close(self) -> None:
+        self._sequences.close()
+
+
+class StreamEvalLoader(EvalLoader):
+    """Finite batches, the same every time. Every host reads all of the data and takes its part of each batch.
+
+    So all hosts end at the same batch, whatever is in which file. Documents that were tokenised before are used as
+    they are.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        documents: DocumentStream,
+        *,
+        devices: int,
+        host: int,
+        hosts: int,
+        is_tokenised: bool = False,
+    ) -> None:
+        self._packing = PackSettings.of(config)
+        self._size = batch_size(config, devices)
+        self._part = host_rows(self._size, host, hosts)
+        self._batches_left = config.eval_steps
+        encode = _as_they_are if is_tokenised else tokenizer_of(config).encode
+        self._sequences = SequenceStream(documents, encode, self._packing, window=_EVAL_WINDOW)
+
+    def most_segments(self, step: int) -> int:
+        return self._packing.max_segments
+
+    def __next__(self) -> Batch:
+        if self._batches_left == 0:
+            raise StopIteration
+        self._batches_left -= 1
+        sequences = [self._sequences.read() for _ in range(self._size)]
+        if not len(sequences[0][0]):
+            raise StopIteration
+        batch = expand(pack(sequences), self._size, self._packing.length)
+        return {name: values[self._part] for name, values in batch.items()}
+
+    def close(self) -> None:
+        self._sequences.close()
+
+
+def _as_they_are(documents: Sequence[list[int]]) -> Packed:
+    tokens = np.concatenate([np.asarray(document, dtype=np.uint32) for document in documents])
+    return tokens, np.array([len(document) for document in documents], dtype=np.int64)

@@ -1,1 +1,0 @@
-"""What the text backends share: tokenizers, documents in files, and how documents become sequences."""

@@ -1,0 +1,321 @@
+"""Step two of preparation: a range of buckets from all runs, sorted, cut into rows and written as one shard per split.
+
+DuckDB sorts: in memory when the measurements fit its share of the limit, on disk when they do not (a source may have
+more measurements than fit in memory). The order is total (source, time, destination, RTT), so equal inputs give equal
+bytes whatever order they came in.
+"""
+
+import errno
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import duckdb
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from array_record.python.array_record_module import ArrayRecordWriter
+
+from ping_llm.core.addresses import source_hash
+from ping_llm.core.errors import PingLlmError
+from ping_llm.core.files import file_sha256
+from ping_llm.core.randomness import mix64, uniform
+from ping_llm.rows.format import (
+    FIRST_CHUNK,
+    HEADER,
+    MAGIC,
+    TIME_UNITS_US,
+    WRITER_OPTIONS,
+    Bytes,
+    Ints,
+    RowBatch,
+    encode_rows,
+    measurement_bytes,
+    physical,
+)
+from ping_llm.rows.manifest import INDEX_SCHEMA, SPLITS, ShardInfo
+from ping_llm.rows.partition import FAMILIES, RECORDS, Span, SpanReader, record_batches
+from ping_llm.rows.work_folder import deliver, temporary_folder, write_json
+from ping_llm.storage import Location
+
+_SORTED_BATCH_ROWS: Final = 500_000
+
+_SORT_MEMORY_SHARE: Final = 0.5
+"""DuckDB's part of a worker's memory; the rest is for what goes in and comes out."""
+
+_SPLIT_SALT: Final = np.uint64(0x5EED_0F_5B117)
+"""Makes the split independent of the bucket, which is cut from the same hash."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardTask:
+    number: int
+    spans: dict[int, tuple[Span, ...]]
+    """By family, where the shard's measurements lie in the runs."""
+    runs_folder: Location
+    folder: Location
+    scratch: str | None
+    max_row_bytes: int
+    train_ratio: float
+    memory_bytes: int
+
+
+def shard_marker(number: int) -> str:
+    return f"shard-{number:05d}.json"
+
+
+def write_shard(task: ShardTask) -> dict[str, Any]:
+    """Sort a range of buckets and write its rows. Sources go to the split that their hash says."""
+    result: dict[str, Any] = {}
+    with temporary_folder(task.scratch) as scratch:
+        paths = {split: scratch / f"{split}-{task.number:05d}.arrayrecord" for split in SPLITS}
+        writers = {split: ShardWriter(path) for split, path in paths.items()}
+        runs = SpanReader(task.runs_folder)
+        memory = int(task.memory_bytes * _SORT_MEMORY_SHARE)
+        for family in FAMILIES:
+            unsorted = record_batches(runs.read(task.spans[family]), family)
+            batches = sorted_batches(unsorted, family, memory_bytes=memory, scratch=scratch)
+            for rows in cut_into_rows(batches, family, task.max_row_bytes):
+                in_train = is_train(rows, task.train_ratio)
+                writers["train"].add(rows.take(in_train))
+                writers["eval"].add(rows.take(~in_train))
+        for split, writer in writers.items():
+            info, index = writer.close()
+            result[split] = asdict(info)
+            index_path = paths[split].with_suffix(".index")
+            write_index(index, index_path)
+            for path in (paths[split], index_path):
+                deliver(path, task.folder / path.name)
+    result["bytes_in"] = sum(span.end - span.start for spans in task.spans.values() for span in spans)
+    result["bytes_out"] = sum(result[split]["bytes"] for split in SPLITS)
+    write_json(task.folder / shard_marker(task.number), result)
+    return result
+
+
+def is_train(rows: RowBatch, train_ratio: float) -> npt.NDArray[np.bool_]:
+    """Which rows belong to the training split: a function of the source address alone."""
+    families = np.full(len(rows.sources), rows.family, dtype=np.uint8)
+    return uniform(mix64(source_hash(families, rows.packed_sources) ^ _SPLIT_SALT)) < train_ratio
+
+
+def sorted_batches(
+    batches: Iterator[pa.RecordBatch], family: int, *, memory_bytes: int, scratch: Path
+) -> Iterator[pa.RecordBatch]:
+    """The measurements of one family in row order, in batches."""
+    failures: list[Exception] = []
+
+    def remembering_failures() -> Iterator[pa.RecordBatch]:  # DuckDB makes errors of its own of those it meets here
+        try:
+            yield from batches
+        except Exception as error:
+            failures.append(error)
+            raise
+
+    names = RECORDS[family].names or ()
+    schema = pa.schema([(name, pa.from_numpy_dtype(RECORDS[family][name])) for name in names])
+    unsorted = pa.RecordBatchReader.from_batches(schema, remembering_failures())  # noqa: F841 - DuckDB finds it by name
+    settings: dict[str, str | bool | int | float | list[str]] = {
+        "threads": 1,
+        "memory_limit": f"{max(memory_bytes >> 20, 64)}MB",
+        "temp_directory": str(scratch),
+        "preserve_insertion_order": False,
+    }
+    try:
+        with duckdb.connect(config=settings) as connection:
+            connection.execute("SET enable_progress_bar = false")
+            query = f"SELECT * FROM unsorted ORDER BY {', '.join(names)}"
+            yield from connection.sql(query).to_arrow_reader(_SORTED_BATCH_ROWS)
+    except duckdb.Error as error:
+        raise (failures[0] if failures else _explained(error, scratch)) from error
+
+
+def _explained(error: duckdb.Error, scratch: Path) -> Exception:
+    if isinstance(error, duckdb.OutOfMemoryException):
+        return PingLlmError(
+            "sorting needs more memory, or more disk space for temporary files: raise --memory-limit-gb or use fewer "
+            f"--workers ({' '.join(str(error).split())[:200]})"
+        )
+    return _disk_error(error, scratch) if isinstance(error, duckdb.IOException) else error
+
+
+def _disk_error(error: Exception, path: Path) -> OSError:
+    """What a library says in words of its own, as the error that it is; a full disk is the one that happens."""
+    code = errno.ENOSPC if os.strerror(errno.ENOSPC) in str(error) else errno.EIO
+    return OSError(code, os.strerror(code), str(path))
+
+
+def cut_into_rows(batches: Iterator[pa.RecordBatch], family: int, max_row_bytes: int) -> Iterator[RowBatch]:
+    """Group sorted batches by source, cutting a source's history where its row would exceed `max_row_bytes`.
+
+    What follows the last source boundary of a batch is carried over to the next one, except that whole rows are given
+    out as soon as they are full: memory is bounded by a batch and a row.
+    """
+    carried: list[npt.NDArray[Any]] | None = None
+    for batch in batches:
+        columns = [batch.column(i).to_numpy(zero_copy_only=False) for i in range(batch.num_columns)]
+        if carried is not None:
+            columns = [np.concatenate([a, b]) for a, b in zip(carried, columns, strict=True)]
+        counts = _row_counts(columns, family, max_row_bytes, final=False)
+        used = int(counts.sum())
+        if used:
+            yield _row_batch([c[:used] for c in columns], family, counts)
+        carried = [c[used:] for c in columns]
+    if carried is not None and len(carried[0]):
+        yield _row_batch(carried, family, _row_counts(carried, family, max_row_bytes, final=True))
+
+
+def _row_counts(columns: list[npt.NDArray[Any]], family: int, max_row_bytes: int, *, final: bool) -> Ints:
+    """Measurements of each row that is complete. The last source may continue in the next batch, unless `final`."""
+    sources = columns[:1] if family == 4 else columns[:2]
+    time = columns[len(sources)]
+    changes = np.flatnonzero(np.any([s[1:] != s[:-1] for s in sources], axis=0)) + 1
+    bounds = np.concatenate([[0], changes, [len(time)] if final else []]).astype(np.int64)
+    closed = np.diff(bounds)
+    # Alignment of the columns and of the record takes at most 32 bytes.
+    room = max_row_bytes - HEADER.itemsize - 32
+    narrow, wide = (max(1, room // measurement_bytes(family, time_width)) for time_width in (4, 8))
+
+    counts = closed.tolist()
+    for source in reversed(np.flatnonzero(closed > wide).tolist()):
+        counts[source : source + 1] = _cut(time[bounds[source] : bounds[source + 1]], narrow, wide)
+    if not final:
+        counts += _cut(time[bounds[-1] :], narrow, wide, keep_below=narrow)
+    return np.array(counts, dtype=np.int64)
+
+
+def _cut(time: Ints, narrow: int, wide: int, keep_below: int = 1) -> list[int]:
+    """Lengths of one source's rows, until fewer than `keep_below` measurements are left.
+
+    A row has room for `narrow` times of 4 bytes or `wide` ones of 8 (see `format.encode_rows`). Where it ends depends
+    on the next `narrow` measurements only, so it does not matter how they were batched.
+    """
+    counts = []
+    while len(time) >= keep_below:
+        since_first = time[:narrow] - time[0]
+        unit = next(u for u in TIME_UNITS_US if not (since_first % u).any())
+        counts.append(min(len(since_first), narrow if since_first[-1] // unit < 2**32 else wide))
+        time = time[counts[-1] :]
+    return counts
+
+
+def _row_batch(columns: list[npt.NDArray[Any]], family: int, counts: Ints) -> RowBatch:
+    numbers = 1 if family == 4 else 2
+    return RowBatch(
+        family=family,
+        sources=_address_bytes([c[np.cumsum(counts) - counts] for c in columns[:numbers]]),
+        counts=counts,
+        time_us=columns[numbers],
+        destinations=_address_bytes(columns[numbers + 1 : -1]),
+        rtt_ms=columns[-1],
+    )
+
+
+def _address_bytes(numbers: list[npt.NDArray[Any]]) -> Bytes:
+    """Addresses in network byte order, shape (n, 4) or (n, 16), from the numbers of `partition.RECORDS`."""
+    words = np.stack(numbers, axis=1)
+    return words.astype(words.dtype.newbyteorder(">")).view(np.uint8)
+
+
+class ShardWriter:
+    """Appends rows to a new ArrayRecord file. `close` checks the file and returns its description and index entries."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._writer = ArrayRecordWriter(str(path), WRITER_OPTIONS)
+        self._next_chunk = FIRST_CHUNK
+        self._entries: list[pa.RecordBatch] = []
+        self._rows = 0
+
+    def add(self, rows: RowBatch) -> None:
+        if not len(rows.counts):
+            return
+        encoded = encode_rows(rows)
+        with self._write_errors():
+            for row in range(len(encoded)):
+                self._writer.write(encoded.record(row))
+        columns: dict[str, npt.NDArray[Any]] = {
+            "shard": np.zeros(len(encoded)),  # numbered when all shards are known
+            "position": self._rows + np.arange(len(encoded)),
+            "offset": self._next_chunk + encoded.starts,
+            "size": encoded.sizes,
+            "count": rows.counts,
+            "failed": encoded.failed,
+            "long_gaps": encoded.long_gaps,
+            "family": np.full(len(encoded), rows.family),
+            "time_unit_us": encoded.time_units_us,
+            "first_time_us": encoded.first_times_us,
+            "last_time_us": encoded.last_times_us,
+        }
+        arrays = [pa.array(c.astype(INDEX_SCHEMA.field(name).type.to_pandas_dtype())) for name, c in columns.items()]
+        packed = [None, pa.py_buffer(rows.packed_sources)]
+        arrays.append(pa.FixedSizeBinaryArray.from_buffers(pa.binary(16), len(encoded), packed))
+        self._entries.append(pa.RecordBatch.from_arrays(arrays, schema=INDEX_SCHEMA))
+        self._next_chunk += len(encoded.buffer)
+        self._rows += len(encoded)
+
+    def close(self) -> tuple[ShardInfo, pa.Table]:
+        with self._write_errors():
+            self._writer.close()
+        index = pa.Table.from_batches(self._entries, schema=INDEX_SCHEMA).combine_chunks()
+        self._check(index)
+        info = ShardInfo(
+            file=self._path.name,
+            rows=self._rows,
+            measurements=int(np.sum(index["count"].to_numpy(), dtype=np.int64)),
+            failed=int(np.sum(index["failed"].to_numpy(), dtype=np.int64)),
+            bytes=self._path.stat().st_size,
+            sha256=file_sha256(self._path),
+        )
+        return info, index
+
+    def _check(self, index: pa.Table) -> None:
+        """See that each record begins where the index says: mapped reads rely on what ArrayRecord does not promise."""
+        file = np.memmap(self._path, dtype=np.uint8, mode="r")
+        offsets = index["offset"].to_numpy().astype(np.int64)
+        found = file[physical(offsets[:, None] + np.arange(len(MAGIC)))]
+        if not (found == np.frombuffer(MAGIC, dtype=np.uint8)).all():
+            raise PingLlmError(
+                f"{self._path}: this array_record release lays records out in a way this version of ping-llm does not "
+                "know; install the array_record version named in the lock file"
+            )
+
+    @contextmanager
+    def _write_errors(self) -> Iterator[None]:
+        """ArrayRecord raises plain `RuntimeError`s."""
+        try:
+            yield
+        except RuntimeError as error:
+            raise _disk_error(error, self._path) from error
+
+
+def write_index(index: pa.Table, path: Path) -> None:
+    """Uncompressed Arrow IPC: it is mapped, not read, so start-up touches only the columns it uses."""
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, index.schema) as writer:
+        writer.write_table(index)
+
+
+def join_indexes(parts: Iterable[pa.Table], rows: int, path: Path) -> None:
+    """One index of all shards. Columns are gathered on disk: a large dataset's index may be larger than the memory."""
+    if not rows:
+        write_index(INDEX_SCHEMA.empty_table(), path)
+        return
+    columns = []
+    for field in INDEX_SCHEMA:
+        kind = np.dtype("V16") if field.name == "source" else np.dtype(field.type.to_pandas_dtype())
+        columns.append(np.memmap(path.with_suffix(f".{field.name}"), dtype=kind, mode="w+", shape=rows))
+    begin = 0
+    for number, part in enumerate(parts):
+        end = begin + len(part)
+        for field, column in zip(INDEX_SCHEMA, columns, strict=True):
+            for chunk in part[field.name].chunks[:1]:
+                column[begin:end] = np.frombuffer(chunk.buffers()[1], dtype=column.dtype, count=len(part))
+        columns[0][begin:end] = number
+        begin = end
+    arrays = [
+        pa.Array.from_buffers(field.type, rows, [None, pa.py_buffer(column)])
+        for field, column in zip(INDEX_SCHEMA, columns, strict=True)
+    ]
+    write_index(pa.Table.from_arrays(arrays, schema=INDEX_SCHEMA), path)

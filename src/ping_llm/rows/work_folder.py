@@ -1,0 +1,192 @@
+"""The work folder of a preparation: where tasks leave what they finished, for other tasks and for the next run.
+
+    plan.json   whose work this is          runs/     shuffle files and markers of step one
+    lock        held while it is worked on  shards/   shards, their indexes and markers of step two
+
+Every machine of the engine reaches it by the same name: on this machine's disk, on a shared one, or in an object store.
+A file appears in it whole or not at all, and a task writes its marker last. Two attempts at the same task (one on a
+machine that was given up too early) write the same bytes, so they do no harm.
+"""
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Self
+
+from ping_llm.core.errors import PingLlmError
+from ping_llm.core.files import atomic_file
+from ping_llm.rows.manifest import MANIFEST
+from ping_llm.storage import Location, MissingError, locate
+from ping_llm.storage.cache import work_folder
+from ping_llm.storage.mirror import LEDGER
+
+LAYOUT: Final = 2
+"""Work of a program version that laid files out in another way is not continued."""
+
+REQUESTS_AT_ONCE: Final = 16
+"""An object store answers one request in some 30 ms whatever its size, but many at a time."""
+
+DATASET_SUFFIXES: Final = frozenset({".arrayrecord", ".index"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkFolder:
+    root: Location
+    output: Location
+
+    @classmethod
+    def of(cls, output: Location, work: str | None, digest: str, *, this_machine: bool) -> Self:
+        """Where the work of a plan lies: `work` if given, the output folder, or on this machine's disk if that is where
+        all tasks run and the output is remote."""
+        output = _absolute(output)
+        if work is not None:  # others may use it too
+            key = hashlib.sha256(f"{digest} {output}".encode()).hexdigest()[:16]
+            root = _absolute(locate(work)) / f"prepare-{key}"
+        elif output.is_remote and this_machine:
+            root = locate(work_folder(output))
+        else:
+            root = output / ".work"
+        return cls(root=root, output=output)
+
+    @property
+    def runs(self) -> Location:
+        return self.root / "runs"
+
+    @property
+    def shards(self) -> Location:
+        return self.root / "shards"
+
+    @property
+    def scratch(self) -> str | None:
+        """For temporary files of this machine."""
+        return None if self.root.is_remote else str(self.root.local / "scratch")
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """A local folder is for one preparation at a time. In a store nothing can be locked; there, two preparations of
+        the same plan write the same bytes, and two of different plans do not share a folder."""
+        if self.root.is_remote:
+            yield
+            return
+        self.root.local.mkdir(parents=True, exist_ok=True)
+        with (self.root.local / "lock").open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise PingLlmError(f"another preparation is writing to {self.output} right now") from None
+            yield
+
+    def adopt(self, digest: str, *, overwrite: bool) -> None:
+        """Continue what lies here if it is of this plan; otherwise start anew, if that is allowed."""
+        mine = {"digest": digest, "layout": LAYOUT}
+        known = _read_json(self.root / "plan.json")
+        if known == mine:
+            return
+        if known is not None and known.get("digest") != digest and not overwrite:
+            raise PingLlmError(
+                f"{self.output} holds an unfinished preparation of other input or options; "
+                "finish that one, choose another --output, or discard it with --overwrite"
+            )
+        names = [file.name for file in self.output.list()]
+        foreign = [name for name in names if Path(name).suffix in DATASET_SUFFIXES]
+        if foreign and MANIFEST not in names and LEDGER not in names:
+            raise PingLlmError(
+                f"{self.output} holds files of another dataset ({foreign[0]}, …); choose another --output"
+            )
+        if self.root.is_remote:
+            self.root.delete_tree()
+        else:
+            for name in ("runs", "shards", "scratch"):
+                shutil.rmtree(self.root.local / name, ignore_errors=True)
+                (self.root.local / name).mkdir()
+            if self.output.is_local:
+                self.output.local.mkdir(parents=True, exist_ok=True)
+        write_json(self.root / "plan.json", mine)
+
+    def remove(self) -> None:
+        self.root.delete_tree()
+
+
+Marker = dict[str, Any]
+
+
+def finished(
+    folder: Location, markers: Mapping[int, str], files: Callable[[int, Marker], dict[str, int]]
+) -> dict[int, Marker]:
+    """What finished tasks said in their markers, by number.
+
+    `files` says which files a task left, and their sizes: one whose files are gone or cut off is not finished.
+    """
+    sizes = {file.name: file.size() for file in folder.list()}
+    names = {number: name for number, name in markers.items() if name in sizes}
+    with ThreadPoolExecutor(REQUESTS_AT_ONCE) as threads:
+        found = zip(names, threads.map(lambda name: _read_json(folder / name), names.values()), strict=True)
+        return {
+            number: marker
+            for number, marker in found
+            if marker is not None and all(sizes.get(f) == size for f, size in files(number, marker).items())
+        }
+
+
+@contextmanager
+def temporary_folder(inside: str | None) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="ping-llm-", dir=inside, ignore_cleanup_errors=True) as name:
+        yield Path(name)
+
+
+def deliver(source: Path, target: Location) -> None:
+    """Put a finished local file where it belongs. It may be moved away."""
+    if target.is_remote:
+        target.upload(source)
+        return
+    try:
+        source.replace(target.local)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        with atomic_file(target.local) as unfinished:
+            shutil.copyfile(source, unfinished)
+
+
+def link(source: Location, target: Location) -> None:
+    """The same file under another name, without copying its bytes where that can be."""
+    if source.is_remote or target.is_remote:
+        source.copy_to(target)
+        return
+    target.delete()
+    try:
+        os.link(source.local, target.local)
+    except OSError:  # another disk, or one without links
+        with atomic_file(target.local) as unfinished:
+            shutil.copyfile(source.local, unfinished)
+
+
+def write_json(target: Location, value: Any) -> None:
+    target.write_text(json.dumps(value, indent=1) + "\n")
+
+
+def _read_json(source: Location) -> Any | None:
+    try:
+        return json.loads(source.read_text())
+    except MissingError:
+        return None
+
+
+def _absolute(folder: Location) -> Location:
+    return locate(folder.local.absolute()) if folder.is_local else folder
+
+
+def explain(error: OSError, output: Location) -> str:
+    where = f" ({error.filename})" if error.filename else ""
+    is_full = error.errno == errno.ENOSPC
+    advice = "; free some space and run the same command again: finished work is kept" if is_full else ""
+    return f"cannot write to {output}{where}: {error.strerror or error}{advice}"

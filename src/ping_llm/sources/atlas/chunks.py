@@ -1,0 +1,377 @@
+"""A file of RIPE Atlas results becomes batches of measurements, in bounded memory.
+
+bytes -> blocks (decompressed) -> chunks of whole lines, one result per line -> batches of measurements
+
+What the file is (bzip2, gzip or plain; JSON lines or one JSON array) is told from its content, not from its name. The
+API returns all results of a measurement as one array; `array_as_lines` cuts it up without parsing it.
+"""
+
+import bz2
+import gzip
+import re
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import Any, BinaryIO, Final, TypeVar
+
+import numpy as np
+import orjson
+import pyarrow as pa
+
+from ping_llm.core.errors import MeasurementError, PingLlmError
+from ping_llm.core.measurements import SCHEMA
+from ping_llm.sources.atlas.parse import Ping, Unusable, read_ping
+from ping_llm.sources.files import Piece, RawBatch
+from ping_llm.storage import Location, locate
+from ping_llm.tasks.pool import map_in_order
+
+Item = TypeVar("Item")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadSizes:
+    """Bytes in which a file is read."""
+
+    chunk: int = 4 << 20
+    """One task of a worker: some 9,000 results, 50 ms of parsing. Larger only costs memory."""
+    block: int = 1 << 20
+    result: int = 16 << 20
+    """A result has a few hundred bytes. A line this long is another kind of file, and would fill the memory."""
+
+
+DEFAULT_SIZES: Final = ReadSizes()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Chunk:
+    """Whole lines of a file."""
+
+    data: bytes
+    first: int
+    """Number of the first line, from 1. In a JSON array each element counts as a line."""
+    in_array: bool
+    position: int
+    """Bytes of the file, as stored, that were read up to here."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ParsedChunk:
+    """Every result of the chunk is in `batch` or in `dropped`."""
+
+    batch: Any
+    """`pyarrow.RecordBatch` of the measurement schema."""
+    results: int
+    dropped: dict[str, int]
+    examples: dict[str, tuple[int, str]]
+    """For each reason the first dropped result, in the order of the lines: its number and what is wrong with it."""
+    in_array: bool
+    position: int
+
+
+@dataclass(kw_only=True)
+class InputCounts:
+    """What became of the results of one input file: each is among the measurements or dropped."""
+
+    file: str
+    bytes: int = 0
+    results: int = 0
+    measurements: int = 0
+    failed: int = 0
+    """Measurements without an answer, which are among the measurements."""
+    dropped: dict[str, int] = field(default_factory=dict)
+    examples: dict[str, str] = field(default_factory=dict)
+    """Where the first result dropped for each reason is, and what is wrong with it."""
+
+    def add(self, parsed: ParsedChunk, *, strict: bool) -> None:
+        self.results += parsed.results
+        self.measurements += parsed.batch.num_rows
+        self.failed += parsed.batch.column("rtt").null_count
+        for reason, count in parsed.dropped.items():
+            self.dropped[reason] = self.dropped.get(reason, 0) + count
+        for reason, (number, detail) in parsed.examples.items():
+            where = f"{self.file} element {number}" if parsed.in_array else f"{self.file}:{number}"
+            if strict:
+                raise MeasurementError(f"{where}: {reason}: {detail}")
+            self.examples.setdefault(reason, f"{where}: {detail}")
+
+
+def parse_file(
+    counts: InputCounts,
+    *,
+    each_packet: bool,
+    strict: bool,
+    sizes: ReadSizes = DEFAULT_SIZES,
+    pool: Executor | None = None,
+    window: int = 1,
+) -> Iterator[ParsedChunk]:
+    """The chunks of the file that `counts` is for, parsed here or by a pool, at most `window` at a time.
+
+    The next chunk is always being read in a thread: decompression runs beside parsing. A file without any JSON is the
+    wrong file, not one with many bad results.
+    """
+    parse = partial(parse_chunk, each_packet=each_packet)
+    chunks = _read_ahead(read_chunks(counts.file, sizes))
+    for parsed in map(parse, chunks) if pool is None else map_in_order(pool, parse, chunks, window=window):
+        counts.add(parsed, strict=strict)
+        yield parsed
+    if counts.results and counts.dropped.get("malformed_json") == counts.results:
+        raise PingLlmError(
+            f"{counts.file}: not RIPE Atlas JSON: expected one result per line or one array, "
+            f"and none of {counts.results:,} is valid JSON"
+        )
+
+
+def _read_ahead(items: Iterator[Item]) -> Iterator[Item]:
+    end = object()
+    with ThreadPoolExecutor(1) as thread:
+        upcoming = thread.submit(next, items, end)
+        while (item := upcoming.result()) is not end:
+            upcoming = thread.submit(next, items, end)
+            yield item  # type: ignore[misc]
+
+
+def parse_chunk(chunk: Chunk, *, each_packet: bool) -> ParsedChunk:
+    """A worker's task."""
+    pings: list[Ping] = []
+    results = 0
+    dropped: Counter[str] = Counter()
+    examples: dict[str, tuple[int, str]] = {}
+    for number, line in enumerate(chunk.data.split(b"\n"), chunk.first):
+        try:
+            pings.append(read_ping(orjson.loads(line), each_packet=each_packet))
+        except orjson.JSONDecodeError as error:
+            if not line.strip():
+                continue
+            problem = Unusable("malformed_json", str(error))
+        except Unusable as unusable:
+            problem = unusable
+        else:
+            results += 1
+            continue
+        results += 1
+        dropped[problem.reason] += 1
+        examples.setdefault(problem.reason, (number, problem.detail))
+
+    each = [ping for ping in pings for _ in ping.rtts]  # one for each measurement
+    columns: tuple[list[Any], ...] = (
+        [ping.time_us for ping in each],
+        [ping.source for ping in each],
+        [ping.destination for ping in each],
+        [ping.ip_version for ping in each],
+        [rtt for ping in pings for rtt in ping.rtts],
+    )
+    arrays = [pa.array(column, type=field.type) for column, field in zip(columns, SCHEMA, strict=True)]
+    return ParsedChunk(
+        batch=pa.RecordBatch.from_arrays(arrays, schema=SCHEMA),
+        results=results,
+        dropped=dict(dropped),
+        examples=examples,
+        in_array=chunk.in_array,
+        position=chunk.position,
+    )
+
+
+# The format "atlas" of `sources.files`: one measurement per result, its minimum RTT. (`ping-llm import atlas` can also
+# keep every packet.)
+
+
+def plan(
+    path: str, size: int, renamed: Mapping[str, str], piece_rows: int, optional: frozenset[str]
+) -> tuple[None, list[Piece]]:
+    return None, [Piece(path=path, format="atlas", columns={}, bytes=size)]
+
+
+def read(piece: Piece, batch_rows: int, strict: bool) -> Iterator[RawBatch]:
+    waiting: list[ParsedChunk] = []
+    first_row = 0
+
+    def joined() -> RawBatch:
+        dropped = sum((Counter(parsed.dropped) for parsed in waiting), Counter[str]())
+        return RawBatch(batch=pa.concat_batches([p.batch for p in waiting]), first_row=first_row, dropped=dropped)
+
+    for parsed in parse_file(InputCounts(file=piece.path), each_packet=False, strict=strict):
+        waiting.append(parsed)
+        if sum(p.batch.num_rows for p in waiting) >= batch_rows:
+            yield joined()
+            first_row += sum(p.results for p in waiting)
+            waiting = []
+    if waiting:
+        yield joined()
+
+
+# From a file to chunks.
+
+_BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
+
+_FOREIGN: Final = {
+    b"\xfd7zXZ": "xz-compressed",
+    b"\x28\xb5\x2f\xfd": "zstd-compressed",
+    b"PK\x03\x04": "a zip archive",
+    b"PAR1": "a Parquet file",
+}
+"""First bytes of files that people have, and that need another tool first."""
+
+
+def read_chunks(path: Path | str | Location, sizes: ReadSizes = DEFAULT_SIZES) -> Iterator[Chunk]:
+    """The results of a file. Raises a one-line error for a file that cannot be read to its end."""
+    source = _Source(locate(path), sizes.block)
+    blocks = source.blocks()
+    head = b""
+    for block in blocks:
+        head += block
+        if len(head.strip()) > len(_BYTE_ORDER_MARK):
+            break
+    head = head.removeprefix(_BYTE_ORDER_MARK)
+    start = head.lstrip()[:8]
+    if not start:
+        raise PingLlmError(f"{path}: the file is empty")
+    if start[:1] not in (b"[", b"{"):
+        raise PingLlmError(f"{path}: not RIPE Atlas JSON: it starts with {start!r}, not with '{{' or '['")
+    in_array = start[:1] == b"["
+    lines: Iterable[bytes] = chain([head], blocks)
+    if in_array:
+        lines = array_as_lines(lines, str(path))
+
+    first = 1
+    parts: list[bytes] = []
+    size = 0
+    for part in lines:
+        parts.append(part)
+        size += len(part)
+        if size >= sizes.chunk:
+            data = b"".join(parts)
+            end = data.rfind(b"\n") + 1
+            if end:
+                yield Chunk(data=data[:end], first=first, in_array=in_array, position=source.position)
+                first += data.count(b"\n", 0, end)
+            elif size > sizes.result:
+                name = "element" if in_array else "line"
+                raise PingLlmError(f"{path}: {name} {first:,} is over {sizes.result:,} bytes: not RIPE Atlas JSON")
+            parts, size = [data[end:]], size - end
+    if size:
+        yield Chunk(data=b"".join(parts), first=first, in_array=in_array, position=source.position)
+
+
+class _Source:
+    """A file and how far it has been read."""
+
+    def __init__(self, path: Location, block_bytes: int) -> None:
+        self.path = path
+        self.block_bytes = block_bytes
+        self.position = 0
+
+    def blocks(self) -> Iterator[bytes]:
+        """The decompressed content."""
+        try:
+            with self.path.open_stream() as file:
+                for block in self._decompressed(file):
+                    self.position = file.tell()
+                    yield block
+        except (EOFError, gzip.BadGzipFile, zlib.error, _Bzip2Error) as error:
+            how = "cut off" if isinstance(error, EOFError) else "damaged"
+            raise PingLlmError(
+                f"{self.path}: the compressed data is {how} (read {self.position:,} of {self.path.size():,} bytes); "
+                "download the file again"
+            ) from error
+        except OSError as error:
+            raise PingLlmError(f"{self.path}: cannot be read: {error.strerror or error}") from error
+
+    def _decompressed(self, file: BinaryIO) -> Iterator[bytes]:
+        magic = file.read(8)
+        file.seek(0)
+        for start, kind in _FOREIGN.items():
+            if magic.startswith(start):
+                raise PingLlmError(f"{self.path}: is {kind}; expected JSON, plain or compressed with bzip2 or gzip")
+        if magic.startswith(b"BZh"):
+            return _decompress_bzip2(file, self.block_bytes)
+        opened = gzip.GzipFile(fileobj=file) if magic.startswith(b"\x1f\x8b") else file
+        return iter(lambda: opened.read(self.block_bytes), b"")
+
+
+class _Bzip2Error(Exception):
+    """The bytes are not a bzip2 stream."""
+
+
+def _decompress_bzip2(file: BinaryIO, block_bytes: int) -> Iterator[bytes]:
+    """All streams of the file. (`bz2.BZ2File` would stop without a word where a later stream is damaged.)"""
+    decompressor = bz2.BZ2Decompressor()
+    while True:
+        compressed = b""
+        if decompressor.eof:
+            compressed = decompressor.unused_data or file.read(block_bytes // 4)
+            if not compressed:
+                return
+            decompressor = bz2.BZ2Decompressor()
+        elif decompressor.needs_input:
+            compressed = file.read(block_bytes // 4)
+            if not compressed:
+                raise EOFError
+        try:
+            block = decompressor.decompress(compressed, block_bytes)
+        except OSError as error:
+            raise _Bzip2Error from error
+        if block:
+            yield block
+
+
+# A JSON array as lines. Only two facts are needed to cut it up: which brackets and commas stand outside strings, and
+# how deep they are nested. Both are running sums over the bytes, so numpy finds them block by block at 300 MB/s.
+
+_QUOTE, _COMMA, _OPEN, _CLOSE, _NEWLINE, _SPACE = b'",[]\n '
+
+_MARKS: Final = bytes(byte in b'",[]{}' for byte in range(256))
+_WITHOUT_NEWLINES: Final = bytes.maketrans(b"\n", b" ")
+
+_NESTING: Final = np.zeros(256, dtype=np.int8)
+_NESTING[list(b"[{")] = 1
+_NESTING[list(b"]}")] = -1
+
+_BACKSLASHES: Final = re.compile(rb"\\\\*")  # not rb"\\+", which is 20 times slower: it has no literal to search for
+
+
+def array_as_lines(blocks: Iterable[bytes], name: str) -> Iterator[bytes]:
+    """The same bytes with each comma between elements turned into a newline, and each newline into a space.
+
+    Several arrays one after the other (concatenated downloads) are fine. Brackets that do not match raise: after them
+    nobody can tell where an element ends.
+    """
+    depth, in_string, elements = 0, 0, 0
+    held = b""  # a backslash at the end of a block belongs to the character that follows
+    for block in blocks:
+        text = held + block
+        held = b"\\" if (len(text) - len(text.rstrip(b"\\"))) % 2 else b""
+        text = text.removesuffix(held)
+        data = np.frombuffer(bytearray(text).translate(_WITHOUT_NEWLINES), dtype=np.uint8)
+        marks = np.flatnonzero(np.frombuffer(text.translate(_MARKS), dtype=bool))
+        kinds = data[marks]
+        quotes = kinds == _QUOTE
+        escaped = [run.end() for run in _BACKSLASHES.finditer(text) if len(run[0]) % 2]
+        if escaped:
+            quotes &= ~np.isin(marks, escaped)
+        strings = in_string + np.cumsum(quotes, dtype=np.int32)
+        outside = strings & 1 == 0
+        steps = _NESTING[kinds] * outside
+        after = depth + np.cumsum(steps, dtype=np.int32)
+        before = after - steps
+
+        opening = (before == 0) & (steps != 0)
+        closing = (after == 0) & (steps < 0)
+        separating = outside & (before == 1) & (kinds == _COMMA)
+        if np.any(kinds[opening] != _OPEN) or np.any(kinds[closing] != _CLOSE):
+            raise PingLlmError(f"{name}: brackets do not match after element {elements:,}; download the file again")
+        data[marks[opening]] = _SPACE
+        data[marks[separating | closing]] = _NEWLINE
+
+        elements += int(np.count_nonzero(separating | closing))
+        if len(marks):
+            depth, in_string = int(after[-1]), int(strings[-1]) & 1
+        yield data.tobytes()
+    if depth or in_string or held:
+        raise PingLlmError(
+            f"{name}: the array is cut off or damaged after element {elements:,}; download the file again"
+        )
