@@ -94,7 +94,7 @@ def _batches(options: argparse.Namespace) -> tuple[list[Any], int, int]:
     from ping_llm.data.registry import make_train_loader
 
     with make_train_loader(_config(options, "grain_worker_count=0")) as loader:
-        most = max(loader.most_segments(step) for step in range(8))
+        most = max(loader.max_segments(step) for step in range(8))
         batches = [next(loader) for _ in range(8)]
     real = int(np.mean([(batch["inputs_segmentation"] > 0).sum() for batch in batches]))
     return batches, most, real

@@ -12,7 +12,7 @@ Real data against 200 worlds given the same pairs (`tests/test_completer_prior.p
     shortcuts    0.12                    0.07    0.35    0.65
 
 Every real figure lies between the 10 % and the 90 % quantile of the worlds: real Internets are ordinary members of the
-prior, a little tamer than most. What time does to a pair (`disturbances`), in worlds of single pings and in MENOG:
+prior, a little tamer than most. What time does to a pair (`Disturbances`), in worlds of single pings and in MENOG:
 
                                               worlds                     MENOG
     spread, quantiles 25 %, 50 %, 75 %, 90 %  0.6 %, 1.9 %, 5.3 %, 12 %  1.3 %, 2.4 %, 4.5 %, 8 %
@@ -29,9 +29,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ping_llm.core.observations import Floats, Ints
-from ping_llm.prior.draws import Draws
 from ping_llm.prior.internet import make_nodes, undisturbed_ms
-from ping_llm.prior.settings import WorldSettings
+from ping_llm.prior.prng import Draws
+from ping_llm.prior.worlds import WorldSettings
 
 # mypy: disallow-untyped-calls=False
 

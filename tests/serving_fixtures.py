@@ -10,10 +10,10 @@ import numpy as np
 import uvicorn
 from starlette.testclient import TestClient
 
+from ping_llm import Predictor
 from ping_llm.core.observations import Observations
-from ping_llm.models.completer import Completer
-from ping_llm.models.completer.answers import BinDistribution, Bins
-from ping_llm.predict import Predictor
+from ping_llm.models.completer.inference import Completer
+from ping_llm.models.completer.mixture import BinDistribution, Bins
 from ping_llm.rows.measurement_set import MeasurementSet
 from ping_llm.serve.answers import Answers
 from ping_llm.serve.api import Service

@@ -17,8 +17,8 @@ from ping_llm.batches.spec import DataState
 from ping_llm.config import Config
 from ping_llm.core.errors import PingLlmError
 from ping_llm.data.documents import Documents
-from ping_llm.data.grain import LANES, TextLoader, TextPlan, TextSource, TextSpec, text_spec
-from ping_llm.data.registry import loader_settings, make_eval_loader
+from ping_llm.data.grain import LANES, TextLoader, TextPlan, TextSource, TextSpec
+from ping_llm.data.registry import Part, loader_settings, make_eval_loader
 
 pytest.importorskip("tiktoken", reason="the package tiktoken is not installed")
 
@@ -41,12 +41,11 @@ def config_of(folder: Path, **changes: Any) -> Config:
 
 def spec_of(config: Config) -> TextSpec:
     """With small blocks, so that there are more of them than lanes."""
-    return replace(text_spec(config), block_documents=60)
+    return replace(TextSpec.of(config), block_documents=60)
 
 
 def open_loader(config: Config, state: DataState | None = None, host: int = 0, hosts: int = 1) -> TextLoader:
-    settings = loader_settings(config, host, hosts)
-    return TextLoader(spec_of(config), settings, state, allow_change=config.allow_data_change)
+    return TextLoader(spec_of(config), loader_settings(config, Part(host=host, hosts=hosts)), state)
 
 
 take = partial(backend_fixtures.take, open_loader=open_loader)
@@ -240,6 +239,6 @@ class TestEvaluation:
 
 
 def test_a_record_without_the_text_is_named(folder: Path) -> None:
-    spec = text_spec(config_of(folder))
+    spec = spec_of(config_of(folder))
     with pytest.raises(PingLlmError, match=r"record 7 of .* it has no feature 'body', only text, url; train_data_col"):
         Documents(spec.sources[0], "body").texts(np.array([7]))

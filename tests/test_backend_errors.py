@@ -88,8 +88,8 @@ def test_weights_that_do_not_parse_are_refused(weights: str) -> None:
         ('{"a": {"path": "x"}}', '\'a\' needs a "path" and a "weight"'),
         ('{"a": {"path": "x", "weight": "0.5"}}', "the weight of 'a' must be a number from 0 up, not '0.5'"),
         ('{"a": {"path": "x", "weight": NaN}}', "the weight of 'a' must be a number from 0 up, not nan"),
-        ('{"a": {"path": "x", "weight": 0}}', "the weights are all 0"),
-        (json.dumps({n: {"path": "x", "weight": 1} for n in "ab"}), "x is there twice"),
+        ('{"a": {"path": "x", "weight": 0}}', "are all 0; at least one must be positive"),
+        (json.dumps({n: {"path": "x", "weight": 1} for n in "ab"}), "'x' is in the blend twice"),
     ],
 )
 def test_a_mixture_that_cannot_be_used_is_refused(tmp_path: Path, content: str | None, message: str) -> None:

@@ -17,10 +17,10 @@ _BACKEND = """
 from ping_llm.data.registry import StepLoader
 from ping_llm.data.synthetic import random_batch
 
-def train_loader(config, *, devices, host, hosts, state):
+def train_loader(config, part, state):
     return StepLoader(lambda step: random_batch(2, 64, number=step), {"dataset_type": "other"}, state=state)
 
-def eval_loader(config, *, devices, host, hosts):
+def eval_loader(config, part):
     return StepLoader(lambda step: random_batch(2, 64, seed=1), {}, last_step=0)
 """
 

@@ -29,7 +29,7 @@ from ping_llm.batches.batch import Batch
 from ping_llm.config import Config
 from ping_llm.core.errors import PingLlmError
 from ping_llm.data.documents import EpochStream, file_stream, interleaved, reader_of, share
-from ping_llm.data.registry import make_eval_loader, make_train_loader
+from ping_llm.data.registry import Part, make_eval_loader, make_train_loader
 
 pytest.importorskip("tiktoken", reason="the package tiktoken is not installed")
 
@@ -185,7 +185,7 @@ class TestTwoHosts:
 class TestFiles:
     @pytest.mark.parametrize(("files", "hosts"), [(1, 1), (7, 2), (8, 3), (2, 2), (5, 5)])
     def test_whole_files_are_shared_as_evenly_as_possible(self, files: int, hosts: int) -> None:
-        shares = [share(range(files), host, hosts)[0] for host in range(hosts)]
+        shares = [share(range(files), Part(host=host, hosts=hosts))[0] for host in range(hosts)]
         assert sorted(file for mine in shares for file in mine) == list(range(files))
         assert max(map(len, shares)) - min(map(len, shares)) <= 1
 
@@ -196,7 +196,8 @@ class TestFiles:
         files = sorted(tmp_path.glob("*"))
 
         def stream() -> EpochStream:
-            return file_stream(files, reader_of(suffix, "text"), seed=3, epochs=-1, host=hosts - 1, hosts=hosts)
+            part = Part(host=hosts - 1, hosts=hosts)
+            return file_stream(files, reader_of(suffix, "text"), part, seed=3, epochs=-1)
 
         reading = stream()
         for _ in range(120 // hosts):

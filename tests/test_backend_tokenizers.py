@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from backend_fixtures import BOS, EOS, byte_tokenizer, text_config
 from ping_llm.core.errors import PingLlmError
-from ping_llm.data.tokenizer import Tokenizer, TokenizerSpec, load_tokenizer, tokenizer_of
+from ping_llm.data.tokenizer import Tokenizer, load_tokenizer, tokenizer_of
 
 WORDS = "the cat sat on the mat and the dog ate the cat's dinner, 1234 times: naïve façades – 測試 🙂"
 
@@ -49,7 +49,7 @@ def tokenizer(request: pytest.FixtureRequest, folder: Path) -> Tokenizer:
         path = byte_tokenizer(folder)
     else:
         path = hugging_face_folder(folder / "hf")
-    return load_tokenizer(TokenizerSpec(kind=kind, path=str(path)))
+    return load_tokenizer(kind, str(path))
 
 
 def test_documents_begin_and_end_with_their_tokens_and_empty_ones_have_none(tokenizer: Tokenizer) -> None:
@@ -80,9 +80,8 @@ def test_bytes_come_back_whatever_is_added(
     tmp_path_factory: pytest.TempPathFactory, documents: list[str], add_bos: bool, add_eos: bool
 ) -> None:
     pytest.importorskip("tiktoken", reason="the package tiktoken is not installed")
-    path = byte_tokenizer(tmp_path_factory.getbasetemp())
-    spec = TokenizerSpec(kind="tiktoken", path=str(path), add_bos=add_bos, add_eos=add_eos)
-    tokens, lengths = load_tokenizer(spec).encode(documents)
+    config = text_config(tmp_path_factory.getbasetemp(), add_bos=add_bos, add_eos=add_eos)
+    tokens, lengths = tokenizer_of(config).encode(documents)
     expected = [
         [*([BOS] if add_bos else []), *text.encode(), *([EOS] if add_eos else [])] if text else [] for text in documents
     ]
@@ -108,7 +107,7 @@ def test_what_is_no_tokenizer_is_refused_in_one_line(tmp_path: Path, kind: str, 
     file = tmp_path / "wrong.file"
     file.write_bytes(content)
     with pytest.raises(PingLlmError, match="is not a ") as caught:
-        load_tokenizer(TokenizerSpec(kind=kind, path=str(file)))
+        load_tokenizer(kind, str(file))
     assert len(str(caught.value).splitlines()) == 1
 
 
@@ -116,7 +115,7 @@ def test_what_is_no_tokenizer_is_refused_in_one_line(tmp_path: Path, kind: str, 
 def test_a_missing_file_is_named(tmp_path: Path, kind: str) -> None:
     pytest.importorskip({"huggingface": "tokenizers"}.get(kind, kind), reason="its package is not installed")
     with pytest.raises(PingLlmError, match=r"nothing\.here"):
-        load_tokenizer(TokenizerSpec(kind=kind, path=str(tmp_path / "nothing.here")))
+        load_tokenizer(kind, str(tmp_path / "nothing.here"))
 
 
 @pytest.mark.parametrize(
@@ -127,7 +126,7 @@ def test_a_missing_package_is_answered_with_how_to_install_it(
 ) -> None:
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(PingLlmError, match=rf'needs the package {package}: pip install "ping-llm\[text\]"$'):
-        load_tokenizer(TokenizerSpec(kind=kind, path=str(tmp_path / "any")))
+        load_tokenizer(kind, str(tmp_path / "any"))
 
 
 def test_no_tokenizer_at_all_is_said(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ COMMANDS = [
     ["evaluate"],
     ["report"],
     ["predict"],
-    ["surprise"],
+    ["anomalies"],
     ["destinations"],
     ["complete"],
     ["export"],

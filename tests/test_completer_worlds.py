@@ -6,16 +6,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpy.typing as npt
 import pytest
 
-from ping_llm.prior.disturbances import Disturbances, make_disturbances
-from ping_llm.prior.draws import Draws
-from ping_llm.prior.settings import WorldSettings
-from ping_llm.prior.worlds import ANSWERED, FAILED, NOTHING, World, make_world, world_batch
+from ping_llm.prior.internet import OCTAVES, Disturbances, drift, make_disturbances
+from ping_llm.prior.prng import Draws
+from ping_llm.prior.selection import ANSWERED, EMPTY, FAILED
+from ping_llm.prior.worlds import World, WorldSettings, make_world, world_batch
 
-pytestmark = pytest.mark.slow  # compiling a world takes ten seconds
 SMALL = WorldSettings(context=48, questions=16, most_nodes=40, most_asked=3)
 WORLDS = 256
+compiles_worlds = pytest.mark.slow  # ten seconds
 
 
 @pytest.fixture(scope="module")
@@ -29,6 +30,7 @@ def worlds() -> World:
     return jax.tree.map(np.asarray, jax.jit(jax.vmap(partial(make_world, SMALL)))(keys))
 
 
+@compiles_worlds
 @pytest.mark.parametrize("part", [8, 4])
 def test_parts_of_a_batch_are_those_of_the_whole(batch: dict[str, Any], part: int) -> None:
     parts = [world_batch(SMALL, 7, 3, first, part) for first in range(0, 16, part)]
@@ -36,6 +38,7 @@ def test_parts_of_a_batch_are_those_of_the_whole(batch: dict[str, Any], part: in
         assert np.array_equal(np.concatenate([made[name] for made in parts]), whole), name
 
 
+@compiles_worlds
 def test_a_batch_depends_on_seed_and_step_only(batch: dict[str, Any]) -> None:
     other_step, other_seed = world_batch(SMALL, 7, 4, 0, 16), world_batch(SMALL, 8, 3, 0, 16)
     again = world_batch(SMALL, jnp.int32(7), jnp.int32(3), 0, 16)
@@ -45,20 +48,22 @@ def test_a_batch_depends_on_seed_and_step_only(batch: dict[str, Any]) -> None:
         assert not np.array_equal(other_seed[name], batch[name])
 
 
-def test_context_comes_behind_a_place_that_holds_nothing_and_what_follows_holds_nothing_either(
+@compiles_worlds
+def test_a_context_lies_between_one_empty_slot_and_others_that_fill_it_up(
     batch: dict[str, Any],
 ) -> None:
-    place = np.arange(SMALL.context)
-    assert (batch["context_kind"][:, 0] == NOTHING).all()
-    counts = place < batch["context_length"][:, None]
-    holds = batch["context_kind"] != NOTHING
-    assert np.array_equal(holds | (place == 0), counts)
+    slot = np.arange(SMALL.context)
+    assert (batch["context_kind"][:, 0] == EMPTY).all()
+    counts = slot < batch["context_length"][:, None]
+    holds = batch["context_kind"] != EMPTY
+    assert np.array_equal(holds | (slot == 0), counts)
     assert np.all(batch["context_source"][holds] != batch["context_destination"][holds])
     assert np.all(batch["context_log_rtt"][batch["context_kind"] != ANSWERED] == 0)
     assert batch["context_source"].max() < SMALL.most_nodes
     assert batch["question_counts"].any(axis=1).all()
 
 
+@compiles_worlds
 def test_no_pair_comes_twice_in_a_world(worlds: World) -> None:
     low, high = np.minimum(worlds.one, worlds.other), np.maximum(worlds.one, worlds.other)
     for pair, exists in zip(low * 1000 + high, worlds.exists, strict=True):
@@ -72,14 +77,16 @@ def is_quiet(worlds: World) -> Any:
     return np.all(same | turned | ~worlds.exists, axis=1)
 
 
+@compiles_worlds
 def test_questions_never_repeat_what_is_known_without_noise(worlds: World) -> None:
     quiet = is_quiet(worlds)
     assert 0.5 < quiet.mean() < 0.7
     known = worlds.known[:, : SMALL.pairs]
-    assert not np.any(known[quiet] & worlds.may_be_asked[quiet])
-    assert np.any(known[~quiet] & worlds.may_be_asked[~quiet])
+    assert not np.any(known[quiet] & worlds.may_be_queried[quiet])
+    assert np.any(known[~quiet] & worlds.may_be_queried[~quiet])
 
 
+@compiles_worlds
 def test_latencies_are_of_a_believable_size(worlds: World) -> None:
     medians = [np.median(rtt[exists]) for rtt, exists in zip(worlds.undisturbed_ms, worlds.exists, strict=True)]
     assert 20 < np.median(medians) < 120
@@ -90,6 +97,7 @@ def test_latencies_are_of_a_believable_size(worlds: World) -> None:
     assert np.mean(everything > 2000) < 2e-3
 
 
+@compiles_worlds
 def test_sizes_reach_from_very_small_to_large(worlds: World) -> None:
     largest = np.max(np.where(worlds.exists, np.maximum(worlds.one, worlds.other), 0), axis=1) + 1
     assert largest.min() == SMALL.fewest_nodes
@@ -97,6 +105,7 @@ def test_sizes_reach_from_very_small_to_large(worlds: World) -> None:
     assert 0.15 < np.mean(largest < 10) < 0.5
 
 
+@compiles_worlds
 def test_quiet_worlds_are_exactly_symmetric_or_not_at_all(worlds: World) -> None:
     turned = worlds.exists & (worlds.backwards[:, : SMALL.pairs] != worlds.now_backwards)
     same = worlds.rtt_ms[:, : SMALL.pairs] == worlds.now_ms
@@ -106,6 +115,7 @@ def test_quiet_worlds_are_exactly_symmetric_or_not_at_all(worlds: World) -> None
     assert np.sum(shares < 0.9) > 10
 
 
+@compiles_worlds
 def test_repetitions_are_noisy_and_never_much_shorter(worlds: World) -> None:
     """Of the pairs of worlds of single pings, the spread covers what the MENOG study saw: 0.4 % to 12 %."""
     spreads = []
@@ -123,6 +133,7 @@ def test_repetitions_are_noisy_and_never_much_shorter(worlds: World) -> None:
     assert high > 0.06
 
 
+@compiles_worlds
 def test_later_rounds_are_older(worlds: World) -> None:
     timed = worlds.age_s[:, 0] >= 0
     assert 0.2 < timed.mean() < 0.6
@@ -132,6 +143,7 @@ def test_later_rounds_are_older(worlds: World) -> None:
     assert np.all(worlds.age_s[timed] > 0)
 
 
+@compiles_worlds
 def test_failures_are_there_but_not_everywhere(worlds: World) -> None:
     rates = np.array([failed[exists].mean() for failed, exists in zip(worlds.now_failed, worlds.exists, strict=True)])
     assert np.mean(rates == 0) > 0.4
@@ -139,11 +151,13 @@ def test_failures_are_there_but_not_everywhere(worlds: World) -> None:
     assert rates.max() > 0.1
 
 
+@compiles_worlds
 def test_worlds_show_failures_in_contexts() -> None:
     kinds = np.concatenate([np.ravel(world_batch(SMALL, 0, step, 0, 16)["context_kind"]) for step in range(6)])
     assert FAILED in kinds
 
 
+@compiles_worlds
 def test_routes_seldom_change_in_most_worlds_often_in_some_and_go_back_for_many_pairs() -> None:
     def one(key: jax.Array) -> Disturbances:
         return make_disturbances(Draws(key), 4, 400, noisy=jnp.asarray(True), interval_s=jnp.asarray(60.0))
@@ -171,3 +185,41 @@ def test_draws_are_uniform_normal_and_independent() -> None:
     neighbours = [float(Draws(jax.random.fold_in(jax.random.key(0), k)).uniform()) for k in range(300)]
     assert abs(np.mean(neighbours) - 0.5) < 0.06
     assert abs(np.corrcoef(neighbours[1:], neighbours[:-1])[0, 1]) < 0.15
+
+
+# --- drift: what was measured long ago says less than what was measured just now
+
+SALT = jnp.uint32(12345)
+STEP_S = jnp.float32(100.0)
+MANY = jnp.arange(20_000)
+
+
+def at(age_s: float, who: jax.Array = MANY, salt: jax.Array = SALT) -> npt.NDArray[np.float32]:
+    return np.asarray(drift(who, jnp.full(who.shape, age_s), STEP_S, salt))
+
+
+def median_change(between_s: float) -> float:
+    return float(np.median(np.abs(at(between_s) - at(0.0))))
+
+
+def test_a_level_is_a_function_of_whom_when_and_world() -> None:
+    np.testing.assert_array_equal(at(777.0), at(777.0))
+    np.testing.assert_array_equal(at(777.0, MANY[50:60]), at(777.0)[50:60])
+    assert np.mean(at(777.0) == at(777.0, salt=jnp.uint32(54321))) < 0.01
+
+
+def test_levels_differ_by_a_power_of_the_time_between() -> None:
+    times = np.array([100.0, 200.0, 400.0, 800.0, 1600.0, 3200.0])
+    power = np.polyfit(np.log(times), np.log([median_change(time) for time in times]), 1)[0]
+    assert 0.3 < power < 0.5
+
+
+def test_within_a_step_nothing_changes() -> None:
+    same = np.mean(at(1.0) == at(0.0))
+    assert same == pytest.approx(1 - 0.01 * sum(2.0**-octave for octave in range(OCTAVES)), abs=0.004)
+
+
+def test_levels_go_up_as_often_as_down_and_nobody_follows_another() -> None:
+    level = at(0.0)
+    assert np.mean(level > 0) == pytest.approx(0.5, abs=0.02)
+    assert abs(np.corrcoef(level[:-1], level[1:])[0, 1]) < 0.03

@@ -10,7 +10,7 @@ from ping_llm.baselines import PointWithResiduals
 from ping_llm.baselines.forecasts import cumulative
 from ping_llm.core.distribution import CODE_MS, RttDistribution, code_bounds, encode_rtt
 from ping_llm.evaluate.protocols import TrueDistribution
-from ping_llm.models.completer.answers import BinDistribution, Bins, averaged
+from ping_llm.models.completer.mixture import BinDistribution, Bins
 from ping_llm.predict.language_model import CodeDistribution
 from ping_llm.sources.simulator import DelayDistribution
 
@@ -240,11 +240,6 @@ class TestBins:
         d = certain(np.log(1e9))
         assert d.cdf(2000.0)[0] == pytest.approx(0.5, abs=0.02)
         assert 5000 < d.quantile(0.9)[0] < 10_000
-
-    def test_an_average_is_the_mixture(self) -> None:
-        rng = np.random.default_rng(0)
-        one, other = bins(rng, 0.3), bins(rng, 0.3)
-        assert np.allclose(averaged([one, other]).cdf(40.0), (one.cdf(40.0) + other.cdf(40.0)) / 2)
 
     def test_probabilities_must_match_the_questions(self) -> None:
         with pytest.raises(ValueError, match="2 questions"):

@@ -262,7 +262,7 @@ class TestBoundOnSegments:
         spec = spec_of(rows, batch=batch)
         source = BatchSource(spec)
         assert batch < 100 or batch > source.builders[0].plan.sequences_per_block, "one batch, several blocks"
-        bounds = [source.most_segments(step) for step in range(6)]
+        bounds = [source.max_segments(step) for step in range(6)]
         seen = [self.most(one_batch(spec, step)) for step in range(6)]
         assert all(found <= bound for found, bound in zip(seen, bounds, strict=True))
         assert max(seen) >= max(bounds) - 1
@@ -272,7 +272,7 @@ class TestBoundOnSegments:
         for spec in (blend, replace(blend, finite=True)):
             source = BatchSource(spec)
             for step in (0, 3, source.batches_per_epoch - 1):
-                assert self.most(one_batch(spec, step)) <= source.most_segments(step)
+                assert self.most(one_batch(spec, step)) <= source.max_segments(step)
 
     def test_a_loader_knows_it_for_any_step_whatever_its_host(self, rows: Path) -> None:
         spec = spec_of(rows)
@@ -280,7 +280,7 @@ class TestBoundOnSegments:
             Loader(spec, LoaderSettings(worker_count=0)) as whole,
             Loader(spec, LoaderSettings(worker_count=0, host=1, hosts=2)) as half,
         ):
-            assert [whole.most_segments(step) for step in (0, 50)] == [half.most_segments(step) for step in (0, 50)]
+            assert [whole.max_segments(step) for step in (0, 50)] == [half.max_segments(step) for step in (0, 50)]
 
 
 class TestUnpreparedFiles:

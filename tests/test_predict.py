@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from ping_llm import Predictor
 from ping_llm.core.distribution import CODES, code_bounds, decode_rtt, encode_rtt
 from ping_llm.core.errors import PingLlmError
-from ping_llm.predict import LanguageModel
-from ping_llm.predict.prompts import Prompt, prompt_for
+from ping_llm.predict.language_model import LanguageModel
+from ping_llm.predict.prompts import RESULT_LAST, Prompt, prompt_of, with_query
 from ping_llm.rows.dataset import RowSet
 from ping_llm.rows.format import ProbeRow
 from ping_llm.runs.checkpoints import graph
@@ -40,7 +41,7 @@ def model(data: Path) -> LanguageModel:
         steps=30,
         learning_rate=1e-2,
     )
-    return LanguageModel.from_run(train(config)["run"])
+    return Predictor.from_pretrained(train(config)["run"]).language_model
 
 
 @pytest.fixture(scope="module")
@@ -49,8 +50,13 @@ def rows(data: Path) -> list[ProbeRow]:
         return [rows[number] for number in np.argsort(-rows.column("count"))[:12].tolist()]
 
 
-def prompt(row: ProbeRow, known: int, question: int, length: int = LENGTH) -> Prompt:
-    return prompt_for(row, np.arange(known), question, length)
+def prompt(row: ProbeRow, known: int, question: int) -> Prompt:
+    """For a measurement of a row, given the first `known`."""
+    history = replace(
+        row, time_us=row.time_us[:known], destinations=row.destinations[:known], rtt_ms=row.rtt_ms[:known]
+    )
+    asked = with_query(history, int(row.time_us[question]), row.destinations[question], 1.0, LENGTH)
+    return prompt_of(asked, LENGTH, timed=True, order=RESULT_LAST, answer_tokens=3)
 
 
 class TestPrompt:
@@ -153,7 +159,7 @@ class TestForecast:
 
     def test_a_folder_that_is_no_run_is_refused(self, tmp_path: Path) -> None:
         with pytest.raises(PingLlmError, match="holds no trained model"):
-            LanguageModel.from_run(tmp_path)
+            Predictor.from_pretrained(tmp_path)
 
 
 def test_code_bounds_tile_the_axis_around_their_codes() -> None:

@@ -16,8 +16,9 @@ from ping_llm.cli.main import app
 from ping_llm.core.distribution import RttDistribution
 from ping_llm.core.errors import PingLlmError
 from ping_llm.core.observations import Observations, Questions
-from ping_llm.models.completer import Completer
-from ping_llm.predict import LanguageModel, Predictor
+from ping_llm.models.completer.inference import Completer
+from ping_llm.predict.language_model import LanguageModel
+from ping_llm.predict.predictor import Predictor
 from ping_llm.runs.trained import SHIPPED, load_trained, save_trained
 from ping_llm.training import train
 from training_fixtures import simulated_rows, tiny_config
@@ -160,8 +161,8 @@ def test_both_models_answer_through_the_same_calls(shipped: Predictor, language_
     language = Predictor.from_pretrained(language_run)
     assert isinstance(shipped.model, Completer)
     assert isinstance(language.model, LanguageModel)
-    assert shipped.learnt_from() == []
-    assert 8_000 < sum(len(measured.observations) for measured in language.learnt_from()) < 10_000
+    assert shipped.training_measurements() == []
+    assert 8_000 < sum(len(measured.observations) for measured in language.training_measurements()) < 10_000
     known, asked = plane()
     for predictor in (shipped, language):
         answers = predictor.predict_df(asked.slice(0, 4), history=known)
@@ -179,7 +180,7 @@ def test_both_models_answer_through_the_same_calls(shipped: Predictor, language_
 
 def test_what_only_addresses_can_tell_is_asked_of_a_language_model_only(shipped: Predictor, language_run: Path) -> None:
     assert Predictor.from_pretrained(language_run).language_model.config.run_name == "tiny"
-    with pytest.raises(PingLlmError, match="asks for a language model"):
+    with pytest.raises(PingLlmError, match="needs a language model"):
         _ = shipped.language_model
 
 
@@ -297,24 +298,24 @@ def test_the_other_questions_are_commands_too(language_run: Path, tmp_path: Path
     assert len(found["destinations"]) == 10
     found = json.loads(run("complete", *checkpoint, "--src", "192.0.2.1", "--prefix", "193.0.", "--json"))
     assert all(likely["address"].startswith("193.0.") for likely in found["destinations"])
-    found = json.loads(run("surprise", raw, *checkpoint, "--json", "--output", tmp_path / "all.csv"))
+    found = json.loads(run("anomalies", raw, *checkpoint, "--json", "--output", tmp_path / "all.csv"))
     assert found["measurements"] == 10_000
-    assert found["most_surprising"][0]["bits"] >= found["most_surprising"][-1]["bits"] > found["mean_bits"]
+    assert found["anomalies"][0]["bits"] >= found["anomalies"][-1]["bits"] > found["mean_bits"]
     assert len(pd.read_csv(tmp_path / "all.csv")) == 10_000
     found = json.loads(run("export", language_run, "--output", tmp_path / "model", "--json"))
     assert "README.md" in found["files"]
     assert "from_pretrained" in (tmp_path / "model" / "README.md").read_text()
 
 
-def test_a_result_out_of_line_surprises_the_completer(shipped: Predictor) -> None:
-    from ping_llm.predict.tables import measured_of
+def test_a_result_out_of_line_has_a_high_anomaly_score(shipped: Predictor) -> None:
+    from ping_llm.predict.predictor import load_history
 
     random = np.random.default_rng(0)
     rtt = 37 + random.exponential(0.3, 40)
     rtt[-1] = 90.0
     times = np.arange(40) * 60 + 1_700_000_000
-    history = measured_of(
+    history = load_history(
         pa.table({"src": ["192.0.2.1"] * 40, "dst": ["198.51.100.1"] * 40, "time": times, "rtt": rtt})
     )
-    bits = shipped.surprise(history, np.arange(30, 40))
+    bits = shipped.anomaly_scores(history, np.arange(30, 40))
     assert bits[-1] > bits[:-1].max() + 4

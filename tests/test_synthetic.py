@@ -16,11 +16,11 @@ WORLDS = Config(dataset_type="worlds", per_device_batch_size=6, data_shuffle_see
 
 def test_random_tokens_have_segments_shifted_targets_and_little_padding() -> None:
     with make_train_loader(SYNTHETIC) as loader:
-        batch, most_segments = next(loader), loader.most_segments(0)
+        batch, max_segments = next(loader), loader.max_segments(0)
     assert batch["inputs"].shape == (6, 128)
     segment = batch["inputs_segmentation"]
     assert 0 < (segment == 0).mean() < 0.03
-    assert segment.max() <= most_segments
+    assert segment.max() <= max_segments
     predicts = batch["targets_segmentation"] > 0
     np.testing.assert_array_equal(batch["targets"][:, :-1][predicts[:, :-1]], batch["inputs"][:, 1:][predicts[:, :-1]])
 

@@ -18,7 +18,8 @@ from starlette.testclient import TestClient
 from ping_llm.config import Config
 from ping_llm.core.observations import Observations
 from ping_llm.models.lm import ModelSettings, Transformer
-from ping_llm.predict import LanguageModel, Predictor
+from ping_llm.predict.language_model import LanguageModel
+from ping_llm.predict.predictor import Predictor
 from ping_llm.rows.measurement_set import MeasurementSet
 from ping_llm.serve.answers import Answers, steady_predictor, warm_up
 from ping_llm.serve.store import Known, read_upload
@@ -33,7 +34,7 @@ def answers() -> Answers:
     """A language model with weights drawn at random: every token counts."""
     config = Config(max_target_length=LENGTH)
     model = LanguageModel(
-        config=config, settings=SETTINGS, weights=nnx.state(Transformer(SETTINGS, nnx.Rngs(0))), step=0, steady=True
+        config=config, settings=SETTINGS, weights=nnx.state(Transformer(SETTINGS, nnx.Rngs(0))), steady=True
     )
     trained: Any = SimpleNamespace(config=config, is_completer=False, where="random", steps=0)
     predictor = Predictor(trained=trained)
@@ -158,7 +159,7 @@ def test_surprise_is_that_of_the_python_api(client: TestClient, answers: Answers
     rows = [(1_700_000_000 + 60 * n, one["src_addr"], one["dst_addr"], 5 + n % 7) for n in range(600)]
     found = good(client.post("/api/v1/surprise/file?last=500", content=csv(rows), headers=FILE))
     measured = read_upload(csv(rows), 1000)
-    wanted = answers.predictor.surprise(measured)
+    wanted = answers.predictor.anomaly_scores(measured)
     assert found["bits"][-1] == pytest.approx(wanted[-1], abs=0.6)
     assert np.mean(found["bits"]) == pytest.approx(wanted[-500:].mean(), abs=0.1)
 

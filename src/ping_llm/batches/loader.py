@@ -106,11 +106,11 @@ class Loader:
         """Where to go on: the step of the batch that `next` would give."""
         return self._state
 
-    def most_segments(self, step: int) -> int:
+    def max_segments(self, step: int) -> int:
         """No sequence of the step's global batch has more segments: the same on every host."""
         if self._source is None:
             self._source = BatchSource(self.spec, self._state.mixture)
-        return self._source.most_segments(step)
+        return self._source.max_segments(step)
 
     def restore(self, state: DataState, *, allow_change: bool = False) -> None:
         """Go on from a state, of this or another number of hosts and workers."""

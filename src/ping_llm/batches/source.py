@@ -60,7 +60,7 @@ class BatchSource:
                 parts.append(PackedTokens(tokens=packed.tokens, sizes=packed.sizes, sequence=moved))
         return _interleaved(parts)
 
-    def most_segments(self, step: int) -> int:
+    def max_segments(self, step: int) -> int:
         """No sequence of the step's global batch has more segments. From the plan alone, so every host knows it."""
         offset, size = step * self.spec.global_batch_size, self.spec.global_batch_size
         if len(self.builders) == 1 and not self.spec.finite:

@@ -9,7 +9,7 @@ import json
 import shutil
 import tempfile
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,7 +22,7 @@ from ping_llm.core.console import progress
 from ping_llm.core.errors import PingLlmError
 from ping_llm.data.documents import Documents, TextFiles
 from ping_llm.data.registry import make_train_loader
-from ping_llm.data.tokenizer import TokenizerSpec, load_tokenizer
+from ping_llm.data.tokenizer import load_tokenizer
 
 _NEEDS: Final = {"hf": "datasets", "tfds": "tensorflow_datasets", "c4_mlperf": "tensorflow_datasets"}
 _WARM_UP: Final = 4
@@ -132,8 +132,7 @@ def _texts(records: str) -> list[str]:
 
 def _one_at_a_time(path: Path, texts: list[str], length: int, seconds: float) -> float:
     """Tokens a second and core of the usual way: each document by itself, a list of numbers, cut into sequences."""
-    tokenizer = load_tokenizer(TokenizerSpec(kind="sentencepiece", path=str(path)))
-    tokenizer = replace(tokenizer, spec=replace(tokenizer.spec, add_bos=False, add_eos=False))
+    tokenizer = load_tokenizer("sentencepiece", str(path))
     tokens, number, started, cpu = 0, 0, time.perf_counter(), time.process_time()
     row: list[int] = []
     while time.perf_counter() - started < seconds:

@@ -181,7 +181,7 @@ def _refuse_what_was_learned(predictor: "Predictor", split: "Split") -> None:
     from ping_llm.evaluate.split import trained_on
 
     try:
-        learned = predictor.learnt_from()
+        learned = predictor.training_measurements()
     except PingLlmError as error:
         raise PingLlmError(f"cannot check that {predictor.name} was not trained on what is asked: {error}") from error
     compromised: Counter[str] = Counter()

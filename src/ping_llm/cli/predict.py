@@ -1,9 +1,9 @@
-"""`ping-llm predict`: RTTs that were not measured, from those that were."""
+"""`ping-llm predict`, `anomalies`, `destinations` and `complete`: what a trained model can be asked."""
 
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 import typer
@@ -20,17 +20,18 @@ from ping_llm.cli.options import (
     write_table,
 )
 from ping_llm.core.console import err, out, progress
-from ping_llm.core.errors import PingLlmError
+from ping_llm.core.errors import PingLlmError, one_line
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from ping_llm.predict.addresses import Likely
+    from ping_llm.predict.language_model import LanguageModel
+    from ping_llm.predict.scoring import LikelyAddresses
     from ping_llm.rows.format import ProbeRow
     from ping_llm.rows.measurement_set import MeasurementSet
 
 _LINES_SHOWN = 25
-_MOST_QUESTIONS = 1_000_000
+_MAX_QUESTIONS = 1_000_000
 
 
 def predict(
@@ -47,7 +48,7 @@ def predict(
     checkpoint: AnyCheckpoint = None,
     quantiles: Annotated[str, typer.Option(help="Levels to print, separated by commas.")] = "0.05,0.5,0.95",
     context: Annotated[int, typer.Option(min=8, help="Measurements that an answer may look at.")] = 512,
-    votes: Annotated[int, typer.Option(min=1, help="Answers to average: a little better, and so much slower.")] = 1,
+    votes: Annotated[int, typer.Option(min=1, help="Answers to average: a little better, but as much slower.")] = 1,
     thorough: Annotated[
         bool,
         typer.Option("--thorough", help="A context for every question, not for eight together."),
@@ -62,9 +63,9 @@ def predict(
 
     Works without any training: the completer that comes with ping-llm was trained on simulated Internets only and reads
     your measurements as context. Of addresses it only sees which share a prefix, so private ones and stand-ins will do.
-    Every answer is a distribution: its quantiles, and the chance that the measurement fails.
+    Every answer is a distribution: its quantiles, and the probability of a timeout.
 
-    Of a long history, the completer looks at what says most about the pair: earlier measurements of it, then
+    Of a long history, the completer looks at what is most informative about the pair: earlier measurements of it, then
     measurements of either end with others, nearest first, then pairs that stand in for it. A language model
     (`--checkpoint` of your own run) looks at the latest measurements of the source.
 
@@ -76,32 +77,39 @@ def predict(
 
       ping-llm predict --history 'data/*.parquet' --questions wanted.csv --time 2024-05-01T12:00Z --json
     """
-    from ping_llm.predict.predictor import Predictor
-    from ping_llm.predict.tables import answers_table, asked_of
-    from ping_llm.rows.measurement_set import read_observations, table_observations
+    from ping_llm.predict.predictor import Predictor, add_answers, read_questions
 
     levels = _levels(quantiles)
     check_table(output)
-    names = renamed(columns)
-    with progress("reading") as advance:
-        known = read_observations(history, columns=names, on_progress=advance) if history else table_observations(None)
-    for reason, count in known.dropped.items():
-        err.print(f"dropped {count:,} {reason}", markup=False)
-    table = _asked(src or [], dst or [], questions, known if matrix else None, time)
-    asked, nodes = asked_of(table, known.nodes)
+    known = _read(history, columns)
+    table = _questions(src or [], dst or [], questions, known if matrix else None, time)
+    asked, nodes = read_questions(table, known.nodes)
     predictor = Predictor.from_pretrained(
         checkpoint, context=context, votes=votes, questions_per_context=1 if thorough else 8
     )
     with progress("predicting", total=len(asked)) as advance:
-        answered = answers_table(table, predictor.in_parts(known.observations, asked, nodes, advance), levels)
+        answered = add_answers(table, predictor.in_parts(known.observations, asked, nodes, advance), levels)
     if output:
         write_table(answered, output)
+        err.print(f"wrote {len(asked):,} predictions to {output}", markup=False)
     if json_output:
         out.print(json.dumps({"predictions": answered.to_pylist()}, default=str), soft_wrap=True, markup=False)
     elif not output or len(asked) <= _LINES_SHOWN:
         _show(answered, levels)
-    if output:
-        err.print(f"wrote {len(asked):,} predictions to {output}", markup=False)
+
+
+def _read(files: list[str] | None, columns: list[str] | None) -> "MeasurementSet":
+    """Measurements, after a line for each reason why some could not be used; none without files."""
+    from ping_llm.rows.measurement_set import read_observations, table_observations
+
+    names = renamed(columns)
+    if not files:
+        return table_observations(None)
+    with progress("reading") as advance:
+        measured = read_observations(files, columns=names, on_progress=advance)
+    for reason, count in measured.dropped.items():
+        err.print(f"dropped {count:,} {reason}", markup=False)
+    return measured
 
 
 def _levels(text: str) -> list[float]:
@@ -114,26 +122,26 @@ def _levels(text: str) -> list[float]:
     return levels
 
 
-def _asked(
-    src: list[str], dst: list[str], questions: Path | None, known: "MeasurementSet | None", time: str | None
+def _questions(
+    src: list[str], dst: list[str], questions: Path | None, matrix_of: "MeasurementSet | None", time: str | None
 ) -> "pa.Table":
     import pyarrow as pa
 
-    ways = [bool(src or dst), questions is not None, known is not None]
+    ways = [bool(src or dst), questions is not None, matrix_of is not None]
     if sum(ways) != 1 or bool(src) != bool(dst):
         raise PingLlmError("say what to predict: --src with --dst, or --questions FILE, or --matrix")
-    if known is not None and not len(known.observations):
-        raise PingLlmError("--matrix is of the sources and destinations of the history: give --history")
+    if matrix_of is not None:
+        known, nodes = matrix_of.observations, matrix_of.nodes
+        if not len(known):
+            raise PingLlmError("--matrix is of the sources and destinations of the history: give --history")
+        src, dst = ([nodes[node] for node in np.unique(column)] for column in (known.source, known.destination))
     if questions is not None:
-        table = _read_questions(questions)
+        table = _read_table(questions)
     else:
-        if known is not None:
-            o = known.observations
-            src, dst = ([known.nodes[node] for node in np.unique(column)] for column in (o.source, o.destination))
-        pairs = [(one, other) for one in src for other in dst if one != other or known is None]
-        if len(pairs) > _MOST_QUESTIONS:
+        pairs = [(one, other) for one in src for other in dst if one != other or matrix_of is None]
+        if len(pairs) > _MAX_QUESTIONS:
             raise PingLlmError(
-                f"that are {len(pairs):,} pairs, more than {_MOST_QUESTIONS:,}: name some by --src and --dst"
+                f"that are {len(pairs):,} pairs, more than {_MAX_QUESTIONS:,}: name some by --src and --dst"
             )
         table = pa.table({"src_addr": [p[0] for p in pairs], "dst_addr": [p[1] for p in pairs]})
     if time is not None:
@@ -143,7 +151,7 @@ def _asked(
     return table
 
 
-def _read_questions(path: Path) -> "pa.Table":
+def _read_table(path: Path) -> "pa.Table":
     """A file of questions as it is: all its columns come back with the answers."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -155,36 +163,106 @@ def _read_questions(path: Path) -> "pa.Table":
         text = csv.ConvertOptions(column_types=dict.fromkeys(("src_addr", "source", "src"), pa.string()))
         return csv.read_csv(path, convert_options=text)
     except (OSError, pa.ArrowException) as error:
-        raise PingLlmError(f"cannot read {path}: {' '.join(str(error).split())[:200]}") from error
+        raise PingLlmError(f"cannot read {path}: {one_line(error)}") from error
 
 
 def _show(table: "pa.Table", levels: list[float]) -> None:
-    from rich import box
-    from rich.table import Table
-
-    shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, caption="RTTs in ms, if the measurement does not fail")
-    for name in ("source", "destination"):
-        shown.add_column(name)
-    for name in (*(f"{level:.4g} quantile" if level != 0.5 else "median" for level in levels), "P(failed)"):
-        shown.add_column(name, justify="right")
-    rows: list[dict[str, Any]] = table.slice(0, _LINES_SHOWN).to_pylist()
-    ends = table.column_names
-    source = next(name for name in ends if name in {"src_addr", "source", "src"})
-    destination = next(name for name in ends if name in {"dst_addr", "destination", "dst"})
-    for row in rows:
-        values = [f"{row[f'{level:g}']:.2f}" for level in levels]
-        shown.add_row(row[source], row[destination], *values, f"{row['p_failed']:.1%}")
-    out.print(shown)
+    names = table.column_names
+    source = next(name for name in names if name in {"src_addr", "source", "src"})
+    destination = next(name for name in names if name in {"dst_addr", "destination", "dst"})
+    quantiles = [f"{level:.4g} quantile" if level != 0.5 else "median" for level in levels]
+    rows = [
+        [row[source], row[destination], *(f"{row[f'{level:g}']:.2f}" for level in levels), f"{row['p_failed']:.1%}"]
+        for row in table.slice(0, _LINES_SHOWN).to_pylist()
+    ]
+    caption = "RTTs in ms, if there is an answer"
+    _print_table(["source", "destination"], [*quantiles, "P(timeout)"], rows, caption)
     if table.num_rows > _LINES_SHOWN:
         out.print(f"… and {table.num_rows - _LINES_SHOWN:,} more: --output FILE writes all, --json prints all")
 
 
-# `ping-llm destinations`, `complete` and `surprise`: what else a model can be asked.
+def _print_table(texts: list[str], numbers: list[str], rows: list[list[str]], caption: str | None = None) -> None:
+    """Columns of texts, then of numbers."""
+    from rich import box
+    from rich.table import Table
+
+    shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, caption=caption)
+    for name in texts:
+        shown.add_column(name)
+    for name in numbers:
+        shown.add_column(name, justify="right")
+    for row in rows:
+        shown.add_row(*row)
+    out.print(shown)
+
+
+def anomalies(
+    files: Annotated[list[str], typer.Argument(help="Measurement files, folders or globs.")],
+    checkpoint: AnyCheckpoint = None,
+    columns: Columns = None,
+    top: Annotated[int, typer.Option(min=1, help="How many to show, the highest scores first.")] = 20,
+    last: Annotated[
+        int | None, typer.Option(min=1, help="Score only so many of the latest.", show_default="all")
+    ] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write all to a .csv or .parquet file.")] = None,
+    json_output: Json = False,
+) -> None:
+    """Find the measurements of a file that nobody would have expected.
+
+    Every measurement gets an anomaly score: the negative log-likelihood (NLL) of its result in bits, given what was
+    measured before it. 10 bits more are a thousand times less likely. The completer needs a third of a second for each
+    on two cores (`--last` limits it); a language model reads thousands in seconds.
+
+    Examples:
+
+      ping-llm anomalies my_pings.csv --last 500
+
+      ping-llm anomalies 'data/*.parquet' --checkpoint runs/ping-llm/my-run --output anomalies.csv
+    """
+    import pyarrow as pa
+
+    from ping_llm.predict.predictor import Predictor
+
+    check_table(output)
+    measured = _read(files, columns)
+    predictor = Predictor.from_pretrained(checkpoint)
+    scored = np.arange(len(measured.observations))[-(last or 0) :]
+    with progress("scoring", total=len(scored)) as advance:
+        bits = predictor.anomaly_scores(measured, scored, advance)
+    known = measured.observations.take(scored)
+    unknown = np.isnan(known.time_s)
+    microseconds = (np.where(unknown, 0.0, known.time_s) * 1e6).round().astype(np.int64)
+    table = pa.table(
+        {
+            "event_time": pa.array(microseconds, mask=unknown).cast(pa.timestamp("us", tz="UTC")),
+            "src_addr": [measured.nodes[node] for node in known.source.tolist()],
+            "dst_addr": [measured.nodes[node] for node in known.destination.tolist()],
+            "rtt": pa.array(known.rtt_ms, from_pandas=True),
+            "bits": bits,
+        }
+    )
+    if output:
+        write_table(table, output)
+    highest = table.take(np.argsort(-np.nan_to_num(bits), kind="stable")[:top]).to_pylist()
+    if json_output:
+        rows = [{**row, "event_time": row["event_time"] and row["event_time"].isoformat()} for row in highest]
+        print_json({"measurements": len(scored), "mean_bits": float(np.nanmean(bits)), "anomalies": rows})
+        return
+    shown = []
+    for row in highest:
+        time = row["event_time"].isoformat(sep=" ", timespec="seconds") if row["event_time"] else ""
+        rtt = "timeout" if row["rtt"] is None else f"{row['rtt']:.2f} ms"
+        shown.append([time, row["src_addr"], row["dst_addr"], rtt, f"{row['bits']:.1f}"])
+    _print_table(["time", "source", "destination"], ["RTT", "bits"], shown)
+    out.print(f"{len(scored):,} measurements, {np.nanmean(bits):.1f} bits each on average", highlight=False)
+
+
+# What only a language model can answer.
 
 Source = Annotated[str, typer.Option("--src", help="Source address.")]
-Rtt = Annotated[float | None, typer.Option(help="RTT in ms; `nan`: it fails.", show_default="any")]
+Rtt = Annotated[float | None, typer.Option(help="RTT in ms; `nan`: a timeout.", show_default="any")]
 Count = Annotated[int, typer.Option(min=1, help="How many to show.")]
-Beam = Annotated[int, typer.Option(min=1, help="Beginnings of addresses that are followed.")]
+Beam = Annotated[int, typer.Option(min=1, help="Width of the beam search over addresses.")]
 
 
 def destinations(
@@ -206,12 +284,13 @@ def destinations(
 
       ping-llm destinations --checkpoint runs/ping-llm/my-run --src 192.0.2.1 --rtt 20 --history my_pings.csv
     """
-    from ping_llm.predict.addresses import destinations as ask
 
-    _likely(
-        checkpoint, src, history, columns, json_output,
-        lambda model, own: ask(model, src, rtt, history=own, count=count, beam=beam),
-    )  # fmt: skip
+    def search(model: "LanguageModel", own: "ProbeRow | None") -> "LikelyAddresses":
+        from ping_llm.predict import scoring
+
+        return scoring.destinations(model, src, rtt, history=own, count=count, beam=beam)
+
+    _likely(checkpoint, src, history, columns, json_output, search)
 
 
 def complete(
@@ -231,76 +310,13 @@ def complete(
 
       ping-llm complete --checkpoint runs/ping-llm/my-run --src 192.0.2.1 --prefix 193.0.
     """
-    from ping_llm.predict.addresses import complete as ask
 
-    _likely(
-        checkpoint, src, history, columns, json_output,
-        lambda model, own: ask(model, src, prefix, rtt_ms=rtt, history=own, count=count, beam=beam),
-    )  # fmt: skip
+    def search(model: "LanguageModel", own: "ProbeRow | None") -> "LikelyAddresses":
+        from ping_llm.predict import scoring
 
+        return scoring.complete_address(model, src, prefix, rtt_ms=rtt, history=own, count=count, beam=beam)
 
-def surprise(
-    files: Annotated[list[str], typer.Argument(help="Measurement files, folders or globs.")],
-    checkpoint: AnyCheckpoint = None,
-    columns: Columns = None,
-    top: Annotated[int, typer.Option(min=1, help="The most surprising ones to show.")] = 20,
-    last: Annotated[
-        int | None, typer.Option(min=1, help="Score only so many of the latest.", show_default="all")
-    ] = None,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write all to a .csv or .parquet file.")] = None,
-    json_output: Json = False,
-) -> None:
-    """Find the measurements of a file that nobody would have expected.
-
-    Every measurement gets the surprise of its result in bits, given what was measured before it: 10 bits more are a
-    thousand times less likely. The completer needs a third of a second for each on two cores (`--last` limits it); a
-    language model reads thousands in seconds.
-
-    Examples:
-
-      ping-llm surprise my_pings.csv --last 500
-
-      ping-llm surprise 'data/*.parquet' --checkpoint runs/ping-llm/my-run --output surprise.csv
-    """
-    import pyarrow as pa
-
-    from ping_llm.predict.predictor import Predictor
-    from ping_llm.rows.measurement_set import read_observations
-
-    check_table(output)
-    with progress("reading") as advance:
-        measured = read_observations(files, columns=renamed(columns), on_progress=advance)
-    predictor = Predictor.from_pretrained(checkpoint)
-    known = measured.observations
-    scored = np.arange(len(known))[-last:] if last else np.arange(len(known))
-    with progress("scoring", total=len(scored)) as advance:
-        bits = predictor.surprise(measured, scored, advance)
-    table = pa.table(
-        {
-            "event_time": _times(known.time_s[scored]),
-            "src_addr": [measured.nodes[node] for node in known.source[scored].tolist()],
-            "dst_addr": [measured.nodes[node] for node in known.destination[scored].tolist()],
-            "rtt": pa.array(known.rtt_ms[scored], from_pandas=True),
-            "bits": bits,
-        }
-    )
-    if output:
-        write_table(table, output)
-    shown = table.take(np.argsort(-np.nan_to_num(bits), kind="stable")[:top])
-    if json_output:
-        rows = [{**row, "event_time": row["event_time"] and row["event_time"].isoformat()} for row in shown.to_pylist()]
-        print_json({"measurements": len(scored), "mean_bits": float(np.nanmean(bits)), "most_surprising": rows})
-        return
-    _show_surprises(shown)
-    out.print(f"{len(scored):,} measurements, {np.nanmean(bits):.1f} bits each on average", highlight=False)
-
-
-def _times(time_s: Any) -> Any:
-    import pyarrow as pa
-
-    unknown = np.isnan(time_s)
-    microseconds = (np.where(unknown, 0.0, time_s) * 1e6).round().astype(np.int64)
-    return pa.array(microseconds, mask=unknown).cast(pa.timestamp("us", tz="UTC"))
+    _likely(checkpoint, src, history, columns, json_output, search)
 
 
 def _likely(
@@ -309,12 +325,16 @@ def _likely(
     history: list[str] | None,
     columns: list[str] | None,
     json_output: bool,
-    ask: Callable[[Any, "ProbeRow | None"], "Likely"],
+    search: Callable[["LanguageModel", "ProbeRow | None"], "LikelyAddresses"],
 ) -> None:
     from ping_llm.predict.predictor import Predictor
+    from ping_llm.predict.prompts import Histories
 
     model = Predictor.from_pretrained(checkpoint).language_model
-    found = ask(model, _own_history(src, history, columns))
+    own, measured = None, _read(history, columns)
+    if src in measured.nodes:  # what the source itself measured
+        own, _ = Histories(measured.observations, measured.nodes).row(measured.nodes.index(src))
+    found = search(model, own)
     pairs = list(zip(found.addresses, found.probability.tolist(), strict=True))
     if json_output:
         likely = [{"address": address, "probability": chance} for address, chance in pairs]
@@ -323,38 +343,3 @@ def _likely(
     for address, chance in pairs:
         out.print(f"{chance:9.4%}  {address}")
     out.print(f"{found.covered:.1%} of the probability lies in what was looked at")
-
-
-def _own_history(src: str, history: list[str] | None, columns: list[str] | None) -> "ProbeRow | None":
-    """What the source itself measured."""
-    from ping_llm.predict.prompts import Histories
-    from ping_llm.rows.measurement_set import read_observations
-
-    names = renamed(columns)
-    if not history:
-        return None
-    with progress("reading") as advance:
-        measured = read_observations(history, columns=names, on_progress=advance)
-    if src not in measured.nodes:
-        return None
-    return Histories(measured.observations, measured.nodes).row(measured.nodes.index(src))[0]
-
-
-def _show_surprises(table: Any) -> None:
-    from rich import box
-    from rich.table import Table
-
-    shown = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name, side in (
-        ("bits", "right"),
-        ("time", "left"),
-        ("source", "left"),
-        ("destination", "left"),
-        ("RTT", "right"),
-    ):
-        shown.add_column(name, justify=side)  # type: ignore[arg-type]
-    for row in table.to_pylist():
-        time = row["event_time"].isoformat(sep=" ", timespec="seconds") if row["event_time"] else ""
-        rtt = "failed" if row["rtt"] is None else f"{row['rtt']:.2f} ms"
-        shown.add_row(f"{row['bits']:.1f}", time, row["src_addr"], row["dst_addr"], rtt)
-    out.print(shown)

@@ -16,9 +16,9 @@ from ping_llm.batches.spec import DataState
 from ping_llm.config import Config
 from ping_llm.core.errors import PingLlmError
 from ping_llm.core.observations import Observations
-from ping_llm.data.registry import StepLoader, batch_size, host_rows
-from ping_llm.prior.measured import Measurements, on_device_measurements
-from ping_llm.prior.settings import WorldSettings
+from ping_llm.data.registry import Part, StepLoader
+from ping_llm.prior.fine_tuning import Measurements, on_device_measurements
+from ping_llm.prior.worlds import WorldSettings
 from ping_llm.rows.measurement_set import read_observations
 
 WORLDS_VERSION: Final = 6
@@ -31,23 +31,20 @@ _UNSEEN_WORLDS: Final = 0x5EED
 """Added to the seed for evaluation."""
 
 
-def train_loader(config: Config, *, devices: int, host: int, hosts: int, state: DataState | None) -> StepLoader:
+def train_loader(config: Config, part: Part, state: DataState | None) -> StepLoader:
     digest = measurements_of(config).digest if config.dataset_type == "measured" else ""
-    seed = config.data_shuffle_seed
-    return _loader(config, devices, host, hosts, seed=seed, measurements=digest, state=state)
+    return _loader(config, part, seed=config.data_shuffle_seed, measurements=digest, state=state)
 
 
-def eval_loader(config: Config, *, devices: int, host: int, hosts: int) -> StepLoader:
-    seed = config.data_shuffle_seed + _UNSEEN_WORLDS
-    return _loader(config, devices, host, hosts, seed=seed, last_step=max(1, config.eval_steps) - 1)
+def eval_loader(config: Config, part: Part) -> StepLoader:
+    last_step = max(1, config.eval_steps) - 1
+    return _loader(config, part, seed=config.data_shuffle_seed + _UNSEEN_WORLDS, last_step=last_step)
 
 
-def _loader(
-    config: Config, devices: int, host: int, hosts: int, *, seed: int, measurements: str = "", **where: Any
-) -> StepLoader:
+def _loader(config: Config, part: Part, *, seed: int, measurements: str = "", **range_of_steps: Any) -> StepLoader:
     """`measurements` is the digest of the real measurements that the contexts come from, if they do."""
-    size = batch_size(config, devices)
-    rows = np.arange(size, dtype=np.int32)[host_rows(size, host, hosts)]
+    size = part.batch_size(config)
+    rows = np.arange(size, dtype=np.int32)[part.rows(config)]
     identity = {
         "dataset_type": "measured" if measurements else "worlds",
         **({"measurements": measurements} if measurements else {}),
@@ -59,7 +56,7 @@ def _loader(
     return StepLoader(
         lambda step: {"seed": np.full_like(rows, seed), "step": np.full_like(rows, step), "row": rows},
         identity,
-        **where,
+        **range_of_steps,
     )
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO, Final, Protocol, TypeVar
+from typing import Any, BinaryIO, Final, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -27,9 +27,12 @@ from google.protobuf.message import DecodeError
 
 from ping_llm.core.errors import PingLlmError, one_line
 from ping_llm.core.randomness import Ints, Purpose, key, permute
+from ping_llm.data.registry import ONE_HOST, Part
 
 Unread = Callable[[], Any]
 """A document that has not been read: text, or a list of tokens where it was tokenised before."""
+
+Reader = Callable[[Path], Iterator[Unread]]
 
 Position = Any
 """Where a stream is, as JSON."""
@@ -190,20 +193,20 @@ class Documents:
             records = self._records.__getitems__(numbers.tolist())
         except Exception as error:  # as above
             raise PingLlmError(f"{self._pattern} is damaged: {one_line(error)}") from None
-        return [self._text(record, number) for record, number in zip(records, numbers.tolist(), strict=True)]
-
-    def _text(self, record: bytes, number: int) -> str:
-        try:
-            return text_feature(record, self._column)
-        except RecordError as error:
-            where = f"record {number} of {self._pattern}"
-            raise PingLlmError(f"{where} cannot be used: {error}; train_data_columns names the text") from None
+        texts = []
+        for record, number in zip(records, numbers.tolist(), strict=True):
+            try:
+                texts.append(text_feature(record, self._column))
+            except RecordError as error:
+                where = f"record {number} of {self._pattern}"
+                raise PingLlmError(f"{where} cannot be used: {error}; train_data_columns names the text") from None
+        return texts
 
 
 # Parquet and TFRecord: one document after the other.
 
 
-def reader_of(kind: str, column: str) -> Callable[[Path], Iterator[Unread]]:
+def reader_of(kind: str, column: str) -> Reader:
     """How files of a kind are read."""
     if kind == "parquet":
         return partial(parquet_documents, column=column)
@@ -265,30 +268,20 @@ def _record(path: Path, file: BinaryIO, begin: int, size: int, decode: Callable[
 # Streams of documents, epoch after epoch.
 
 
-class DocumentStream(Protocol):
-    """The documents of one host in one epoch after the other: texts, or tokens where they were tokenised before."""
-
-    def position(self) -> Position:
-        """Of the next document."""
-
-    def seek(self, position: Position) -> None: ...
-
-    def read(self) -> Any | None:
-        """The next document; None when there is no more."""
-
-    def close(self) -> None: ...
-
-
 class EpochStream:
-    """A stream whose position is an epoch and a number of documents of it."""
+    """The documents of one host in one epoch after the other: texts, or tokens where they were tokenised before.
 
-    def __init__(self, documents_of: Callable[[int, int], Iterator[Any]], epochs: int = -1) -> None:
+    Its position is an epoch and a number of documents of it.
+    """
+
+    def __init__(self, documents_of: Callable[[int, int], Iterator[Any]], epochs: int = 1) -> None:
         """`documents_of(epoch, skip)` gives this host's documents of an epoch, but for the first ones."""
         self._documents_of, self._epochs = documents_of, epochs
         self._documents: Iterator[Any] | None = None
         self._epoch = self._given = 0
 
     def position(self) -> Position:
+        """Of the next document."""
         return {"epoch": self._epoch, "document": self._given}
 
     def seek(self, position: Position) -> None:
@@ -296,6 +289,7 @@ class EpochStream:
         self._epoch, self._given = position["epoch"], position["document"]
 
     def read(self) -> Any | None:
+        """The next document; None when there is no more."""
         while self._epochs < 0 or self._epoch < self._epochs:
             if self._documents is None:
                 self._documents = self._documents_of(self._epoch, self._given)
@@ -314,16 +308,10 @@ class EpochStream:
 
 
 def file_stream(
-    files: Sequence[Path],
-    reader: Callable[[Path], Iterator[Unread]],
-    *,
-    host: int = 0,
-    hosts: int = 1,
-    seed: int | None = None,
-    epochs: int = 1,
+    files: Sequence[Path], reader: Reader, part: Part = ONE_HOST, *, seed: int | None = None, epochs: int = 1
 ) -> EpochStream:
     """Documents of a host's files: several files open at a time, in another order each epoch if there is a seed."""
-    mine, first, step = share(files, host, hosts)
+    mine, first, step = share(files, part)
 
     def documents_of(epoch: int, skip: int) -> Iterator[Any]:
         documents = interleaved(map(reader, shuffled(mine, seed, epoch)))
@@ -332,11 +320,12 @@ def file_stream(
     return EpochStream(documents_of, epochs)
 
 
-def share(files: Sequence[T], host: int, hosts: int) -> tuple[Sequence[T], int, int]:
+def share(files: Sequence[T], part: Part) -> tuple[Sequence[T], int, int]:
     """A host's files, and of their documents the first one and the step to the next.
 
     Whole files, as evenly as possible; with fewer files than hosts, every host reads all and takes every k-th document.
     """
+    host, hosts = part.host, part.hosts
     return (files[host::hosts], 0, 1) if len(files) >= hosts else (files, host, hosts)
 
 

@@ -18,7 +18,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -33,28 +33,20 @@ from ping_llm.batches.transport import Source
 from ping_llm.config import Blend, Config, parse_blend
 from ping_llm.core.errors import PingLlmError
 from ping_llm.core.randomness import Purpose, key, permute
-from ping_llm.data.documents import (
-    Documents,
-    EpochStream,
-    TextFiles,
-    file_stream,
-    fingerprint,
-    matching,
-    reader_of,
-)
-from ping_llm.data.registry import EvalLoader, TrainLoader, batch_size, loader_settings
+from ping_llm.data.documents import Documents, EpochStream, TextFiles, file_stream, fingerprint, matching, reader_of
+from ping_llm.data.registry import ONE_HOST, EvalLoader, Part, TrainLoader, loader_settings
 from ping_llm.data.stream import (
     EMPTY,
     Concatenated,
     Packed,
-    PackSettings,
     StreamEvalLoader,
     StreamLoader,
     TextReport,
     joined,
+    max_segments,
     pack,
 )
-from ping_llm.data.tokenizer import TokenizerSpec, load_tokenizer, tokenizer_of
+from ping_llm.data.tokenizer import tokenizer_of
 
 TEXT_VERSION: Final = 1
 """Raised whenever the same files would give other batches."""
@@ -68,31 +60,23 @@ _SAMPLED_TOKENS: Final = 512
 _READ_TOGETHER: Final = 256
 
 
-def train_loader(config: Config, *, devices: int, host: int, hosts: int, state: DataState | None) -> TrainLoader:
+def train_loader(config: Config, part: Part, state: DataState | None) -> TrainLoader:
     if config.grain_file_type == "arrayrecord":
-        settings = loader_settings(config, host, hosts)
-        return TextLoader(text_spec(config, devices), settings, state, allow_change=config.allow_data_change)
+        return TextLoader(TextSpec.of(config, part), loader_settings(config, part), state)
     files = _train_files(config)
-    documents = file_stream(
-        files,
-        reader_of(config.grain_file_type, config.train_data_columns),
-        host=host,
-        hosts=hosts,
-        seed=config.data_shuffle_seed,
-        epochs=config.num_epoch,
-    )
-    data = {"files": fingerprint(files)}
-    return StreamLoader(config, documents, data=data, devices=devices, host=host, hosts=hosts, state=state)
+    reader = reader_of(config.grain_file_type, config.train_data_columns)
+    documents = file_stream(files, reader, part, seed=config.data_shuffle_seed, epochs=config.num_epoch)
+    return StreamLoader(config, part, documents, data={"files": fingerprint(files)}, state=state)
 
 
-def eval_loader(config: Config, *, devices: int, host: int, hosts: int) -> EvalLoader:
-    files, kind = _eval_files(config), config.grain_file_type
+def eval_loader(config: Config, part: Part) -> EvalLoader:
+    files, kind, column = _eval_files(config), config.grain_file_type, config.eval_data_columns
     if kind == "arrayrecord":
         found = TextFiles(pattern=config.grain_eval_files, files=tuple(map(str, files)), fingerprint="")
-        documents = _all_in_order(Documents(found, config.eval_data_columns))
+        documents = EpochStream(partial(_all_in_order, Documents(found, column)))
     else:
-        documents = file_stream(files, reader_of(kind, config.eval_data_columns))
-    return StreamEvalLoader(config, documents, devices=devices, host=host, hosts=hosts)
+        documents = file_stream(files, reader_of(kind, column))
+    return StreamEvalLoader(config, part, documents)
 
 
 def check(config: Config) -> None:
@@ -121,12 +105,9 @@ def _eval_files(config: Config) -> tuple[Path, ...]:
     return tuple(f for pattern in patterns for f in matching(pattern, "grain_eval_files", config.grain_file_type))
 
 
-def _all_in_order(documents: Documents) -> EpochStream:
-    def documents_of(epoch: int, skip: int) -> Iterator[str]:
-        for begin in range(skip, len(documents), _READ_TOGETHER):
-            yield from documents.texts(np.arange(begin, min(begin + _READ_TOGETHER, len(documents))))
-
-    return EpochStream(documents_of, epochs=1)
+def _all_in_order(documents: Documents, epoch: int, skip: int) -> Iterator[str]:
+    for begin in range(skip, len(documents), _READ_TOGETHER):
+        yield from documents.texts(np.arange(begin, min(begin + _READ_TOGETHER, len(documents))))
 
 
 def _blend(config: Config) -> Blend:
@@ -150,20 +131,16 @@ def _mixture_file(file: Path) -> Blend:
         raise PingLlmError(f"{where} is not JSON: {error}") from None
     if not isinstance(value, dict) or not value:
         raise PingLlmError(f'{where}: write {{"name": {{"path": pattern, "weight": number}}, …}}')
-    parts: dict[str, Fraction] = {}
     for name, part in value.items():
         if not isinstance(part, dict) or not isinstance(part.get("path"), str) or "weight" not in part:
             raise PingLlmError(f'{where}: {name!r} needs a "path" and a "weight"')
-        path, weight = part["path"], part["weight"]
+        weight = part["weight"]
         if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight < 1e15:
             raise PingLlmError(f"{where}: the weight of {name!r} must be a number from 0 up, not {weight!r}")
-        if path in parts:
-            raise PingLlmError(f"{where}: {path} is there twice; give it once, with the sum of the weights")
-        parts[path] = Fraction(str(weight))
-    total = sum(parts.values())
-    if not total:
-        raise PingLlmError(f"{where}: the weights are all 0; at least one must be positive")
-    return tuple((pattern, weight / total) for pattern, weight in parts.items())
+    try:
+        return parse_blend(";".join(f"{part['path']},{part['weight']}" for part in value.values()))
+    except PingLlmError as error:
+        raise PingLlmError(f"{where}: {error}") from None
 
 
 # ArrayRecord: what decides every batch, and what becomes of a blend when a run is resumed with another one.
@@ -173,16 +150,17 @@ def _mixture_file(file: Path) -> Blend:
 class TextSpec:
     """`batch = f(spec, step)`, as `DataSpec` is for probe rows."""
 
+    config: Config
     sources: tuple[TextFiles, ...]
     weights: tuple[Fraction, ...]
-    tokenizer: TokenizerSpec
-    tokenizer_digest: str
-    packing: PackSettings
-    column: str = "text"
-    seed: int = 0
-    global_batch_size: int = 64
-    epochs: int = -1
+    global_batch_size: int
     block_documents: int = 1024
+
+    @classmethod
+    def of(cls, config: Config, part: Part = ONE_HOST) -> "TextSpec":
+        patterns, weights = zip(*_blend(config), strict=True)
+        sources = tuple(TextFiles.find(pattern, "grain_train_files") for pattern in patterns)
+        return cls(config=config, sources=sources, weights=weights, global_batch_size=part.batch_size(config))
 
     @property
     def chunk(self) -> int:
@@ -194,25 +172,26 @@ class TextSpec:
         return {
             "dataset_type": "grain",
             "sources": [source.fingerprint for source in self.sources],
-            "tokenizer": self.tokenizer_digest,
-            "add_bos": self.tokenizer.add_bos,
-            "add_eos": self.tokenizer.add_eos,
-            "column": self.column,
-            "seed": self.seed,
+            "tokenizer": tokenizer_of(self.config).digest,
+            "add_bos": self.config.add_bos,
+            "add_eos": self.config.add_eos,
+            "column": self.config.train_data_columns,
+            "seed": self.config.data_shuffle_seed,
             "global_batch_size": self.global_batch_size,
-            "length": self.packing.length,
-            "most_segments": self.packing.max_segments,
+            "length": self.config.max_target_length,
+            "most_segments": max_segments(self.config),
             "text_version": TEXT_VERSION,
         }
 
     def start(self) -> DataState:
         return DataState(next_step=0, identity=self.identity(), mixture=Mixture.of(self.weights))
 
-    def resume(self, state: DataState, *, allow_change: bool) -> "tuple[TextSpec, DataState]":
+    def resume(self, state: DataState) -> "tuple[TextSpec, DataState]":
         """The spec and the state to continue with. Weights may differ, and sources may be added: each continues.
 
         Sources keep the order that they had, whatever the order in which they are named now.
         """
+        allow_change = self.config.allow_data_change
         before = list(state.identity.get("sources", []))
         now = {source.fingerprint: (source, weight) for source, weight in zip(self.sources, self.weights, strict=True)}
         gone = [source for source in before if source not in now]
@@ -236,29 +215,16 @@ class TextSpec:
         return spec, DataState(next_step=state.next_step, identity=identity, mixture=mixture)
 
 
-def text_spec(config: Config, devices: int = 1) -> TextSpec:
-    """What decides every batch of a run on ArrayRecord files."""
-    blend = _blend(config)
-    return TextSpec(
-        sources=tuple(TextFiles.find(pattern, "grain_train_files") for pattern, _ in blend),
-        weights=tuple(weight for _, weight in blend),
-        tokenizer=TokenizerSpec.of(config),
-        tokenizer_digest=tokenizer_of(config).digest,
-        packing=PackSettings.of(config),
-        column=config.train_data_columns,
-        seed=config.data_shuffle_seed,
-        global_batch_size=batch_size(config, devices),
-        epochs=config.num_epoch,
-    )
-
-
 class TextPlan:
     """The sequences of one source, each by its number alone."""
 
     def __init__(self, files: TextFiles, spec: TextSpec, stages: Stages) -> None:
-        self._documents = Documents(files, spec.column)
-        self._tokenizer = load_tokenizer(spec.tokenizer)
-        self._spec, self._stages = spec, stages
+        config = spec.config
+        self._documents = Documents(files, config.train_data_columns)
+        self._tokenizer = tokenizer_of(config)
+        self._seed, self._epochs, self._chunk = config.data_shuffle_seed, config.num_epoch, spec.chunk
+        self._length, self._max_segments = config.max_target_length, max_segments(config)
+        self._stages = stages
         self.blocks = max(1, round(len(self._documents) / spec.block_documents))
         self._kept: OrderedDict[tuple[int, int], Concatenated] = OrderedDict()
 
@@ -274,7 +240,7 @@ class TextPlan:
         if not len(tokens):
             raise PingLlmError("the documents are empty: there is no text to train on")
         in_all = len(tokens) * int(sizes.sum()) * count  # over bytes of the tokenised × documents looked at
-        per_block = int(sizes[some].sum()) * len(sample) * self.blocks * self._spec.packing.length
+        per_block = int(sizes[some].sum()) * len(sample) * self.blocks * self._length
         return max(1, in_all * 100 // (per_block * _OVERFILL_PERCENT))
 
     @property
@@ -283,7 +249,7 @@ class TextPlan:
 
     def locate(self, sequence: int) -> tuple[int, int, int]:
         """Epoch, block and offset in the block of a sequence, counted from the beginning of all epochs."""
-        chunk = self._spec.chunk
+        chunk = self._chunk
         epoch, within = divmod(sequence, self.sequences_per_epoch)
         group, within = divmod(within, self.sequences_per_block * LANES)
         lanes = min(LANES, self.blocks - group * LANES)
@@ -297,17 +263,17 @@ class TextPlan:
 
     def sequence(self, sequence: int) -> Packed:
         epoch, block, offset = self.locate(sequence)
-        if 0 < self._spec.epochs <= epoch:
+        if 0 < self._epochs <= epoch:
             return EMPTY
-        length, limit = self._spec.packing.length, self._spec.packing.max_segments
-        return joined([self._block(epoch, block).cut(offset * length, (offset + 1) * length)], limit)
+        begin = offset * self._length
+        return joined([self._block(epoch, block).cut(begin, begin + self._length)], self._max_segments)
 
     def _block(self, epoch: int, block: int) -> Concatenated:
         at = epoch, block
         if at not in self._kept:
             begin, end = (b * len(self._documents) // self.blocks for b in (block, block + 1))
             with self._stages("plan"):
-                order = key(self._spec.seed, epoch, Purpose.EPOCH_ORDER)
+                order = key(self._seed, epoch, Purpose.EPOCH_ORDER)
                 numbers = permute(order, len(self._documents), np.arange(begin, end))
             with self._stages("read"):
                 texts = self._documents.texts(numbers)
@@ -346,27 +312,16 @@ class TextLoader(Loader):
 
     stages = ("plan", "read", "encode", "arrange")
 
-    def __init__(
-        self,
-        spec: TextSpec,
-        settings: LoaderSettings,
-        state: DataState | None = None,
-        *,
-        allow_change: bool = False,
-    ) -> None:
-        self.text, begun = spec.resume(state, allow_change=allow_change) if state else (spec, spec.start())
+    def __init__(self, spec: TextSpec, settings: LoaderSettings, state: DataState | None = None) -> None:
+        self.text, begun = spec.resume(state) if state else (spec, spec.start())
         # What the loader itself looks at is the shape of a batch; rows there are none.
-        contexts = ContextSettings(length=spec.packing.length)
-        shape = DataSpec(rows=(), global_batch_size=spec.global_batch_size, contexts=contexts)
-        super().__init__(shape, settings, begun)
+        contexts = ContextSettings(length=spec.config.max_target_length)
+        super().__init__(
+            DataSpec(rows=(), global_batch_size=spec.global_batch_size, contexts=contexts), settings, begun
+        )
 
-    def most_segments(self, step: int) -> int:
-        return self.text.packing.max_segments
-
-    def restore(self, state: DataState, *, allow_change: bool = False) -> None:
-        spec, resumed = self.text.resume(state, allow_change=allow_change)
-        self.close()
-        self.text, self._state = spec, resumed
+    def max_segments(self, step: int) -> int:
+        return max_segments(self.text.config)
 
     def _make_report(self) -> TextReport:
         return TextReport(stages=self.stages, workers=self.settings.worker_count)

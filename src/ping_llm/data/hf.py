@@ -8,7 +8,8 @@ from typing import Any, Final
 from ping_llm.batches.spec import DataState
 from ping_llm.config import Config
 from ping_llm.core.errors import PingLlmError, need, one_line
-from ping_llm.data.documents import Position, fingerprint, matching, share, shuffled
+from ping_llm.data.documents import EpochStream, Position, fingerprint, matching, share, shuffled
+from ping_llm.data.registry import ONE_HOST, Part
 from ping_llm.data.stream import StreamEvalLoader, StreamLoader
 from ping_llm.data.tokenizer import tokenizer_of
 
@@ -17,29 +18,20 @@ _FILE_TYPES: Final = {name: name for name in ("json", "parquet", "arrow", "csv",
 _log = logging.getLogger(__name__)
 
 
-def train_loader(config: Config, *, devices: int, host: int, hosts: int, state: DataState | None) -> StreamLoader:
+def train_loader(config: Config, part: Part, state: DataState | None) -> StreamLoader:
     arguments, files = _arguments(config, "train")
-    documents = HfStream(
-        _load(arguments),
-        config.train_data_columns,
-        host=host,
-        hosts=hosts,
-        seed=config.data_shuffle_seed,
-        epochs=config.num_epoch,
-    )
+    seed, epochs = config.data_shuffle_seed, config.num_epoch
+    documents = HfStream(_load(arguments), config.train_data_columns, part, seed=seed, epochs=epochs)
     if state is not None and "data_files" not in arguments:
         _log.warning("%s comes from the Hub: a run resumes exactly only if it has not changed there", config.hf_path)
-    if files:
-        data = {"path": arguments["path"], "files": fingerprint(files)}
-    else:
-        named = {"name": config.hf_name, "folder": config.hf_data_dir, "split": arguments["split"]}
-        data = {"path": arguments["path"], **named}
-    return StreamLoader(config, documents, data=data, devices=devices, host=host, hosts=hosts, state=state)
+    named = {"name": config.hf_name, "folder": config.hf_data_dir, "split": arguments["split"]}
+    data = {"path": arguments["path"], **({"files": fingerprint(files)} if files else named)}
+    return StreamLoader(config, part, documents, data=data, state=state)
 
 
-def eval_loader(config: Config, *, devices: int, host: int, hosts: int) -> StreamEvalLoader:
+def eval_loader(config: Config, part: Part) -> StreamEvalLoader:
     documents = HfStream(_load(_arguments(config, "eval")[0]), config.eval_data_columns)
-    return StreamEvalLoader(config, documents, devices=devices, host=host, hosts=hosts)
+    return StreamEvalLoader(config, part, documents)
 
 
 def check(config: Config) -> None:
@@ -81,64 +73,59 @@ def _load(arguments: dict[str, Any]) -> Any:
         raise PingLlmError(f"hf_path={arguments['path']}: {one_line(error)}") from None
 
 
-class HfStream:
+class HfStream(EpochStream):
     """This host's documents of a streamed dataset: whole files, or every k-th document where there are too few.
 
     One file is read after the other, in another order each epoch if there is a seed. Documents are shuffled later, in
-    windows: the buffer that `datasets` itself shuffles in is lost when a run resumes.
+    windows: the buffer that `datasets` itself shuffles in is lost when a run resumes. Its state of the file in work
+    is part of the position, so that resuming reads no file twice.
     """
 
     def __init__(
-        self, dataset: Any, column: str, *, host: int = 0, hosts: int = 1, seed: int | None = None, epochs: int = 1
+        self, dataset: Any, column: str, part: Part = ONE_HOST, *, seed: int | None = None, epochs: int = 1
     ) -> None:
-        self._dataset, self._column, self._seed, self._epochs = dataset, column, seed, epochs
-        self._files, self._first, self._step = share(range(dataset.num_shards), host, hosts)
-        self._epoch = self._file = self._number = 0  # `_number` counts this epoch's documents, of other hosts too
+        super().__init__(self._read_files, epochs)
+        self._dataset, self._column, self._seed = dataset, column, seed
+        self._files, self._first, self._step = share(range(dataset.num_shards), part)
+        self._file = self._number = 0
+        """Of the files of this epoch; and of its documents, those of other hosts included."""
         self._reading: Any = None
-        self._documents: Iterator[Any] | None = None
 
     def position(self) -> Position:
         state = self._reading.state_dict() if self._reading is not None else None
         return {"epoch": self._epoch, "file": self._file, "number": self._number, "state": state}
 
     def seek(self, position: Position) -> None:
-        self._epoch, self._file, self._number = (position[name] for name in ("epoch", "file", "number"))
-        self.close()
+        super().seek({"epoch": position["epoch"], "document": position["number"]})
+        self._file, self._number = position["file"], position["number"]
+        self._reading = None
         if position["state"] is not None:
-            self._open().load_state_dict(position["state"])
-
-    def read(self) -> str | None:
-        while self._epochs < 0 or self._epoch < self._epochs:
-            if self._file == len(self._files):
-                if not self._number:
-                    return None  # there is nothing at all: do not search forever
-                self._epoch, self._file, self._number = self._epoch + 1, 0, 0
-                continue
-            if self._documents is None:
-                self._documents = iter(self._open() if self._reading is None else self._reading)
-            while (document := self._next(self._documents)) is not None:
-                self._number += 1
-                if (self._number - 1) % self._step == self._first:
-                    return self._text(document)
-            self._file += 1
-            self.close()
-        return None
+            self._reading = self._open()
+            self._reading.load_state_dict(position["state"])
 
     def _open(self) -> Any:
         file = shuffled(self._files, self._seed, self._epoch)[self._file]
-        self._reading = self._dataset.shard(self._dataset.num_shards, file)
-        return self._reading
+        return self._dataset.shard(self._dataset.num_shards, file)
 
-    def _next(self, documents: Iterator[Any]) -> Any | None:
-        try:
-            return next(documents, None)
-        except Exception as error:  # what a file that is not of the type makes the reader raise
-            raise PingLlmError(f"hf_path: a file cannot be read: {one_line(error)}") from None
+    def _read_files(self, epoch: int, skip: int) -> Iterator[str]:
+        """From where `_file` and `_reading` say."""
+        while self._file < len(self._files):
+            self._reading = self._open() if self._reading is None else self._reading
+            for document in _readable(self._reading):
+                self._number += 1
+                if (self._number - 1) % self._step == self._first:
+                    yield self._text(document)
+            self._file, self._reading = self._file + 1, None
+        self._file = self._number = 0
 
     def _text(self, document: Any) -> str:
         if self._column not in document:
             raise PingLlmError(f"the dataset has no column {self._column!r}, only {', '.join(document)}")
         return str(document[self._column] or "")
 
-    def close(self) -> None:
-        self._reading = self._documents = None
+
+def _readable(dataset: Any) -> Iterator[Any]:
+    try:
+        yield from dataset
+    except Exception as error:  # what a file that is not of the type makes the reader raise
+        raise PingLlmError(f"hf_path: a file cannot be read: {one_line(error)}") from None

@@ -17,7 +17,7 @@ from ping_llm.batches.source import BatchSource
 from ping_llm.batches.spec import DataSpec, DataState, RowsSpec
 from ping_llm.config import Blend, Config, parse_blend
 from ping_llm.core.errors import PingLlmError
-from ping_llm.data.registry import batch_size, loader_settings
+from ping_llm.data.registry import Part, loader_settings
 from ping_llm.rows.dataset import fetch_ahead
 from ping_llm.rows.manifest import Manifest
 from ping_llm.rows.prepare import DEFAULT_SIZES, PrepareSettings, prepare
@@ -29,30 +29,29 @@ _BYTES_PER_MEASUREMENT: Final = 64
 """While preparing: the shuffle files and the rows at once."""
 
 
-def train_loader(config: Config, *, devices: int, host: int, hosts: int, state: DataState | None) -> Loader:
-    configure(config.data_cache_dir, config.data_cache_gb)
-    spec, kept = spec_of(config, "train", devices)
-    _fetch_ahead(spec)
+def train_loader(config: Config, part: Part, state: DataState | None) -> Loader:
+    spec, kept = _fetched(config, "train", part)
     resumed = state.resume(spec, allow_change=config.allow_data_change) if state else None
-    return Loader(spec, loader_settings(config, host, hosts), resumed, keep_alive=kept)
+    return Loader(spec, loader_settings(config, part), resumed, keep_alive=kept)
 
 
-def eval_loader(config: Config, *, devices: int, host: int, hosts: int) -> Loader:
-    configure(config.data_cache_dir, config.data_cache_gb)
-    spec, kept = spec_of(config, "eval", devices)
-    _fetch_ahead(spec)
+def eval_loader(config: Config, part: Part) -> Loader:
+    spec, kept = _fetched(config, "eval", part)
     batches = BatchSource(spec).batches_per_epoch
     if config.eval_steps > 0:
         batches = min(batches, config.eval_steps)
-    return Loader(spec, loader_settings(config, host, hosts), last_step=batches - 1, keep_alive=kept)
+    return Loader(spec, loader_settings(config, part), last_step=batches - 1, keep_alive=kept)
 
 
-def _fetch_ahead(spec: DataSpec) -> None:
-    """Remote rows that fit the cache are copied there before the first batch."""
+def _fetched(config: Config, split: str, part: Part) -> "tuple[DataSpec, RowsInMemory | None]":
+    """As `spec_of`; remote rows that fit the cache are copied there before the first batch."""
+    configure(config.data_cache_dir, config.data_cache_gb)
+    spec, kept = spec_of(config, split, part)
     remote = [rows for rows in spec.rows if locate(rows.folder).is_remote]
     if remote:
         splits = [(locate(rows.folder), Manifest.load(rows.folder).splits[rows.split]) for rows in remote]
         fetch_ahead(splits, Cache.from_environment())
+    return spec, kept
 
 
 def check(config: Config) -> None:
@@ -64,7 +63,7 @@ def check(config: Config) -> None:
                 RowsSpec.find(pattern, split)
 
 
-def spec_of(config: Config, split: str, devices: int) -> "tuple[DataSpec, RowsInMemory | None]":
+def spec_of(config: Config, split: str, part: Part) -> "tuple[DataSpec, RowsInMemory | None]":
     """What decides every batch, and what must be kept alive for it."""
     blend = _blend(config, split)
     kept = None
@@ -79,7 +78,7 @@ def spec_of(config: Config, split: str, devices: int) -> "tuple[DataSpec, RowsIn
         rows=tuple(rows),
         weights=tuple(weight for _, weight in blend),
         seed=config.data_shuffle_seed,
-        global_batch_size=batch_size(config, devices),
+        global_batch_size=part.batch_size(config),
         contexts=ContextSettings(
             measurements_per_context=config.network_context_measurements,
             max_contexts=config.network_max_contexts,

@@ -6,9 +6,9 @@ or, from another package, an entry point of the group `ping_llm.backends`. `synt
 
 import importlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Any, Protocol, Self, cast
+from typing import Any, Final, Protocol, Self, cast
 
 from ping_llm.batches.batch import Batch
 from ping_llm.batches.loader import LoaderSettings
@@ -24,7 +24,7 @@ class EvalLoader(Protocol):
 
     def __next__(self) -> Batch: ...
 
-    def most_segments(self, step: int) -> int:
+    def max_segments(self, step: int) -> int:
         """No sequence of the step's global batch has more segments: the same number on every host."""
 
     def close(self) -> None:
@@ -46,15 +46,41 @@ class TrainLoader(EvalLoader, Protocol):
     def state(self) -> DataState: ...
 
 
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """Which part of a run's batches is wanted: that of one host of several, which have so many devices together."""
+
+    devices: int = 1
+    host: int = 0
+    hosts: int = 1
+
+    def batch_size(self, config: Config) -> int:
+        """Sequences of a global batch."""
+        batch = config.per_device_batch_size * self.devices
+        if batch != int(batch) or batch < 1:
+            raise PingLlmError(
+                f"per_device_batch_size × {self.devices} device(s) = {batch:g} is not a whole number of sequences"
+            )
+        return int(batch)
+
+    def rows(self, config: Config) -> slice:
+        """The rows of a global batch that the host gives."""
+        size = self.batch_size(config)
+        if size % self.hosts:
+            raise PingLlmError(f"a global batch of {size} cannot be shared evenly by {self.hosts} hosts")
+        return slice(self.host * size // self.hosts, (self.host + 1) * size // self.hosts)
+
+
+ONE_HOST: Final = Part()
+
+
 class Backend(Protocol):
     """A module (or object) with these two functions, and optionally `check(config)`."""
 
-    def train_loader(
-        self, config: Config, *, devices: int, host: int, hosts: int, state: DataState | None
-    ) -> TrainLoader:
+    def train_loader(self, config: Config, part: Part, state: DataState | None) -> TrainLoader:
         """Endless batches, from the beginning or from a state of a run with the same data."""
 
-    def eval_loader(self, config: Config, *, devices: int, host: int, hosts: int) -> EvalLoader:
+    def eval_loader(self, config: Config, part: Part) -> EvalLoader:
         """Finite batches, the same every time; the same number of them on every host."""
 
 
@@ -77,16 +103,14 @@ def find(name: str) -> Backend:
     return cast(Backend, backend)
 
 
-def make_train_loader(
-    config: Config, *, devices: int = 1, host: int = 0, hosts: int = 1, state: DataState | None = None
-) -> TrainLoader:
-    """Endless batches for training, from the beginning or from a state of any run with the same data."""
-    return find(config.dataset_type).train_loader(config, devices=devices, host=host, hosts=hosts, state=state)
+def make_train_loader(config: Config, *, state: DataState | None = None, **part: int) -> TrainLoader:
+    """Endless batches for training (of one `Part`), from the beginning or from a state of a run with the same data."""
+    return find(config.dataset_type).train_loader(config, Part(**part), state)
 
 
-def make_eval_loader(config: Config, *, devices: int = 1, host: int = 0, hosts: int = 1) -> EvalLoader:
+def make_eval_loader(config: Config, **part: int) -> EvalLoader:
     """Batches for evaluation: finite, and the same every time. The last one is filled up with empty sequences."""
-    return find(config.dataset_type).eval_loader(config, devices=devices, host=host, hosts=hosts)
+    return find(config.dataset_type).eval_loader(config, Part(**part))
 
 
 def check_files(config: Config) -> None:
@@ -104,38 +128,18 @@ def spec_from_config(config: Config, split: str = "train", devices: int = 1) -> 
         raise PingLlmError(f"dataset_type={config.dataset_type} has no rows to look at; use dataset_type=network")
     if config.network_data_format != "probe_chunks":
         raise PingLlmError("only prepared rows can be looked at: set network_data_format=probe_chunks")
-    return spec_of(config, split, devices)[0]
+    return spec_of(config, split, Part(devices=devices))[0]
 
 
-# What backends share.
-
-
-def batch_size(config: Config, devices: int) -> int:
-    """Sequences of a global batch."""
-    batch = config.per_device_batch_size * devices
-    if batch != int(batch) or batch < 1:
-        raise PingLlmError(
-            f"per_device_batch_size × {devices} device(s) = {batch:g} is not a whole number of sequences"
-        )
-    return int(batch)
-
-
-def host_rows(global_batch_size: int, host: int, hosts: int) -> slice:
-    """The rows of a global batch that a host gives."""
-    if global_batch_size % hosts:
-        raise PingLlmError(f"a global batch of {global_batch_size} cannot be shared evenly by {hosts} hosts")
-    return slice(host * global_batch_size // hosts, (host + 1) * global_batch_size // hosts)
-
-
-def loader_settings(config: Config, host: int, hosts: int) -> LoaderSettings:
+def loader_settings(config: Config, part: Part) -> LoaderSettings:
     return LoaderSettings(
         worker_count=config.grain_worker_count,
         buffer_size=config.grain_per_worker_buffer_size,
         ram_budget_mb=config.grain_ram_budget_mb,
         debug=config.grain_debug_mode,
         visualization_dir=config.grain_visualization_dir,
-        host=host,
-        hosts=hosts,
+        host=part.host,
+        hosts=part.hosts,
     )
 
 
@@ -160,7 +164,7 @@ class StepLoader(TrainLoader):
     def state(self) -> DataState:
         return self._state
 
-    def most_segments(self, step: int) -> int:
+    def max_segments(self, step: int) -> int:
         return self._segments
 
     def __next__(self) -> Batch:

@@ -24,8 +24,8 @@ from ping_llm.batches.report import PipelineReport
 from ping_llm.batches.spec import DataState
 from ping_llm.config import Config
 from ping_llm.core.randomness import Ints, Purpose, key, permute
-from ping_llm.data.documents import DocumentStream, Position
-from ping_llm.data.registry import EvalLoader, TrainLoader, batch_size, host_rows
+from ping_llm.data.documents import EpochStream, Position
+from ping_llm.data.registry import EvalLoader, Part, TrainLoader
 from ping_llm.data.tokenizer import Tokens, tokenizer_of
 
 POSITIONS: Final = "positions"
@@ -44,20 +44,17 @@ _log = logging.getLogger(__name__)
 # Sequences.
 
 
-@dataclass(frozen=True, kw_only=True)
-class PackSettings:
-    length: int
-    max_segments: int
+def max_segments(config: Config) -> int:
     """Of a sequence. What would come after them is left out, and padding stands there."""
-
-    @classmethod
-    def of(cls, config: Config) -> "PackSettings":
-        length, limit = config.max_target_length, config.max_segments_per_seq
-        return cls(length=length, max_segments=limit if limit > 0 else max(8, length // 32))
+    limit = config.max_segments_per_seq
+    return limit if limit > 0 else max(8, config.max_target_length // 32)
 
 
 Packed = tuple[Tokens, Ints]
 """Tokens of a sequence, and the sizes of its segments."""
+
+Encode = Callable[[Sequence[Any]], Packed]
+"""Tokens of many documents, and how many each has."""
 
 EMPTY: Final[Packed] = np.zeros(0, np.uint32), np.zeros(0, np.int64)
 """A sequence that is all padding."""
@@ -104,20 +101,14 @@ class SequenceStream:
     """The sequences of a stream of documents."""
 
     def __init__(
-        self,
-        documents: DocumentStream,
-        encode: Callable[[Sequence[Any]], Packed],
-        packing: PackSettings,
-        *,
-        window: int,
-        seed: int | None = None,
+        self, config: Config, documents: EpochStream, encode: Encode, *, window: int, seed: int | None = None
     ) -> None:
-        """`encode` makes the tokens of many documents. Each window is shuffled, if there is a seed."""
+        """Windows are shuffled, if there is a seed."""
         self.stages = Stages()
         self.ended = False
         self.close = documents.close
-        self._documents, self._encode, self._packing = documents, encode, packing
-        self._window, self._seed = window, seed
+        self._documents, self._encode, self._window, self._seed = documents, encode, window, seed
+        self._length, self._max_segments = config.max_target_length, max_segments(config)
         self._number = self._used = 0
         self._start: Position = {"window": 0, "stream": documents.position()}
         self._tokens = Concatenated(*EMPTY)
@@ -136,7 +127,7 @@ class SequenceStream:
     def read(self) -> Packed:
         """The next sequence, full but at the end of the data."""
         pieces: list[Packed] = []
-        missing = self._packing.length
+        missing = self._length
         while missing and not self.ended:
             piece = self._tokens.cut(self._used, self._used + missing)
             if not len(piece[0]):
@@ -145,7 +136,7 @@ class SequenceStream:
             pieces.append(piece)
             missing -= len(piece[0])
             self._used += len(piece[0])
-        return joined(pieces, self._packing.max_segments)
+        return joined(pieces, self._max_segments)
 
     def _next_window(self) -> None:
         self._start, self._used = {"window": self._number, "stream": self._documents.position()}, 0
@@ -190,23 +181,18 @@ class StreamLoader(TrainLoader):
     def __init__(
         self,
         config: Config,
-        documents: DocumentStream,
+        part: Part,
+        documents: EpochStream,
         *,
         data: Mapping[str, Any],
-        devices: int,
-        host: int,
-        hosts: int,
         state: DataState | None,
     ) -> None:
         """`data` says what is read, for the state of the run: resuming with something else is refused."""
-        tokenizer = tokenizer_of(config)
-        size, seed = batch_size(config, devices), config.data_shuffle_seed
-        rows = host_rows(size, host, hosts)
-        self._host, self._hosts, self._batch_size = host, hosts, rows.stop - rows.start
-        self._packing = PackSettings.of(config)
-        self._sequences = SequenceStream(
-            documents, tokenizer.encode, self._packing, window=config.shuffle_window, seed=seed
-        )
+        tokenizer, seed, window = tokenizer_of(config), config.data_shuffle_seed, config.shuffle_window
+        rows = part.rows(config)
+        self._part, self._batch_size, self._length = part, rows.stop - rows.start, config.max_target_length
+        self._max_segments = max_segments(config)
+        self._sequences = SequenceStream(config, documents, tokenizer.encode, window=window, seed=seed)
         identity = {
             "dataset_type": config.dataset_type,
             **data,
@@ -215,10 +201,10 @@ class StreamLoader(TrainLoader):
             "add_bos": config.add_bos,
             "add_eos": config.add_eos,
             "seed": seed,
-            "shuffle_window": config.shuffle_window,
-            "global_batch_size": size,
-            "length": self._packing.length,
-            "most_segments": self._packing.max_segments,
+            "shuffle_window": window,
+            "global_batch_size": part.batch_size(config),
+            "length": self._length,
+            "most_segments": self._max_segments,
             "stream_version": STREAM_VERSION,
         }
         self._state = DataState(next_step=0, identity=identity, mixture=Mixture.of((Fraction(1),)))
@@ -236,10 +222,10 @@ class StreamLoader(TrainLoader):
         self._state = replace(self._state, next_step=state.next_step)
         is_same = stored == self._state.identity
         then = len(positions) if isinstance(positions, list) else 0
-        if is_same and then == self._hosts:
-            self._sequences.seek(positions[self._host])
+        if is_same and then == self._part.hosts:
+            self._sequences.seek(positions[self._part.host])
             return
-        what = f"the data was read by {then} host(s) before and is now by {self._hosts}"
+        what = f"the data was read by {then} host(s) before and is now by {self._part.hosts}"
         _log.warning(
             "%s: this backend cannot resume exactly, and reads from the start again",
             what if is_same else "the data changed",
@@ -253,8 +239,8 @@ class StreamLoader(TrainLoader):
         """Where this host's data is before a step that was reached a short time ago, as JSON."""
         return json.dumps(self._positions[step])
 
-    def most_segments(self, step: int) -> int:
-        return self._packing.max_segments
+    def max_segments(self, step: int) -> int:
+        return self._max_segments
 
     def __next__(self) -> Batch:
         stages = self._sequences.stages
@@ -264,7 +250,7 @@ class StreamLoader(TrainLoader):
         waited = time.perf_counter() - asked
         with stages("arrange"):
             packed = pack(sequences)
-            batch = expand(packed, self._batch_size, self._packing.length)
+            batch = expand(packed, self._batch_size, self._length)
         self.report.add(
             wait_s=waited,
             stage_s=np.array([stages.seconds.get(name, 0.0) for name in self.stages]),
@@ -275,7 +261,9 @@ class StreamLoader(TrainLoader):
         step = self._state.next_step + 1
         if self._sequences.ended and not self._said_that_it_ended:
             self._said_that_it_ended = True
-            _log.warning("host %d has no more training data after step %d: only padding follows", self._host, step - 1)
+            _log.warning(
+                "host %d has no more training data after step %d: only padding follows", self._part.host, step - 1
+            )
         self._state = replace(self._state, next_step=step)
         self._positions[step] = self._sequences.position()
         self._positions.pop(step - _REMEMBERED, None)
@@ -292,25 +280,15 @@ class StreamEvalLoader(EvalLoader):
     they are.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        documents: DocumentStream,
-        *,
-        devices: int,
-        host: int,
-        hosts: int,
-        is_tokenised: bool = False,
-    ) -> None:
-        self._packing = PackSettings.of(config)
-        self._size = batch_size(config, devices)
-        self._part = host_rows(self._size, host, hosts)
+    def __init__(self, config: Config, part: Part, documents: EpochStream, *, is_tokenised: bool = False) -> None:
+        self._size, self._rows = part.batch_size(config), part.rows(config)
+        self._length, self._max_segments = config.max_target_length, max_segments(config)
         self._batches_left = config.eval_steps
-        encode = _as_they_are if is_tokenised else tokenizer_of(config).encode
-        self._sequences = SequenceStream(documents, encode, self._packing, window=_EVAL_WINDOW)
+        encode: Encode = _as_they_are if is_tokenised else tokenizer_of(config).encode
+        self._sequences = SequenceStream(config, documents, encode, window=_EVAL_WINDOW)
 
-    def most_segments(self, step: int) -> int:
-        return self._packing.max_segments
+    def max_segments(self, step: int) -> int:
+        return self._max_segments
 
     def __next__(self) -> Batch:
         if self._batches_left == 0:
@@ -319,8 +297,8 @@ class StreamEvalLoader(EvalLoader):
         sequences = [self._sequences.read() for _ in range(self._size)]
         if not len(sequences[0][0]):
             raise StopIteration
-        batch = expand(pack(sequences), self._size, self._packing.length)
-        return {name: values[self._part] for name, values in batch.items()}
+        batch = expand(pack(sequences), self._size, self._length)
+        return {name: values[self._rows] for name, values in batch.items()}
 
     def close(self) -> None:
         self._sequences.close()

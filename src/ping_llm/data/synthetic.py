@@ -1,13 +1,13 @@
 """`dataset_type=synthetic`: random tokens; what training costs when data costs nothing, and a check without data."""
 
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
 from ping_llm.batches.batch import Batch, PackedTokens, expand
 from ping_llm.batches.spec import DataState
 from ping_llm.config import Config
-from ping_llm.data.registry import StepLoader, batch_size, host_rows
+from ping_llm.data.registry import Part, StepLoader
 from ping_llm.tokens.encode import VOCABULARY_SIZE
 
 _DIFFERENT_BATCHES: Final = 8
@@ -15,43 +15,24 @@ _SEGMENTS: Final = 4
 _PADDING: Final = 0.015
 
 
-def train_loader(config: Config, *, devices: int, host: int, hosts: int, state: DataState | None) -> StepLoader:
-    return _loader(config, devices, host, hosts, state=state)
+def train_loader(config: Config, part: Part, state: DataState | None) -> StepLoader:
+    return _loader(config, part, state=state)
 
 
-def eval_loader(config: Config, *, devices: int, host: int, hosts: int) -> StepLoader:
-    return _loader(config, devices, host, hosts, last_step=max(1, config.eval_steps) - 1)
+def eval_loader(config: Config, part: Part) -> StepLoader:
+    return _loader(config, part, last_step=max(1, config.eval_steps) - 1)
 
 
-def _loader(
-    config: Config,
-    devices: int,
-    host: int,
-    hosts: int,
-    *,
-    state: DataState | None = None,
-    last_step: int | None = None,
-) -> StepLoader:
+def _loader(config: Config, part: Part, **range_of_steps: Any) -> StepLoader:
     """Eight different batches, over and over."""
-    sequences, length, seed = batch_size(config, devices), config.max_target_length, config.data_shuffle_seed
-    part = host_rows(sequences, host, hosts)
+    rows, size = part.rows(config), part.batch_size(config)
+    length, seed = config.max_target_length, config.data_shuffle_seed
     batches = [
-        {name: values[part] for name, values in random_batch(sequences, length, seed, number).items()}
+        {name: values[rows] for name, values in random_batch(size, length, seed, number).items()}
         for number in range(_DIFFERENT_BATCHES)
     ]
-    identity = {
-        "dataset_type": "synthetic",
-        "seed": seed,
-        "global_batch_size": sequences,
-        "contexts.length": length,
-    }
-    return StepLoader(
-        lambda step: batches[step % _DIFFERENT_BATCHES],
-        identity,
-        segments=_SEGMENTS,
-        state=state,
-        last_step=last_step,
-    )
+    identity = {"dataset_type": "synthetic", "seed": seed, "global_batch_size": size, "contexts.length": length}
+    return StepLoader(lambda step: batches[step % _DIFFERENT_BATCHES], identity, segments=_SEGMENTS, **range_of_steps)
 
 
 def random_batch(sequences: int, length: int, seed: int = 0, number: int = 0) -> Batch:

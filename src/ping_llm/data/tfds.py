@@ -15,32 +15,27 @@ from ping_llm.batches.spec import DataState
 from ping_llm.config import Config
 from ping_llm.core.errors import PingLlmError, need, one_line
 from ping_llm.data.documents import EpochStream, RecordError, file_stream, int_feature, matching, tfrecord_documents
+from ping_llm.data.registry import ONE_HOST, Part
 from ping_llm.data.stream import StreamEvalLoader, StreamLoader
 from ping_llm.data.tokenizer import tokenizer_of
 
 
-def train_loader(config: Config, *, devices: int, host: int, hosts: int, state: DataState | None) -> StreamLoader:
-    builder = _builder(config, "train")
-    split, seed = config.train_split, config.data_shuffle_seed
-    documents_of = partial(_texts, builder, split, config.train_data_columns, host=host, hosts=hosts, seed=seed)
-    data = {
-        "name": builder.info.full_name,
-        "split": split,
-        "documents": json.dumps(list(builder.info.splits[split].shard_lengths)),
-    }
-    documents = EpochStream(documents_of, config.num_epoch)
-    return StreamLoader(config, documents, data=data, devices=devices, host=host, hosts=hosts, state=state)
+def train_loader(config: Config, part: Part, state: DataState | None) -> StreamLoader:
+    builder, split = _builder(config, "train"), config.train_split
+    texts = partial(_texts, builder, split, config.train_data_columns, part, config.data_shuffle_seed)
+    shard_lengths = json.dumps(list(builder.info.splits[split].shard_lengths))
+    data = {"name": builder.info.full_name, "split": split, "documents": shard_lengths}
+    return StreamLoader(config, part, EpochStream(texts, config.num_epoch), data=data, state=state)
 
 
-def eval_loader(config: Config, *, devices: int, host: int, hosts: int) -> StreamEvalLoader:
-    is_tokenised = _is_tokenised(config)
-    if is_tokenised:
-        decode = partial(_token_ids, vocabulary=config.vocab_size or tokenizer_of(config).vocabulary)
-        documents = file_stream(_token_files(config), partial(tfrecord_documents, decode=decode))
-    else:
-        texts = partial(_texts, _builder(config, "eval"), config.eval_split, config.eval_data_columns)
-        documents = EpochStream(texts, epochs=1)
-    return StreamEvalLoader(config, documents, devices=devices, host=host, hosts=hosts, is_tokenised=is_tokenised)
+def eval_loader(config: Config, part: Part) -> StreamEvalLoader:
+    if not _is_tokenised(config):
+        builder = _builder(config, "eval")
+        texts = partial(_texts, builder, config.eval_split, config.eval_data_columns, ONE_HOST, None)
+        return StreamEvalLoader(config, part, EpochStream(texts))
+    decode = partial(_token_ids, vocabulary=config.vocab_size or tokenizer_of(config).vocabulary)
+    documents = file_stream(_token_files(config), partial(tfrecord_documents, decode=decode))
+    return StreamEvalLoader(config, part, documents, is_tokenised=True)
 
 
 def check(config: Config) -> None:
@@ -51,12 +46,12 @@ def check(config: Config) -> None:
         _ = _token_files(config) if _is_tokenised(config) else _builder(config, "eval")
 
 
-def _tensorflow(config_type: str) -> tuple[Any, Any]:
+def _tensorflow(dataset_type: str) -> tuple[Any, Any]:
     """`tensorflow` and `tensorflow_datasets`."""
-    tensorflow = need("tensorflow", "tfds", f"dataset_type={config_type}")
+    tensorflow = need("tensorflow", "tfds", f"dataset_type={dataset_type}")
     for kind in ("GPU", "TPU"):
         tensorflow.config.set_visible_devices([], kind)
-    return tensorflow, need("tensorflow_datasets", "tfds", f"dataset_type={config_type}")
+    return tensorflow, need("tensorflow_datasets", "tfds", f"dataset_type={dataset_type}")
 
 
 def _builder(config: Config, split: str) -> Any:
@@ -86,36 +81,25 @@ def _folder(config: Config, name: str) -> Path:
     return Path(config.dataset_path, *name.replace(":", "/").split("/"))
 
 
-def _texts(
-    builder: Any,
-    split: str,
-    column: str,
-    epoch: int,
-    skip: int,
-    *,
-    host: int = 0,
-    hosts: int = 1,
-    seed: int | None = None,
-) -> Iterator[str]:
+def _texts(builder: Any, split: str, column: str, part: Part, seed: int | None, epoch: int, skip: int) -> Iterator[str]:
     """This host's documents: files in random order if there is a seed, interleaved by tensorflow-datasets itself.
 
     Each host has the same number of files, and what is left over is skipped; with fewer files than hosts, each host
     takes every k-th document of all of them.
     """
     tf, tfds = _tensorflow("tfds")
-    files = builder.info.splits[split].num_shards
-    options: dict[str, Any] = {"shuffle_seed": (seed or 0) + epoch, "try_autocache": False}
+    files, hosts = builder.info.splits[split].num_shards, part.hosts
+    read = tfds.ReadConfig(shuffle_seed=(seed or 0) + epoch, try_autocache=False)
     if files >= hosts > 1:
-        options["input_context"] = tf.distribute.InputContext(
-            num_input_pipelines=hosts, input_pipeline_id=host, num_replicas_in_sync=hosts
+        read.input_context = tf.distribute.InputContext(
+            num_input_pipelines=hosts, input_pipeline_id=part.host, num_replicas_in_sync=hosts
         )
         split = f"{split}[:{files - files % hosts}shard]"
-    dataset = builder.as_dataset(split=split, shuffle_files=seed is not None, read_config=tfds.ReadConfig(**options))
-    deterministic = tf.data.Options()
-    deterministic.deterministic = True
-    dataset = dataset.with_options(deterministic)
+    options = tf.data.Options()
+    options.deterministic = True
+    dataset = builder.as_dataset(split=split, shuffle_files=seed is not None, read_config=read).with_options(options)
     if files < hosts:
-        dataset = dataset.shard(hosts, host)
+        dataset = dataset.shard(hosts, part.host)
     for document in dataset.skip(skip).as_numpy_iterator():
         yield document[column].decode("utf-8", "replace")
 

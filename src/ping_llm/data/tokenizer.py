@@ -6,7 +6,7 @@ import itertools
 import json
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
@@ -29,36 +29,13 @@ _LLAMA3_SPECIAL: Final = 256
 
 
 @dataclass(frozen=True, kw_only=True)
-class TokenizerSpec:
-    """What decides the tokens of a text, small enough to travel to worker processes."""
-
-    kind: str
-    path: str
-    add_bos: bool = True
-    add_eos: bool = True
-    access_token: str = ""
-
-    @classmethod
-    def of(cls, config: Config) -> "TokenizerSpec":
-        if not config.tokenizer_path:
-            raise PingLlmError(f"dataset_type={config.dataset_type} needs a tokenizer: set tokenizer_path")
-        return cls(
-            kind=config.tokenizer_type,
-            path=config.tokenizer_path,
-            add_bos=config.add_bos,
-            add_eos=config.add_eos,
-            access_token=config.hf_access_token,
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
 class Tokenizer:
-    spec: TokenizerSpec
     vocabulary: int
     """All tokens are below this."""
     digest: str
     """Of the files it was made from: another digest gives other tokens."""
     bos: int | None
+    """Put before each document that is not empty, if there is one; `eos` behind it."""
     eos: int | None
     spell: Callable[[list[str]], Sequence[Sequence[int]]]
 
@@ -69,43 +46,46 @@ class Tokenizer:
         tokens = np.fromiter(itertools.chain.from_iterable(spelled), dtype=np.uint32, count=int(sizes.sum()))
         has_text = sizes > 0
         ends = np.cumsum(sizes)[has_text]
-        starts = ends - sizes[has_text]
-        # At one offset, the end of a document stands before the start of the next.
-        marks = [(ends, self.eos, self.spec.add_eos), (starts, self.bos, self.spec.add_bos)]
-        marks = [(offsets, token, True) for offsets, token, is_wanted in marks if is_wanted and token is not None]
+        # In this order: at one offset, the end of a document stands before the start of the next.
+        marks = [(at, t) for at, t in ((ends, self.eos), (ends - sizes[has_text], self.bos)) if t is not None]
         if not marks:
             return tokens, sizes
-        offsets = np.concatenate([offsets for offsets, *_ in marks])
-        tokens = np.insert(tokens, offsets, np.repeat([token for _, token, _ in marks], len(ends)))
+        offsets, added = zip(*marks, strict=True)
+        tokens = np.insert(tokens, np.concatenate(offsets), np.repeat(added, len(ends)))
         return tokens, sizes + len(marks) * has_text
-
-
-@lru_cache(maxsize=4)
-def load_tokenizer(spec: TokenizerSpec) -> Tokenizer:
-    return _LOADERS[spec.kind](spec)
 
 
 def tokenizer_of(config: Config) -> Tokenizer:
     """The tokenizer of a configuration, whose tokens must all be known to the model."""
-    tokenizer = load_tokenizer(TokenizerSpec.of(config))
+    if not config.tokenizer_path:
+        raise PingLlmError(f"dataset_type={config.dataset_type} needs a tokenizer: set tokenizer_path")
+    tokenizer = load_tokenizer(config.tokenizer_type, config.tokenizer_path, config.hf_access_token)
     if 0 < config.vocab_size < tokenizer.vocabulary:
         raise PingLlmError(
             f"vocab_size={config.vocab_size} is too small: {config.tokenizer_path} has {tokenizer.vocabulary} tokens; "
             f"set vocab_size={tokenizer.vocabulary}, or 0"
         )
-    return tokenizer
+    bos, eos = tokenizer.bos if config.add_bos else None, tokenizer.eos if config.add_eos else None
+    return replace(tokenizer, bos=bos, eos=eos)
 
 
-def _sentencepiece(spec: TokenizerSpec) -> Tokenizer:
+@lru_cache(maxsize=4)
+def load_tokenizer(kind: str, path: str, access_token: str = "") -> Tokenizer:
+    """`kind` is sentencepiece, huggingface or tiktoken; the token is for gated repositories on the Hub."""
+    if kind == "huggingface":
+        return _huggingface(path, access_token)
+    return _sentencepiece(path) if kind == "sentencepiece" else _tiktoken(path)
+
+
+def _sentencepiece(path: str) -> Tokenizer:
     module = need("sentencepiece", "text", "tokenizer_type=sentencepiece")
-    data = _read(spec)
+    data = _read(path)
     try:
         model = module.SentencePieceProcessor(model_proto=data)
     except Exception as error:  # its own kinds, most of them plain RuntimeError
-        raise _wrong(spec, "a SentencePiece model", error) from None
+        raise _wrong("sentencepiece", path, "a SentencePiece model", error) from None
     bos, eos = (token if token >= 0 else None for token in (model.bos_id(), model.eos_id()))
     return Tokenizer(
-        spec=spec,
         vocabulary=model.vocab_size(),
         digest=_digest(data),
         bos=bos,
@@ -114,22 +94,21 @@ def _sentencepiece(spec: TokenizerSpec) -> Tokenizer:
     )
 
 
-def _huggingface(spec: TokenizerSpec) -> Tokenizer:
+def _huggingface(path: str, access_token: str) -> Tokenizer:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # as above
     module = need("tokenizers", "text", "tokenizer_type=huggingface")
-    file = Path(spec.path, "tokenizer.json") if Path(spec.path).is_dir() else Path(spec.path)
-    if not file.exists() and _looks_like_a_path(spec.path):
-        raise PingLlmError(f"tokenizer_path={spec.path}: there is no {file}")
+    file = Path(path, "tokenizer.json") if Path(path).is_dir() else Path(path)
+    if not file.exists() and _looks_like_a_path(path):
+        raise PingLlmError(f"tokenizer_path={path}: there is no {file}")
     try:
         if file.exists():
             model = module.Tokenizer.from_file(str(file))
         else:
-            model = module.Tokenizer.from_pretrained(spec.path, token=spec.access_token or None)
+            model = module.Tokenizer.from_pretrained(path, token=access_token or None)
     except Exception as error:  # its own kinds, made in Rust
-        raise _wrong(spec, "a tokenizer of Hugging Face", error) from None
+        raise _wrong("huggingface", path, "a tokenizer of Hugging Face", error) from None
     names = _special_names(file.parent / "tokenizer_config.json") if file.exists() else {}
     return Tokenizer(
-        spec=spec,
         vocabulary=model.get_vocab_size(with_added_tokens=True),
         digest=_digest(model.to_str().encode()),
         bos=model.token_to_id(names.get("bos_token", "<s>")),
@@ -150,19 +129,18 @@ def _special_names(file: Path) -> dict[str, str]:
     return {name: str(v["content"] if isinstance(v, dict) else v) for name, v in named.items()}  # "None": there is none
 
 
-def _tiktoken(spec: TokenizerSpec) -> Tokenizer:
+def _tiktoken(path: str) -> Tokenizer:
     module = need("tiktoken", "text", "tokenizer_type=tiktoken")
-    if Path(spec.path).exists() or _looks_like_a_path(spec.path):
-        data = _read(spec)
-        model, bos, eos = _from_ranks(module, spec, data)
+    if Path(path).exists() or _looks_like_a_path(path):
+        data = _read(path)
+        model, bos, eos = _from_ranks(module, path, data)
     else:
         try:
-            model = module.get_encoding(spec.path)
+            model = module.get_encoding(path)
         except Exception as error:  # unknown names, and whatever a download ends in
-            raise _wrong(spec, "a tiktoken file or encoding", error) from None
+            raise _wrong("tiktoken", path, "a tiktoken file or encoding", error) from None
         data, bos, eos = repr(model).encode(), None, model.eot_token
     return Tokenizer(
-        spec=spec,
         vocabulary=model.n_vocab,
         digest=_digest(data),
         bos=bos,
@@ -171,40 +149,35 @@ def _tiktoken(spec: TokenizerSpec) -> Tokenizer:
     )
 
 
-def _from_ranks(module: Any, spec: TokenizerSpec, data: bytes) -> tuple[Any, int, int]:
+def _from_ranks(module: Any, path: str, data: bytes) -> tuple[Any, int, int]:
     """A file of `base64 rank` lines, with Llama 3's special tokens behind them."""
     try:
         lines = (line.split() for line in data.splitlines() if line)
         ranks = {base64.b64decode(token, validate=True): int(rank) for token, rank in lines}
         special = ["<|begin_of_text|>", "<|end_of_text|>", *(f"<|reserved_{i}|>" for i in range(2, _LLAMA3_SPECIAL))]
         model = module.Encoding(
-            name=Path(spec.path).name,
+            name=Path(path).name,
             pat_str=_LLAMA3_WORDS,
             mergeable_ranks=ranks,
             special_tokens={name: len(ranks) + i for i, name in enumerate(special)},
         )
     except Exception as error:  # whatever other files look like to it
-        raise _wrong(spec, "a tiktoken file", error) from None
+        raise _wrong("tiktoken", path, "a tiktoken file", error) from None
     return model, len(ranks), len(ranks) + 1
 
 
-_LOADERS: Final = {"sentencepiece": _sentencepiece, "huggingface": _huggingface, "tiktoken": _tiktoken}
-
-
-def _read(spec: TokenizerSpec) -> bytes:
+def _read(path: str) -> bytes:
     try:
-        data = Path(spec.path).read_bytes()
+        data = Path(path).read_bytes()
     except OSError as error:
-        raise PingLlmError(f"tokenizer_path={spec.path} cannot be read: {error.strerror}") from None
+        raise PingLlmError(f"tokenizer_path={path} cannot be read: {error.strerror}") from None
     if not data:  # which SentencePiece would take for a tokenizer without tokens
-        raise PingLlmError(f"tokenizer_path={spec.path} is not a tokenizer: the file is empty")
+        raise PingLlmError(f"tokenizer_path={path} is not a tokenizer: the file is empty")
     return data
 
 
-def _wrong(spec: TokenizerSpec, what: str, error: Exception) -> PingLlmError:
-    return PingLlmError(
-        f"tokenizer_path={spec.path} is not {what} (tokenizer_type={spec.kind}): {one_line(error, 160)}"
-    )
+def _wrong(kind: str, path: str, what: str, error: Exception) -> PingLlmError:
+    return PingLlmError(f"tokenizer_path={path} is not {what} (tokenizer_type={kind}): {one_line(error, 160)}")
 
 
 def _looks_like_a_path(path: str) -> bool:

@@ -1,7 +1,1 @@
-"""Predictions from trained models."""
-
-from ping_llm.core.distribution import RttDistribution
-from ping_llm.predict.language_model import LanguageModel
-from ping_llm.predict.predictor import Predictor
-
-__all__ = ["LanguageModel", "Predictor", "RttDistribution"]
+"""Predictions from trained models: `Predictor` for both kinds; `scoring` for what only the language model knows."""

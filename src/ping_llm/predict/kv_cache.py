@@ -1,10 +1,10 @@
-"""The language model over beginnings that many continuations share: each token is read once.
+"""The language model with a KV cache: what many continuations share is read once.
 
-    histories     [n, length]           read by `read`
-    questions     [n, k, length]        k about each history
-    answers       [n, k, b, length]     b continuations of each question
+    histories     [n, length]           read by `prefill`
+    questions     [n, k, length]        k about each history, read by `extend`
+    answers       [n, k, b, length]     b continuations of each question, read by `extend`
 
-`follow` reads continuations of what was read before. A continuation sees what it continues and itself, nothing else.
+A continuation attends to what it continues and to itself, nothing else.
 """
 
 from dataclasses import dataclass
@@ -16,46 +16,48 @@ from flax import nnx
 
 from ping_llm.models.lm.transformer import Transformer, rotation
 
+Layers = list[tuple[jax.Array, jax.Array]]
+
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class Cache:
-    """What attention needs of sequences that were read: keys and values of each layer, [..., length, heads, size]."""
+class KVCache:
+    """Keys and values of each layer, [..., length, heads, size], of sequences that were read."""
 
-    layers: list[tuple[jax.Array, jax.Array]]
+    layers: Layers
     sizes: jax.Array
     """[...]: tokens of each sequence, without its padding."""
 
 
-def read(graph: Any, weights: Any, tokens: jax.Array, sizes: jax.Array) -> Cache:
+def prefill(graph: Any, weights: Any, tokens: jax.Array, sizes: jax.Array) -> KVCache:
     """Read histories, padded at the end."""
     model: Transformer = nnx.merge(graph, weights)
-    layers: list[tuple[jax.Array, jax.Array]] = []
+    layers: Layers = []
 
-    def look(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
+    def attend(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
         layers.append((key, value))
         return jax.nn.dot_product_attention(query, key, value, is_causal=True)
 
     position = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
-    turn = rotation(position, model.settings.head_dim, model.settings.rope_period)
+    rope = rotation(position, model.settings.head_dim, model.settings.rope_period)
     x = model.embed(tokens)
     for block in model.blocks:
-        x = block(x, turn, look)
-    return Cache(layers, sizes)
+        x = block(x, rope, attend)
+    return KVCache(layers, sizes)
 
 
-def follow(
-    graph: Any, weights: Any, before: list[Cache], tokens: jax.Array, sizes: jax.Array, places: jax.Array
-) -> tuple[jax.Array, Cache]:
+def extend(
+    graph: Any, weights: Any, before: list[KVCache], tokens: jax.Array, sizes: jax.Array, positions: jax.Array
+) -> tuple[jax.Array, KVCache]:
     """Read continuations. `before` is what they continue: the histories, and for answers the questions as well.
 
-    Gives log-probabilities of what comes after some `places` [..., m] of each continuation, [..., m, vocabulary].
+    Gives log-probabilities of what comes after some `positions` [..., m] of each continuation, [..., m, vocabulary].
     """
     model: Transformer = nnx.merge(graph, weights)
     shape, length = tokens.shape[:-1], tokens.shape[-1]
-    layers: list[tuple[jax.Array, jax.Array]] = []
+    layers: Layers = []
 
-    def look(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
+    def attend(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
         full = (*shape, length, *query.shape[2:])
         own_key, own_value = key.reshape(full), value.reshape(full)
         known = [(*cache.layers[len(layers)], cache.sizes) for cache in before]
@@ -64,13 +66,13 @@ def follow(
 
     begin = sum(cache.sizes.reshape(cache.sizes.shape + (1,) * (len(shape) - cache.sizes.ndim)) for cache in before)
     position = (jnp.broadcast_to(begin, shape)[..., None] + jnp.arange(length)).reshape(-1, length)
-    turn = rotation(position, model.settings.head_dim, model.settings.rope_period)
+    rope = rotation(position, model.settings.head_dim, model.settings.rope_period)
     x = model.embed(tokens.reshape(-1, length))
     for block in model.blocks:
-        x = block(x, turn, look)
-    x = jnp.take_along_axis(x, places.reshape(len(x), -1, 1), axis=1)
+        x = block(x, rope, attend)
+    x = jnp.take_along_axis(x, positions.reshape(len(x), -1, 1), axis=1)
     logs = jax.nn.log_softmax(model.logits(x))
-    return logs.reshape(*places.shape, -1), Cache(layers, sizes)
+    return logs.reshape(*positions.shape, -1), KVCache(layers, sizes)
 
 
 def _attend(
@@ -81,23 +83,20 @@ def _attend(
     letters = "nkb"[: len(shape)]
 
     def scores(keys: jax.Array) -> jax.Array:
-        shared = letters[: keys.ndim - 3]
-        products = f"{letters}qhd,{shared}shd->{letters}hqs"
+        products = f"{letters}qhd,{letters[: keys.ndim - 3]}shd->{letters}hqs"
         return jnp.einsum(products, query, keys, preferred_element_type=jnp.float32) * size**-0.5
 
     parts = []
     for keys, _, sizes in known:
-        is_there = jnp.arange(keys.shape[-3]) < sizes[..., None]
-        missing = (1,) * (len(shape) - sizes.ndim)
-        mask = is_there.reshape(*sizes.shape, *missing, 1, 1, keys.shape[-3])
+        is_token = jnp.arange(keys.shape[-3]) < sizes[..., None]
+        mask = is_token.reshape(*sizes.shape, *(1,) * (len(shape) - sizes.ndim), 1, 1, keys.shape[-3])
         parts.append(jnp.where(mask, scores(keys), -jnp.inf))
     parts.append(jnp.where(jnp.tril(jnp.ones((length, length), bool)), scores(key), -jnp.inf))
     share = jax.nn.softmax(jnp.concatenate(parts, axis=-1), axis=-1).astype(value.dtype)
     attended = jnp.zeros(query.shape, query.dtype)
     edge = 0
     for values in (*(values for _, values, _ in known), value):
-        shared = letters[: values.ndim - 3]
         part = share[..., edge : edge + values.shape[-3]]
-        attended += jnp.einsum(f"{letters}hqs,{shared}shd->{letters}qhd", part, values)
+        attended += jnp.einsum(f"{letters}hqs,{letters[: values.ndim - 3]}shd->{letters}qhd", part, values)
         edge += values.shape[-3]
     return attended

@@ -1,9 +1,14 @@
-"""The language model's answer: a distribution over RTT codes, from the two bytes that spell them."""
+"""Forecasts of the language model: a distribution over RTT codes, from the two bytes that spell them.
+
+After the fields of a question come either FAILED, or RTT_START and the two bytes of the RTT code. So P(failed) is read
+off one step, the distribution of the first byte (the coarse answer, four steps per octave) off a second, and that of
+the second byte off a third, for each first byte that has any probability. The history is read once for all of them, and
+its keys and values are cached (`kv_cache`).
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from pathlib import Path
 from typing import Any, ClassVar, Final, Self
 
 import jax
@@ -13,15 +18,31 @@ from flax import nnx
 
 from ping_llm.config import Config
 from ping_llm.core.distribution import CODE_MS, CODES, Floats, Ints, RttDistribution, decode_rtt, search_rows
-from ping_llm.core.errors import PingLlmError
 from ping_llm.models.lm import ModelSettings, Transformer
-from ping_llm.predict import kv_cache as cached
-from ping_llm.predict.prompts import Prompt
+from ping_llm.predict.kv_cache import KVCache, extend, prefill
+from ping_llm.predict.prompts import Prompt, Tokens
 from ping_llm.runs.task import model_settings
-from ping_llm.runs.trained import Trained, load_trained
+from ping_llm.runs.trained import Trained
 from ping_llm.tokens.encode import FIRST_BYTE, Role
 
-_BYTES = np.arange(256)
+_BYTES: Final = np.arange(256)
+_NORMALISED: Final = (_BYTES < 8) | (_BYTES & 4 > 0)
+"""First bytes that an RTT code can have: exponent 0, or the mantissa's highest bit set."""
+_NEGLIGIBLE: Final = 1e-6
+"""First bytes less likely than this are not looked into."""
+
+_TOKENS_PER_CALL: Final = 16_384
+_ANSWERS_PER_CALL: Final = 4_096
+_HISTORY_LENGTHS: Final = 128
+_QUESTION_LENGTHS: Final = 16
+"""Sequences are padded to multiples of these: few different shapes are compiled."""
+
+STEADY_QUESTIONS: Final = 16
+_STEADY_SINGLES: Final = 8
+_STEADY_ANSWERS: Final = 44
+"""A third of the first bytes that an RTT code can have."""
+_STEADY_QUESTION_LENGTH: Final = 48
+"""The longest question has 45 tokens: IPv6, with an absolute time."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -98,63 +119,48 @@ def _cumulated(probability: Floats) -> Floats:
     return until / until[:, -1:]  # rounding must not leave the last one below 1
 
 
-# Forecasts from the byte language model.
-#
-# After the fields of a question come either FAILED, or RTT_START and the two bytes of the RTT code. So P(failed) is
-# read off one step, the distribution of the first byte (the coarse answer, four steps an octave) off a second, and
-# that of the second byte off a third, for each first byte that has any probability. The history is read once for all
-# of them.
-
-Tokens = npt.NDArray[np.uint16]
 _Part = tuple[list[int], CodeDistribution]
 """Numbers of some questions, and what was found for them."""
-
-_TOKENS_AT_ONCE: Final = 16_384
-_HISTORY_LENGTHS: Final = 128
-_ENDING_LENGTHS: Final = 16
-"""Sequences are padded to multiples of these: few different shapes are compiled."""
-
-_ANSWERS_AT_ONCE: Final = 4_096
-
-STEADY_QUESTIONS: Final = 16
-_STEADY_SINGLES: Final = 8
-_STEADY_ANSWERS: Final = 44
-"""A third of the first bytes that an RTT code can have."""
-_STEADY_ENDING: Final = 48
-"""The longest question has 45 tokens: IPv6, with an absolute time."""
-
-_NEGLIGIBLE: Final = 1e-6
-"""First bytes less likely than this are not looked into."""
-
-
-_NORMALISED: Final = (_BYTES < 8) | (_BYTES & 4 > 0)
-"""First bytes that an RTT code can have: exponent 0, or the mantissa's highest bit set."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LanguageModel:
-    """A trained model that answers. Make one by `LanguageModel.from_run("runs/ping-llm/my-run")`."""
+    """A trained model that answers; `Predictor.from_pretrained("runs/ping-llm/my-run").language_model` is one."""
 
     config: Config
     settings: ModelSettings
     weights: Any
-    step: int
     steady: bool = False
     """Whether all questions are padded to the same few shapes. Some work is wasted on padding; but a program that has
-    asked each kind of question once compiles nothing any more, which takes seconds a shape."""
+    asked each kind of question once compiles nothing any more, which takes seconds per shape."""
 
     @classmethod
     def of(cls, trained: Trained) -> Self:
         settings = replace(model_settings(trained.config), attention="plain", quantization="none")
-        return cls(config=trained.config, settings=settings, weights=trained.weights, step=trained.steps)
+        return cls(config=trained.config, settings=settings, weights=trained.weights)
 
-    @classmethod
-    def from_run(cls, run: Path | str) -> Self:
-        """The newest checkpoint of a training run, or an exported model."""
-        trained = load_trained(run)
-        if trained.is_completer:
-            raise PingLlmError(f"{run} is a completer: it knows RTTs only. This asks for a language model")
-        return cls.of(trained)
+    def prefill(self, histories: npt.NDArray[np.int32], sizes: npt.NDArray[np.int32]) -> KVCache:
+        return self._compiled[0](self.weights, histories, sizes)
+
+    def extend(
+        self,
+        before: list[KVCache],
+        tokens: npt.NDArray[np.int32],
+        sizes: npt.NDArray[np.int32],
+        positions: npt.NDArray[np.int32],
+    ) -> tuple[jax.Array, KVCache]:
+        return self._compiled[1](self.weights, before, tokens, sizes, positions)
+
+    @cached_property
+    def _compiled(self) -> tuple[Any, Any]:
+        graph = nnx.split(nnx.eval_shape(lambda: Transformer(self.settings, nnx.Rngs(0))))[0]
+        return jax.jit(partial(prefill, graph)), jax.jit(partial(extend, graph))
+
+    def padded_history(self, size: int) -> int:
+        """The length that a history of so many tokens is padded to."""
+        if not self.steady:
+            return padded(size, _HISTORY_LENGTHS)
+        return min(self.config.max_target_length, max(256, power_of_two(size)))
 
     def forecast(self, prompts: Sequence[Prompt]) -> CodeDistribution:
         """The distribution of the result of each prompt's question. Prompts with the same history share the work."""
@@ -163,100 +169,77 @@ class LanguageModel:
             groups.setdefault(prompt.history.tobytes(), []).append(number)
         parts = [
             part
-            for together in self._parts(prompts, list(groups.values()))
-            for part in self._forecast_part(prompts, together)
+            for together in self._batches(prompts, list(groups.values()))
+            for part in self._forecast_batch(prompts, together)
         ]
         return _joined(parts)
 
-    def _parts(self, prompts: Sequence[Prompt], groups: list[list[int]]) -> Iterator[list[list[int]]]:
+    def _batches(self, prompts: Sequence[Prompt], groups: list[list[int]]) -> Iterator[list[list[int]]]:
         """Groups of questions whose histories are read together: of similar length, and not too many at once."""
-        if self.steady:  # to read a history again costs less than to answer what nobody asked
+        if self.steady:  # to read a history again costs less than to answer questions that are padding
             yield from ([group] for group in groups if len(group) > _STEADY_SINGLES)
             groups = [[number] for group in groups if len(group) <= _STEADY_SINGLES for number in group]
-        padded = [self.history_length(len(prompts[group[0]].history)) for group in groups]
-        for length in sorted(set(padded)):
-            members = [group for group, size in zip(groups, padded, strict=True) if size == length]
-            count = steady_histories()[-1] if self.steady else max(1, _TOKENS_AT_ONCE // length)
+        lengths = [self.padded_history(len(prompts[group[0]].history)) for group in groups]
+        for length in sorted(set(lengths)):
+            members = [group for group, size in zip(groups, lengths, strict=True) if size == length]
+            count = steady_histories()[-1] if self.steady else max(1, _TOKENS_PER_CALL // length)
             for begin in range(0, len(members), count):
                 yield members[begin : begin + count]
 
-    def _forecast_part(self, prompts: Sequence[Prompt], groups: list[list[int]]) -> Iterator[_Part]:
+    def _forecast_batch(self, prompts: Sequence[Prompt], groups: list[list[int]]) -> Iterator[_Part]:
         histories = [prompts[group[0]].history for group in groups]
         if self.steady:
             groups = groups + [[]] * (next(n for n in steady_histories() if n >= len(groups)) - len(groups))
         sizes = np.ones(len(groups), dtype=np.int32)
         sizes[: len(histories)] = [len(history) for history in histories]
-        length = self.history_length(int(sizes.max()))
-        known = self._read(self.weights, _table(histories, (len(groups),), length), sizes)
-        longest = max(len(prompts[number].question) for group in groups for number in group) + 1
-        at_once = max(1, _TOKENS_AT_ONCE // (_padded(longest, _ENDING_LENGTHS) * len(groups)))
-        if self.steady:
-            at_once = STEADY_QUESTIONS
-        for begin in range(0, max(len(group) for group in groups), at_once):
-            yield self._ask(known, prompts, [group[begin : begin + at_once] for group in groups])
+        known = self.prefill(token_table(histories, (len(groups),), self.padded_history(int(sizes.max()))), sizes)
+        longest = padded(max(len(prompts[n].question) for group in groups for n in group) + 1, _QUESTION_LENGTHS)
+        count = STEADY_QUESTIONS if self.steady else max(1, _TOKENS_PER_CALL // (longest * len(groups)))
+        for begin in range(0, max(len(group) for group in groups), count):
+            yield self._answer(known, prompts, [group[begin : begin + count] for group in groups])
 
-    def _ask(self, known: cached.Cache, prompts: Sequence[Prompt], groups: list[list[int]]) -> _Part:
-        """Some questions about each history. Arrays are [histories, questions]; `where` are the places in use."""
+    def _answer(self, known: KVCache, prompts: Sequence[Prompt], groups: list[list[int]]) -> _Part:
+        """Some questions about each history. Arrays are [histories, questions]; `where` are the indices in use."""
         most = max(len(group) for group in groups)
-        shape = len(groups), STEADY_QUESTIONS if self.steady and most > 1 else _power_of_two(most)
+        shape = len(groups), STEADY_QUESTIONS if self.steady and most > 1 else power_of_two(most)
         where = np.array([(n, k) for n, group in enumerate(groups) for k in range(len(group))]).T
         numbers = [number for group in groups for number in group]
         questions = [np.append(prompts[number].question, np.uint16(Role.RTT_START)) for number in numbers]
         sizes = np.ones(shape, dtype=np.int32)
         sizes[*where] = [len(question) for question in questions]
-        length = _padded(int(sizes.max()), _STEADY_ENDING if self.steady else _ENDING_LENGTHS)
-        tokens = _table(questions, shape, length, where)
+        length = padded(int(sizes.max()), _STEADY_QUESTION_LENGTH if self.steady else _QUESTION_LENGTHS)
+        tokens = token_table(questions, shape, length, where)
         # After the last field comes the result's role; after RTT_START, the last token of these, its first byte.
-        places = np.stack([np.maximum(sizes - 2, 0), sizes - 1], axis=-1)
-        logs, asked = self._follow(self.weights, [known], tokens, sizes, places)
+        positions = np.stack([np.maximum(sizes - 2, 0), sizes - 1], axis=-1)
+        logs, read = self.extend([known], tokens, sizes, positions)
         result, first = np.moveaxis(np.asarray(logs, dtype=np.float64)[*where], 1, 0)
         first = np.where(_NORMALISED, first[:, FIRST_BYTE:], -np.inf)
         first = np.exp(first - np.logaddexp.reduce(first, axis=1, keepdims=True))
         failed, answered = result[:, Role.FAILED], result[:, Role.RTT_START]
-        kept, second = self._second_bytes([known, asked], first, shape, where)
+        kept, second = self._second_bytes([known, read], first, shape, where)
         p_failed = np.exp(failed - np.logaddexp(failed, answered))
         return numbers, CodeDistribution(p_failed=p_failed, first=first, kept=kept, second=second)
 
     def _second_bytes(
-        self, before: list[cached.Cache], first: Floats, shape: tuple[int, int], where: npt.NDArray[np.int64]
-    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
+        self, before: list[KVCache], first: Floats, shape: tuple[int, int], where: Ints
+    ) -> tuple[Ints, npt.NDArray[np.float32]]:
         """Distributions of the second byte after each first byte that matters, and where each question finds them."""
         question, byte = np.nonzero(first > _NEGLIGIBLE)
         nth = np.arange(len(question)) - np.searchsorted(question, question)
         second = np.full((len(question) + 1, 256), 1 / 256, dtype=np.float32)
-        at_once = _power_of_two(min(int(nth.max()) + 1, max(1, _ANSWERS_AT_ONCE // (shape[0] * shape[1]))))
-        if self.steady:
-            at_once = _STEADY_ANSWERS
-        for begin in range(0, int(nth.max()) + 1, at_once):
-            now = np.flatnonzero((nth >= begin) & (nth < begin + at_once))
+        fitting = min(int(nth.max()) + 1, max(1, _ANSWERS_PER_CALL // (shape[0] * shape[1])))
+        count = _STEADY_ANSWERS if self.steady else power_of_two(fitting)
+        for begin in range(0, int(nth.max()) + 1, count):
+            now = np.flatnonzero((nth >= begin) & (nth < begin + count))
             here = *where[:, question[now]], nth[now] - begin
-            tokens = np.zeros((*shape, at_once, 1), dtype=np.int32)
+            tokens = np.zeros((*shape, count, 1), dtype=np.int32)
             tokens[*here, 0] = FIRST_BYTE + byte[now]
-            one = np.ones((*shape, at_once), dtype=np.int32)
-            logs, _ = self._follow(self.weights, before, tokens, one, np.zeros_like(tokens))
+            logs, _ = self.extend(before, tokens, np.ones((*shape, count), dtype=np.int32), np.zeros_like(tokens))
             found = np.asarray(logs, dtype=np.float64)[*here, 0, FIRST_BYTE:]
             second[now] = np.exp(found - np.logaddexp.reduce(found, axis=1, keepdims=True))
         kept = np.full(first.shape, len(question), dtype=np.int64)
         kept[question, byte] = np.arange(len(question))
         return kept, second
-
-    def history_length(self, size: int) -> int:
-        """What a history of so many tokens is padded to."""
-        if not self.steady:
-            return _padded(size, _HISTORY_LENGTHS)
-        return min(self.config.max_target_length, max(256, _power_of_two(size)))
-
-    @cached_property
-    def _graph(self) -> Any:
-        return nnx.split(nnx.eval_shape(lambda: Transformer(self.settings, nnx.Rngs(0))))[0]
-
-    @cached_property
-    def _read(self) -> Any:
-        return jax.jit(partial(cached.read, self._graph))
-
-    @cached_property
-    def _follow(self) -> Any:
-        return jax.jit(partial(cached.follow, self._graph))
 
 
 def steady_histories() -> tuple[int, ...]:
@@ -264,39 +247,40 @@ def steady_histories() -> tuple[int, ...]:
     return (1,) if jax.default_backend() == "cpu" else (1, 16)
 
 
-def _padded(size: int, multiple: int) -> int:
+def padded(size: int, multiple: int) -> int:
     return max(multiple, -(-size // multiple) * multiple)
 
 
-def _power_of_two(count: int) -> int:
+def power_of_two(count: int) -> int:
     """The next one, so that few different shapes are compiled."""
-    return 1 << (count - 1).bit_length()
+    return 1 << max(0, count - 1).bit_length()
 
 
-def _table(
-    sequences: Sequence[Tokens], shape: tuple[int, ...], length: int, where: npt.NDArray[np.int64] | None = None
+def token_table(
+    sequences: Sequence[Tokens], shape: tuple[int, ...], length: int, where: Ints | None = None
 ) -> npt.NDArray[np.int32]:
-    """Sequences side by side, padded, at these places of an array of this shape."""
+    """Sequences, padded, at these indices (None: the first ones) of an array of this shape."""
     table = np.zeros((*shape, length), dtype=np.int32)
-    places = np.arange(len(sequences))[None] if where is None else where
-    for place, sequence in zip(places.T.tolist(), sequences, strict=True):
-        table[*place, : len(sequence)] = sequence
+    indices = np.arange(len(sequences))[None] if where is None else where
+    for index, sequence in zip(indices.T.tolist(), sequences, strict=True):
+        table[*index, : len(sequence)] = sequence
     return table
 
 
 def _joined(parts: Sequence[_Part]) -> CodeDistribution:
     """One distribution in the order of the questions."""
-    if not parts:
-        nothing = np.zeros((0, 256))
-        kept = np.zeros((0, 256), dtype=np.int64)
-        return CodeDistribution(
-            p_failed=np.zeros(0), first=nothing, kept=kept, second=np.full((1, 256), 1 / 256, np.float32)
-        )
-    order = np.argsort(np.concatenate([numbers for numbers, _ in parts]))
-    offsets = np.cumsum([0, *(len(forecast.second) for _, forecast in parts)])
+    nothing = CodeDistribution(
+        p_failed=np.zeros(0),
+        first=np.zeros((0, 256)),
+        kept=np.zeros((0, 256), dtype=np.int64),
+        second=np.zeros((0, 256), np.float32) if parts else np.full((1, 256), 1 / 256, np.float32),
+    )
+    found = [nothing, *(forecast for _, forecast in parts)]
+    order = np.argsort([number for numbers, _ in parts for number in numbers]).astype(np.int64)
+    offsets = np.cumsum([0, *(len(forecast.second) for forecast in found)])
     return CodeDistribution(
-        p_failed=np.concatenate([forecast.p_failed for _, forecast in parts])[order],
-        first=np.concatenate([forecast.first for _, forecast in parts])[order],
-        kept=np.concatenate([f.kept + offset for (_, f), offset in zip(parts, offsets[:-1], strict=True)])[order],
-        second=np.concatenate([forecast.second for _, forecast in parts]),
+        p_failed=np.concatenate([forecast.p_failed for forecast in found])[order],
+        first=np.concatenate([forecast.first for forecast in found])[order],
+        kept=np.concatenate([f.kept + offset for f, offset in zip(found, offsets[:-1], strict=True)])[order],
+        second=np.concatenate([forecast.second for forecast in found]),
     )

@@ -5,30 +5,33 @@
 >>> predictor.predict(known, questions, nodes).interval(0.9)      # distributions
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
+import pyarrow as pa
 
-from ping_llm.batches.spec import RowsSpec
-from ping_llm.config import parse_blend
+from ping_llm.core.addresses import UNPARSABLE, format_address, parse_column
 from ping_llm.core.console import Advance
 from ping_llm.core.distribution import RttDistribution
 from ping_llm.core.errors import PingLlmError
+from ping_llm.core.measurements import time_microseconds
 from ping_llm.core.observations import Floats, Ints, Observations, Questions
-from ping_llm.models.completer import Completer, PredictionSettings
-from ping_llm.models.completer.context import Known
-from ping_llm.predict.language_model import LanguageModel
-from ping_llm.predict.prompts import Histories, prompts_for
-from ping_llm.predict.scoring import surprises
-from ping_llm.predict.tables import History, answers_table, asked_of, like, measured_of, table_of
-from ping_llm.prior.shared_prefixes import kin_of
-from ping_llm.rows.measurement_set import MeasurementSet, read_observations, rows_observations
+from ping_llm.models.completer.inference import Completer, ContextIndex, PredictionSettings
+from ping_llm.prior.selection import prefix_groups
+from ping_llm.rows.measurement_set import MeasurementSet, read_observations, rows_observations, table_observations
 from ping_llm.runs.task import completer_settings
 from ping_llm.runs.trained import Trained, load_trained
+from ping_llm.sources.files import find_columns
+
+if TYPE_CHECKING:
+    from ping_llm.predict.language_model import LanguageModel
+
+History = Any
+"""A path or glob, several of them, or a data frame."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,8 +56,11 @@ class Predictor:
     def name(self) -> str:
         return Path(self.trained.where).name
 
-    def learnt_from(self) -> list[MeasurementSet]:
+    def training_measurements(self) -> list[MeasurementSet]:
         """The real measurements that the model was trained on, read again from where they were."""
+        from ping_llm.batches.spec import RowsSpec
+        from ping_llm.config import parse_blend
+
         files = self.trained.config.network_train_files
         if not files:
             return []
@@ -64,18 +70,20 @@ class Predictor:
         return [rows_observations(Path(folder), "train") for folder in folders]
 
     @cached_property
-    def model(self) -> Completer | LanguageModel:
-        if not self.trained.is_completer:
-            return LanguageModel.of(self.trained)
-        settings = completer_settings(self.trained.config)
-        return Completer(settings=settings, weights=self.trained.weights, prediction=self.settings)
+    def model(self) -> "Completer | LanguageModel":
+        if self.trained.is_completer:
+            settings = completer_settings(self.trained.config)
+            return Completer(settings=settings, weights=self.trained.weights, prediction=self.settings)
+        from ping_llm.predict.language_model import LanguageModel
+
+        return LanguageModel.of(self.trained)
 
     @property
-    def language_model(self) -> LanguageModel:
-        """For what only the language model can be asked: addresses, times, the likelihood of a whole measurement."""
-        if isinstance(self.model, LanguageModel):
-            return self.model
-        raise PingLlmError(f"{self.trained.where} is a completer: it knows RTTs only. This asks for a language model")
+    def language_model(self) -> "LanguageModel":
+        """For what only the language model can answer: addresses, times, the likelihood of a whole measurement."""
+        if isinstance(self.model, Completer):
+            raise PingLlmError(f"{self.trained.where} is a completer: it knows RTTs only. This needs a language model")
+        return self.model
 
     def predict(
         self, known: Observations, questions: Questions, nodes: Sequence[str], advance: Advance | None = None
@@ -96,28 +104,34 @@ class Predictor:
         if isinstance(self.model, Completer):
             yield from self.model.in_parts(known, questions, nodes, advance)
             return
+        from ping_llm.predict.prompts import prompts_for
+
         length = self.trained.config.max_target_length
         yield np.arange(len(questions)), self.model.forecast(prompts_for(known, questions, nodes, length))
         if advance is not None:
             advance(len(questions))
 
     def context(self, known: Observations, question: Questions, nodes: Sequence[str]) -> Ints:
-        """Which known measurements the answer to one question is drawn from, most telling first.
+        """Which known measurements the answer to one question is drawn from, most informative first.
 
         The completer chooses them for the pair; the language model takes the latest of the source, as many as fit.
         """
         source, destination, time_s = (column[0].item() for column in vars(question).values())
         if isinstance(self.model, Completer):
-            index = Known(known, self.settings.context - 1, kin_of(nodes))
+            index = ContextIndex(known, self.settings.context - 1, prefix_groups(nodes))
             return index.given[index.choose(source, question.destination, time_s)]
+        from ping_llm.predict.prompts import Histories
+
         histories = Histories(known, nodes)
         kept = histories.prompt(source, destination, time_s, self.trained.config.max_target_length).measurements
-        _, places = histories.row(source)
-        before = places if np.isnan(time_s) else places[known.time_s[places] < time_s]
+        _, rows = histories.row(source)
+        before = rows if np.isnan(time_s) else rows[known.time_s[rows] < time_s]
         return before[::-1][:kept]
 
-    def surprise(self, measured: MeasurementSet, which: Ints | None = None, advance: Advance | None = None) -> Floats:
-        """Bits of the results of some measurements (None: of all), each given everything that was measured before it.
+    def anomaly_scores(
+        self, measured: MeasurementSet, which: Ints | None = None, advance: Advance | None = None
+    ) -> Floats:
+        """NLL in bits of the results of some measurements (None: all), each given all that was measured before it.
 
         The completer looks at all sources, in a context for each measurement; the language model at the source's own
         measurements, which it reads in one go.
@@ -127,13 +141,16 @@ class Predictor:
         if isinstance(self.model, Completer):
             answers = self.predict(known, known.questions.take(which), measured.nodes, advance)
             return answers.bits(known.rtt_ms[which])
+        from ping_llm.predict.prompts import Histories
+        from ping_llm.predict.scoring import score_rows
+
         histories = Histories(known, measured.nodes)
         found = [histories.row(source) for source in np.unique(known.source[which]).tolist()]
         timed = not np.isnan(known.time_s).any()
         bits = np.full(len(known), np.nan)
-        read = surprises(self.model, [row for row, _ in found], timed=timed)
-        for (_, places), of_source in zip(found, read, strict=True):
-            bits[places] = of_source.result
+        scored = score_rows(self.model, [row for row, _ in found], timed=timed)
+        for (_, rows), of_source in zip(found, scored, strict=True):
+            bits[rows] = of_source.result
         if advance is not None:
             advance(len(which))
         return bits[which]
@@ -148,8 +165,88 @@ class Predictor:
 
         New columns: `p_failed`, `predictions` (the median RTT in ms), and one for each level, named like "0.1".
         """
-        measured = measured_of(history)
-        table = table_of(df)
-        questions, nodes = asked_of(table, measured.nodes)
+        measured, table = load_history(history), _to_arrow(df)
+        questions, nodes = read_questions(table, measured.nodes)
         answers = self.in_parts(measured.observations, questions, nodes)
-        return like(df, answers_table(table, answers, quantile_levels))
+        return _from_arrow(add_answers(table, answers, quantile_levels), df)
+
+
+# Questions, known measurements and answers as tables of pandas, Polars or Arrow.
+
+
+def load_history(history: History | None) -> MeasurementSet:
+    """Known measurements. Without any, a model falls back on what it learned in training."""
+    if history is None:
+        return table_observations(None)
+    if isinstance(history, MeasurementSet):
+        return history
+    if isinstance(history, str | Path | Sequence):
+        return read_observations([history] if isinstance(history, str | Path) else history)
+    return table_observations(_named(_to_arrow(history), "the history", optional={"event_time", "ip_version"}))
+
+
+def read_questions(table: pa.Table, nodes: Sequence[str]) -> tuple[Questions, tuple[str, ...]]:
+    """Questions from the columns of a table, and all nodes: the known ones first, as they were."""
+    named = _named(table, "the questions", optional={"event_time", "ip_version", "rtt"})
+    number = {node: index for index, node in enumerate(nodes)}
+    ends = [_numbers(named[column].combine_chunks(), column, number) for column in ("src_addr", "dst_addr")]
+    time_s = np.full(table.num_rows, np.nan)
+    if "event_time" in named.column_names:
+        time_us, missing, bad = time_microseconds(named["event_time"].combine_chunks())
+        if bad.any():
+            first = int(np.argmax(bad))
+            raise PingLlmError(f"question {first + 1}: {named['event_time'][first]} is not a time")
+        time_s = np.where(missing, np.nan, time_us / 1e6)
+    return Questions(source=ends[0], destination=ends[1], time_s=time_s), tuple(number)
+
+
+def _numbers(column: Any, name: str, number: dict[str, int]) -> Any:
+    """The node of each address; an address that was never measured becomes a new one."""
+    parsed = parse_column(column)
+    wrong = np.flatnonzero(parsed.family_of_each == UNPARSABLE)
+    if len(wrong):
+        raise PingLlmError(f"question {wrong[0] + 1}: {name} {column[int(wrong[0])].as_py()!r} is not an address")
+    texts = [
+        format_address(int(family), packed.tobytes()) if family != UNPARSABLE else ""
+        for family, packed in zip(parsed.families, parsed.packed, strict=True)
+    ]
+    of_text = np.array([number.setdefault(text, len(number)) if text else -1 for text in texts], dtype=np.int64)
+    return of_text[parsed.codes]
+
+
+def add_answers(table: pa.Table, answers: Iterable[tuple[Ints, RttDistribution]], levels: Sequence[float]) -> pa.Table:
+    """The table with the columns `p_failed`, `predictions` and one for each level. Answers are those of some rows."""
+    names = ["p_failed", "predictions", *(f"{level:g}" for level in levels)]
+    values = np.full((len(names), table.num_rows), np.nan)
+    for rows, of_rows in answers:
+        values[:, rows] = np.stack([of_rows.p_failed, of_rows.median, *of_rows.quantile(list(levels)).T])
+    for name, column in zip(names, values, strict=True):
+        if name in table.column_names:
+            table = table.drop_columns([name])
+        table = table.append_column(name, pa.array(column))
+    return table
+
+
+def _to_arrow(frame: Any) -> pa.Table:
+    if isinstance(frame, pa.Table):
+        return frame
+    if hasattr(frame, "to_arrow"):  # Polars
+        return frame.to_arrow()
+    if hasattr(frame, "iloc"):  # pandas
+        return pa.Table.from_pandas(frame, preserve_index=False)
+    raise PingLlmError(f"expected a data frame of pandas, Polars or Arrow, not {type(frame).__name__}")
+
+
+def _from_arrow(table: pa.Table, like: Any) -> Any:
+    """A data frame of the kind that was given; a pandas index is kept."""
+    if isinstance(like, pa.Table):
+        return table
+    if hasattr(like, "to_arrow"):
+        return type(like)(table)
+    return table.to_pandas().set_axis(like.index)
+
+
+def _named(table: pa.Table, what: str, optional: set[str]) -> pa.Table:
+    """The columns that are needed, under the names of the schema; whatever types they have."""
+    found = find_columns(table.column_names, {}, what, optional=frozenset(optional))
+    return table.select(list(found.values())).rename_columns(list(found))

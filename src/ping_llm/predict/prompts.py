@@ -1,78 +1,131 @@
-"""What the language model is shown for a question: the recent history of the source, then the question itself.
+"""What the language model reads: measurements of one source as tokens, the question last, with its answer cut off.
 
-A question's measurement is written with its result last, so that everything that is known stands before what is asked.
-Of a history that does not fit, the most recent measurements are kept.
+Either every measurement of a sequence carries its time, or none does: the two are how most training contexts look. With
+times, the first measurement has an absolute one and the others say how many seconds they come later. Of a history that
+does not fit the context, the most recent measurements are kept.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
-from typing import Final
+from typing import Final, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from ping_llm.core.addresses import ADDRESS_BYTES, UNPARSABLE, parse_addresses
 from ping_llm.core.errors import PingLlmError
+from ping_llm.core.measurements import MAX_RTT_MS, MAX_TIME_US
 from ping_llm.core.observations import Ints, Observations, Questions
-from ping_llm.rows.format import ProbeRow
+from ping_llm.rows.format import LONG_GAP_S, ProbeRow
 from ping_llm.tokens.encode import FIELD_ORDERS, EncodableMeasurements, TimeKind, encode, token_counts
 
+Tokens = npt.NDArray[np.uint16]
+
 RESULT_LAST: Final = FIELD_ORDERS.index(("time", "source", "destination", "result"))
-_DELTA1_LONGEST: Final = 255
+DESTINATION_LAST: Final = FIELD_ORDERS.index(("time", "source", "result", "destination"))
+MIN_TOKENS: Final = 12
+"""Of a measurement. Bounds how many fit a context."""
+_RTT_TOKENS: Final = 3
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prompt:
-    """Tokens up to the place where the result of the question would come."""
+    """Tokens up to where the answer of the question would come."""
 
-    history: npt.NDArray[np.uint16]
+    history: Tokens
     """What the source measured before; the same for all questions that share it."""
-    question: npt.NDArray[np.uint16]
+    question: Tokens
     measurements: int
     """Of the history that was kept."""
 
 
-def prompt_for(row: ProbeRow, history: npt.NDArray[np.int64], question: int, length: int) -> Prompt:
-    """Ask for measurement `question` of a row, given those at `history` (in order of time, all before it)."""
-    chosen = np.append(history, question)
-    seconds = row.time_us[chosen] // 1_000_000
-    gap = np.diff(seconds, prepend=seconds[0])
-    kind = np.where(gap <= _DELTA1_LONGEST, TimeKind.DELTA1, TimeKind.DELTA4)
-    rtt = row.rtt_ms[chosen].astype(np.float32)
-    rtt[-1] = 1.0  # any RTT: its tokens are cut off
-    counts = token_counts(row.family, np.isnan(rtt), kind)
-    # The oldest one that is kept carries an absolute time, which takes more tokens than a delta.
-    first_costs = token_counts(row.family, np.isnan(rtt), np.full(len(rtt), TimeKind.ABSOLUTE))
-    after = np.cumsum(counts[::-1])[::-1] - counts
-    first = int(np.argmax(after + first_costs <= length))
-    kind, gap = kind[first:].copy(), gap[first:].copy()
-    kind[0], gap[0] = TimeKind.ABSOLUTE, seconds[first]
-    kept = chosen[first:]
-    destination = np.zeros((len(kept), 16), dtype=np.uint8)
-    destination[:, : row.destinations.shape[1]] = row.destinations[kept]
-    source = np.zeros((len(kept), 16), dtype=np.uint8)
-    source[:, : len(row.source)] = np.frombuffer(row.source, dtype=np.uint8)
-    tokens, counts = encode(
+def spell(row: ProbeRow, chosen: Ints, starts: Ints, *, timed: bool, order: npt.ArrayLike) -> tuple[Tokens, Ints]:
+    """Tokens of measurements of a row, in order of time, and how many each takes.
+
+    `starts` are the positions in `chosen` at which a new context begins.
+    """
+    kind = np.full(len(chosen), TimeKind.NONE, dtype=np.uint8)
+    value = np.zeros(len(chosen), dtype=np.int64)
+    if timed:
+        seconds = row.time_us[chosen] // 1_000_000
+        value = np.diff(seconds, prepend=0)
+        kind = np.where(value <= LONG_GAP_S, TimeKind.DELTA1, TimeKind.DELTA4).astype(np.uint8)
+        kind[starts], value[starts] = TimeKind.ABSOLUTE, seconds[starts]
+    width = ADDRESS_BYTES[row.family]
+    addresses = np.zeros((2, len(chosen), 16), dtype=np.uint8)
+    addresses[0, :, :width] = np.frombuffer(row.source, dtype=np.uint8)
+    addresses[1, :, :width] = row.destinations[chosen]
+    return encode(
         EncodableMeasurements(
-            family=np.full(len(kept), row.family, dtype=np.uint8),
-            source=source,
-            destination=destination,
-            rtt_ms=rtt[first:],
-            time_kind=kind.astype(np.uint8),
-            time_value=gap,
-            order=np.full(len(kept), RESULT_LAST, dtype=np.uint8),
+            family=np.full(len(chosen), row.family, dtype=np.uint8),
+            source=addresses[0],
+            destination=addresses[1],
+            rtt_ms=row.rtt_ms[chosen],
+            time_kind=kind,
+            time_value=value,
+            order=np.broadcast_to(np.asarray(order, dtype=np.uint8), len(chosen)),
         )
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenOffsets:
+    """Which measurements of a row fit a context: those from `first` up to `stop` take `ends[stop] - begins[first]`."""
+
+    ends: Ints
+    begins: Ints
+    """Earlier than where the measurement before ends: the first of a context has a longer time field."""
+
+    @classmethod
+    def of(cls, row: ProbeRow, *, timed: bool) -> Self:
+        failed = np.isnan(row.rtt_ms)
+        gap = np.diff(row.time_us // 1_000_000, prepend=0)
+        later = np.where(gap <= LONG_GAP_S, TimeKind.DELTA1, TimeKind.DELTA4) if timed else TimeKind.NONE
+        counts = token_counts(row.family, failed, later)
+        as_first = token_counts(row.family, failed, TimeKind.ABSOLUTE if timed else TimeKind.NONE)
+        ends = np.append(0, np.cumsum(counts))
+        return cls(ends=ends, begins=ends[1:] - as_first)
+
+    def first(self, stop: int, length: int) -> int:
+        """The first measurement of a context that holds as many as fit and ends before `stop`."""
+        return int(np.searchsorted(self.begins[:stop], self.ends[stop] - length))
+
+    def windows(self, length: int) -> list[tuple[int, int, int]]:
+        """Contexts that overlap by half: their first measurement, the first one that is new, and where they stop."""
+        windows, new = [], 0
+        while new < len(self.begins):
+            half = np.searchsorted(self.begins[:new], self.ends[new] - length // 2, side="right") - 1
+            first = max(0, int(half), self.first(new + 1, length))
+            stop = int(np.searchsorted(self.ends, self.begins[first] + length, side="right")) - 1
+            windows.append((first, new, stop))
+            new = stop
+        return windows
+
+
+def prompt_of(row: ProbeRow, length: int, *, timed: bool, order: int, answer_tokens: int) -> Prompt:
+    """Ask for the end of the last measurement of a row, after as many of those before it as fit."""
+    chosen = np.arange(TokenOffsets.of(row, timed=timed).first(len(row), length), len(row))
+    tokens, counts = spell(row, chosen, np.array([0]), timed=timed, order=order)
     begin = len(tokens) - int(counts[-1])
-    return Prompt(history=tokens[:begin], question=tokens[begin:-3], measurements=len(kept) - 1)
+    return Prompt(history=tokens[:begin], question=tokens[begin:-answer_tokens], measurements=len(chosen) - 1)
 
 
-# Known measurements by source, as the rows that the language model reads, and its prompts for questions.
+def with_query(
+    row: ProbeRow, time_us: int | None, destination: npt.NDArray[np.uint8], rtt_ms: float, length: int
+) -> ProbeRow:
+    """What a row has before a time (None: all of it), as much as may fit, and one more measurement, the question."""
+    stop = len(row) if time_us is None else int(np.searchsorted(row.time_us, time_us))
+    kept = slice(max(0, stop - length // MIN_TOKENS), stop)
+    return replace(
+        row,
+        destinations=np.append(row.destinations[kept], destination[None], axis=0),
+        time_us=np.append(row.time_us[kept], time_us or 0),
+        rtt_ms=np.append(row.rtt_ms[kept], np.float32(rtt_ms)),
+    )
 
-_RESULT_TOKENS = 3
-_LEAST_TOKENS = 12
-"""Of a measurement: no fewer. Bounds how many can fit a context."""
+
+# Questions for results.
 
 
 class Histories:
@@ -88,52 +141,88 @@ class Histories:
 
     def _row(self, source: int) -> tuple[ProbeRow, Ints]:
         """The measurements of a source, and which of the known ones they are."""
-        family = self.family(source)
+        family = self._family(source)
         start, stop = np.searchsorted(self._known.source, [source, source + 1])
         own = self._known.take(slice(start, stop))
         row = ProbeRow(
             family=family,
-            source=self._bytes(source),
+            source=self._packed[source, : ADDRESS_BYTES[family]].tobytes(),
             destinations=self._packed[own.destination, : ADDRESS_BYTES[family]],
             time_us=(np.nan_to_num(own.time_s, nan=0.0) * 1e6).round().astype(np.int64),
             rtt_ms=own.rtt_ms.astype(np.float32),
         )
         return row, self._order[start:stop]
 
-    def family(self, node: int) -> int:
+    def _family(self, node: int) -> int:
         if self._families[node] == UNPARSABLE:
             raise PingLlmError(f"{self._nodes[node]!r} is not an address, and the language model reads addresses")
         return int(self._families[node])
 
-    def _bytes(self, node: int) -> bytes:
-        return self._packed[node, : ADDRESS_BYTES[self.family(node)]].tobytes()
-
     def prompt(self, source: int, destination: int, time_s: float, length: int) -> Prompt:
         """What the source measured strictly before, as much of the latest as fits, and the question."""
-        if self.family(source) != self.family(destination):
+        if self._family(source) != self._family(destination):
             ends = self._nodes[source], self._nodes[destination]
             raise PingLlmError(f"{ends[0]} and {ends[1]} are not of one family: no ping goes from one to the other")
         row, _ = self.row(source)
         now = int(row.time_us[-1]) + 1_000_000 if len(row) else 0
         if not np.isnan(time_s):
             now = round(time_s * 1e6)
-        stop = int(np.searchsorted(row.time_us, now))
-        kept = slice(max(0, stop - length // _LEAST_TOKENS), stop)
-        asked = np.frombuffer(self._bytes(destination), dtype=np.uint8)[None]
-        with_question = ProbeRow(
-            family=row.family,
-            source=row.source,
-            destinations=np.concatenate([row.destinations[kept], asked]),
-            time_us=np.append(row.time_us[kept], now),
-            rtt_ms=np.append(row.rtt_ms[kept], np.float32(np.nan)),
-        )
-        count = len(with_question) - 1
-        return prompt_for(with_question, np.arange(count), count, length - _RESULT_TOKENS)
+        packed = self._packed[destination, : ADDRESS_BYTES[row.family]]
+        question = with_query(row, now, packed, 1.0, length)  # any RTT: its tokens are cut off
+        return prompt_of(question, length - _RTT_TOKENS, timed=True, order=RESULT_LAST, answer_tokens=_RTT_TOKENS)
 
 
 def prompts_for(known: Observations, questions: Questions, nodes: Sequence[str], length: int) -> list[Prompt]:
     """One for each question. A question without a time is asked a second after the last measurement of its source."""
     histories = Histories(known, nodes)
     columns: list[npt.NDArray[np.generic]] = [questions.source, questions.destination, questions.time_s]
-    asked = zip(*(column.tolist() for column in columns), strict=True)
-    return [histories.prompt(source, destination, time_s, length) for source, destination, time_s in asked]
+    ends = zip(*(column.tolist() for column in columns), strict=True)
+    return [histories.prompt(source, destination, time_s, length) for source, destination, time_s in ends]
+
+
+# Questions for destinations.
+
+
+def destination_prompt(
+    source: str, rtt_ms: float | None, history: ProbeRow | None, time_s: float | None, length: int
+) -> Prompt:
+    """Where does a source ping, at a time or at any, with this result? `rtt_ms`: None for any, NaN for failed.
+
+    With a time, what the history has from then on is not used. Without, the context has no times at all.
+    """
+    packed = pack([source])[0]
+    family = 6 if ":" in source else 4
+    if history is not None and history.source != packed.tobytes():
+        raise PingLlmError(f"the history is of {history.source_address}, the question of {source}")
+    if rtt_ms is not None and not np.isnan(rtt_ms) and not 0 < rtt_ms <= MAX_RTT_MS:
+        raise PingLlmError(f"an RTT of {rtt_ms} ms is not above 0 and at most {MAX_RTT_MS:.0f}")
+    if time_s is not None and not 0 <= time_s * 1_000_000 <= MAX_TIME_US:
+        raise PingLlmError(f"{time_s} is not a time in Unix seconds between 1970 and 2100")
+    row = history or ProbeRow(
+        family=family,
+        source=packed.tobytes(),
+        time_us=np.zeros(0, np.int64),
+        destinations=np.zeros((0, len(packed)), np.uint8),
+        rtt_ms=np.zeros(0, np.float32),
+    )
+    # A result that may be any is cut off as well: a single token that stands after the destination.
+    now, rtt = None if time_s is None else round(time_s * 1_000_000), np.nan if rtt_ms is None else rtt_ms
+    return prompt_of(
+        with_query(row, now, np.zeros_like(packed), rtt, length),
+        length,
+        timed=time_s is not None,
+        order=RESULT_LAST if rtt_ms is None else DESTINATION_LAST,
+        answer_tokens=len(packed) + (rtt_ms is None),
+    )
+
+
+def pack(addresses: Sequence[str]) -> npt.NDArray[np.uint8]:
+    """Bytes of addresses, all of the family of the first, (addresses, 4 or 16)."""
+    families, packed = parse_addresses(addresses)
+    bad = np.flatnonzero((families == UNPARSABLE) | (families != families[:1]))
+    if len(bad):
+        which = addresses[int(bad[0])]
+        if families[bad[0]] == UNPARSABLE:
+            raise PingLlmError(f"{which!r} is not an IPv4 or IPv6 address")
+        raise PingLlmError(f"{which} is of another family than {addresses[0]}")
+    return packed[:, : ADDRESS_BYTES[int(families[0])]] if len(families) else packed

@@ -1,246 +1,287 @@
-"""Measurements of one source as the tokens that the language model reads, and what the model says of tokens.
+"""What the language model finds likely: destinations, by beam search, and whole measurements, field by field.
 
-Either every measurement of a sequence carries its time, or none does: the two are how most training contexts look. With
-times, the first measurement has an absolute one and the others say how many seconds they come later. Of a history that
-does not fit the context, the most recent measurements are kept.
+A question for a destination is written up to the role of its destination, after the result if one is given. Only bytes
+can follow there, so the probability of an address is the product of those of its bytes, each among all bytes and given
+the ones before. The beam search keeps the likeliest prefixes of addresses, byte by byte.
+
+Measurements are scored by their negative log-likelihood (NLL) in bits. A measurement is written as time, source,
+destination, result, so the bits of its result are those given all that is known before an answer comes: its anomaly
+score. A history that does not fit one context is read in windows that overlap by half: a measurement is scored where at
+least half a context of history stands before it.
 """
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Self
+from typing import Final
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
-from ping_llm.core.addresses import ADDRESS_BYTES, UNPARSABLE, parse_addresses
+from ping_llm.core.addresses import ADDRESS_BYTES, format_address
 from ping_llm.core.errors import PingLlmError
-from ping_llm.core.measurements import MAX_RTT_MS, MAX_TIME_US
-from ping_llm.predict.kv_cache import Cache
-from ping_llm.predict.language_model import LanguageModel
-from ping_llm.predict.prompts import RESULT_LAST
-from ping_llm.rows.format import LONG_GAP_S, ProbeRow
-from ping_llm.tokens.encode import FIELD_ORDERS, FIRST_BYTE, EncodableMeasurements, TimeKind, encode, token_counts
+from ping_llm.core.observations import Floats, Ints
+from ping_llm.predict.kv_cache import KVCache
+from ping_llm.predict.language_model import LanguageModel, power_of_two, token_table
+from ping_llm.predict.prompts import RESULT_LAST, Prompt, TokenOffsets, Tokens, destination_prompt, pack, spell
+from ping_llm.rows.format import ProbeRow
+from ping_llm.tokens.encode import FIELD_ORDERS, FIRST_BYTE
 
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
-Tokens = npt.NDArray[np.uint16]
-
-DESTINATION_LAST: Final = FIELD_ORDERS.index(("time", "source", "result", "destination"))
-
-
-def spell(row: ProbeRow, chosen: Ints, starts: Ints, *, timed: bool, order: npt.ArrayLike) -> tuple[Tokens, Ints]:
-    """Tokens of measurements of a row, in order of time, and how many each takes.
-
-    `starts` are the places in `chosen` at which a new context begins.
-    """
-    kind = np.full(len(chosen), TimeKind.NONE, dtype=np.uint8)
-    value = np.zeros(len(chosen), dtype=np.int64)
-    if timed:
-        seconds = row.time_us[chosen] // 1_000_000
-        value = np.diff(seconds, prepend=0)
-        kind = np.where(value <= LONG_GAP_S, TimeKind.DELTA1, TimeKind.DELTA4).astype(np.uint8)
-        kind[starts], value[starts] = TimeKind.ABSOLUTE, seconds[starts]
-    width = ADDRESS_BYTES[row.family]
-    addresses = np.zeros((2, len(chosen), 16), dtype=np.uint8)
-    addresses[0, :, :width] = np.frombuffer(row.source, dtype=np.uint8)
-    addresses[1, :, :width] = row.destinations[chosen]
-    return encode(
-        EncodableMeasurements(
-            family=np.full(len(chosen), row.family, dtype=np.uint8),
-            source=addresses[0],
-            destination=addresses[1],
-            rtt_ms=row.rtt_ms[chosen],
-            time_kind=kind,
-            time_value=value,
-            order=np.broadcast_to(np.asarray(order, dtype=np.uint8), len(chosen)),
-        )
-    )
+_QUESTION_LENGTH: Final = 64
+"""More than the longest measurement has."""
+_TOKENS_PER_CALL: Final = 4096
+_OCTET: Final = re.compile("25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9]")
+_GROUP: Final = re.compile("[0-9a-fA-F]{1,4}")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Room:
-    """Which consecutive measurements of a row fit a context: `first` to `stop` take `ends[stop] - begins[first]`."""
+class LikelyAddresses:
+    """The likeliest addresses that were found, best first."""
 
-    ends: Ints
-    begins: Ints
-    """Earlier than where the measurement before ends: the first of a context has a longer time field."""
-
-    @classmethod
-    def of(cls, row: ProbeRow, *, timed: bool) -> Self:
-        failed = np.isnan(row.rtt_ms)
-        gap = np.diff(row.time_us // 1_000_000, prepend=0)
-        later = np.where(gap <= LONG_GAP_S, TimeKind.DELTA1, TimeKind.DELTA4) if timed else TimeKind.NONE
-        counts = token_counts(row.family, failed, later)
-        as_first = token_counts(row.family, failed, TimeKind.ABSOLUTE if timed else TimeKind.NONE)
-        ends = np.append(0, np.cumsum(counts))
-        return cls(ends=ends, begins=ends[1:] - as_first)
-
-    def first(self, stop: int, length: int) -> int:
-        """The first measurement of a context that holds as many as fit and ends before `stop`."""
-        return int(np.searchsorted(self.begins[:stop], self.ends[stop] - length))
-
-    def stop(self, first: int, length: int) -> int:
-        """Where a context that begins with `first` is full."""
-        return int(np.searchsorted(self.ends, self.begins[first] + length, side="right")) - 1
-
-    def last_before(self, stop: int, least: int) -> int:
-        """The last measurement from which on at least so many tokens come before `stop`; 0 if there are fewer."""
-        return max(0, int(np.searchsorted(self.begins[:stop], self.ends[stop] - least, side="right")) - 1)
+    addresses: tuple[str, ...]
+    probability: Floats
+    """Of each: exact, and given the prefix that was to be completed."""
+    covered: float
+    """Probability of all addresses that were looked at. What is missing to 1 is that of all others together."""
 
 
-def log_probabilities(
-    model: LanguageModel, before: list[Cache], tokens: npt.NDArray[np.int32], *, only_bytes: bool = False
+def destinations(
+    model: LanguageModel,
+    source: str,
+    rtt_ms: float | None,
+    *,
+    history: ProbeRow | None = None,
+    time_s: float | None = None,
+    count: int = 10,
+    beam: int = 256,
+    prefix: bytes = b"",
+) -> LikelyAddresses:
+    """The most probable destinations when this source measures this RTT (None: any result, NaN: it failed).
+
+    Destinations are of the family of the source. `prefix` are bytes that they begin with; `beam` is how many prefixes
+    are kept after each byte. With a time, what the history has from then on is not used; without, the times of the
+    history are not used.
+    """
+    prompt = destination_prompt(source, rtt_ms, history, time_s, model.config.max_target_length)
+    family = 6 if ":" in source else 4
+    missing = ADDRESS_BYTES[family] - len(prefix)
+    if count < 1 or beam < 1:
+        raise PingLlmError(f"count={count} and beam={beam} must be at least 1")
+    if missing < 1:
+        raise PingLlmError(f"{format_address(family, prefix)} is a whole address: there is nothing to complete")
+    before, next_byte = _read_prompt(model, prompt, prefix)
+    path = _no_bytes(before[-1], power_of_two(beam), ADDRESS_BYTES[family] - 1)
+    found, scores, next_bytes, covered = np.zeros((1, 0), dtype=np.uint8), np.zeros(1), next_byte[None], 1.0
+    for index in range(missing):
+        is_last = index == missing - 1
+        covered = min(float(np.exp(scores).sum()), 1.0)
+        scores = (scores[:, None] + next_bytes).reshape(-1)
+        best = np.argsort(-scores, kind="stable")[: count if is_last else beam]
+        parent, byte = np.divmod(best, 256)
+        scores, found = scores[best], np.append(found[parent], byte[:, None].astype(np.uint8), axis=1)
+        if not is_last:
+            path, next_bytes = _read_byte(model, before, path, index, parent, byte)
+    return LikelyAddresses(
+        addresses=tuple(format_address(family, prefix + rest.tobytes()) for rest in found),
+        probability=np.exp(scores),
+        covered=covered,
+    )
+
+
+def complete_address(
+    model: LanguageModel,
+    source: str,
+    prefix: str,
+    *,
+    rtt_ms: float | None = None,
+    history: ProbeRow | None = None,
+    time_s: float | None = None,
+    count: int = 10,
+    beam: int = 256,
+) -> LikelyAddresses:
+    """The most probable destinations that begin like `193.0.` or `2001:67c:`, with probabilities given that they do."""
+    known = parse_prefix(prefix, 6 if ":" in source else 4)
+    return destinations(model, source, rtt_ms, history=history, time_s=time_s, count=count, beam=beam, prefix=known)
+
+
+def parse_prefix(text: str, family: int) -> bytes:
+    """Bytes of the beginning of an address: whole octets of IPv4, whole groups of four digits of IPv6.
+
+    A dot or colon after the last one may be left out. So `193.0.1` is `193.0.1.` and not the beginning of `193.0.19.`.
+    """
+    text = text.strip()
+    sign, limit, width, part_of = (".", 4, 1, _OCTET) if family == 4 else (":", 8, 2, _GROUP)
+    if "::" in text:
+        raise PingLlmError(f"{text!r}: write the zeros out, for :: does not say how many they are")
+    parts = text.removesuffix(sign).split(sign) if text else []
+    for part in parts:
+        if not part_of.fullmatch(part):
+            raise PingLlmError(f"{text!r} is not the beginning of an IPv{family} address: {part!r} is no part of one")
+    if len(parts) > limit:
+        raise PingLlmError(f"{text!r} has {len(parts)} parts, an IPv{family} address has {limit}")
+    return b"".join(int(part, 10 if family == 4 else 16).to_bytes(width, "big") for part in parts)
+
+
+def rank(
+    model: LanguageModel,
+    source: str,
+    candidates: Sequence[str],
+    rtt_ms: float | None,
+    *,
+    history: ProbeRow | None = None,
+    time_s: float | None = None,
+    per_call: int = 256,
+) -> Floats:
+    """Natural logarithm of the probability of each candidate, as `destinations` has it. `per_call` are read at once."""
+    prompt = destination_prompt(source, rtt_ms, history, time_s, model.config.max_target_length)
+    packed = pack([source, *candidates])[1:]
+    before, next_byte = _read_prompt(model, prompt, b"")
+    scores = next_byte[packed[:, 0]]
+    for begin in range(0, len(packed), per_call):
+        some = packed[begin : begin + per_call]
+        count = per_call if model.steady else power_of_two(len(some))
+        tokens = np.zeros((1, 1, count, packed.shape[1]), dtype=np.int32)
+        tokens[0, 0, : len(some)] = some + np.int32(FIRST_BYTE)
+        later = _log_probabilities(model, before, tokens, only_bytes=True)[0, 0, : len(some)]
+        scores[begin : begin + len(some)] += later.sum(axis=1)
+    return scores
+
+
+def _read_prompt(model: LanguageModel, prompt: Prompt, prefix: bytes) -> tuple[list[KVCache], Floats]:
+    """What was read up to some byte of the destination, and log-probabilities of the byte that comes next, [256]."""
+    question = np.append(prompt.question, np.frombuffer(prefix, dtype=np.uint8) + np.uint16(FIRST_BYTE))
+    known = _read_history(model, prompt.history)
+    size = np.array([[len(question)]], dtype=np.int32)
+    tokens = token_table([question], (1,), _QUESTION_LENGTH)
+    logs, read = model.extend([known], tokens[None], size, size[..., None] - 1)
+    return [known, read], np.asarray(_among_bytes(logs), dtype=np.float64)[0, 0, 0]
+
+
+def _no_bytes(like: KVCache, beam: int, length: int) -> KVCache:
+    """A cache with room for the bytes of each prefix of the beam."""
+    layers = jax.tree.map(lambda part: jnp.zeros((1, 1, beam, length, *part.shape[-2:]), part.dtype), like.layers)
+    return KVCache(layers, jnp.zeros((1, 1, beam), jnp.int32))
+
+
+def _read_byte(
+    model: LanguageModel, before: list[KVCache], path: KVCache, index: int, parent: Ints, byte: Ints
+) -> tuple[KVCache, Floats]:
+    """Continue the beam by a byte each. Gives what was read, and log-probabilities of the byte after it."""
+    shape = path.sizes.shape
+    of = np.zeros(shape[-1], dtype=np.int32)
+    of[: len(parent)] = parent
+    tokens = np.zeros((*shape, 1), dtype=np.int32)
+    tokens[0, 0, : len(byte), 0] = FIRST_BYTE + byte
+    path = _taken(path, of)
+    logs, read = model.extend([*before, path], tokens, np.ones(shape, np.int32), np.zeros_like(tokens))
+    return _appended(path, read, index), np.asarray(_among_bytes(logs), dtype=np.float64)[0, 0, : len(byte), 0]
+
+
+@jax.jit
+def _taken(path: KVCache, parent: jax.Array) -> KVCache:
+    return jax.tree.map(lambda part: part[:, :, parent], path)
+
+
+@jax.jit
+def _appended(path: KVCache, read: KVCache, index: jax.Array) -> KVCache:
+    layers = jax.tree.map(lambda part, new: part.at[:, :, :, index].set(new[:, :, :, 0]), path.layers, read.layers)
+    return KVCache(layers, path.sizes + 1)
+
+
+def _read_history(model: LanguageModel, history: Tokens) -> KVCache:
+    """One history, which may be empty."""
+    tokens = token_table([history], (1,), model.padded_history(len(history)))
+    return model.prefill(tokens, np.array([len(history)], dtype=np.int32))
+
+
+def _log_probabilities(
+    model: LanguageModel, before: list[KVCache], tokens: npt.NDArray[np.int32], *, only_bytes: bool = False
 ) -> Floats:
     """What each token but the first of [..., length] was given: [..., length - 1], natural logarithms.
 
     `only_bytes`: where nothing else can follow, as probabilities among bytes.
     """
     sizes = np.full(tokens.shape[:-1], tokens.shape[-1], dtype=np.int32)
-    places = np.broadcast_to(np.arange(tokens.shape[-1] - 1, dtype=np.int32), tokens[..., 1:].shape)
-    logs, _ = model._follow(model.weights, before, tokens, sizes, places)
-    wanted = tokens[..., 1:, None]
+    positions = np.broadcast_to(np.arange(tokens.shape[-1] - 1, dtype=np.int32), tokens[..., 1:].shape)
+    logs, _ = model.extend(before, tokens, sizes, positions)
+    target = tokens[..., 1:, None]
     if only_bytes:
-        logs, wanted = among_bytes(logs), wanted - FIRST_BYTE
-    return np.asarray(jnp.take_along_axis(logs, wanted, axis=-1)[..., 0], dtype=np.float64)
+        logs, target = _among_bytes(logs), target - FIRST_BYTE
+    return np.asarray(jnp.take_along_axis(logs, target, axis=-1)[..., 0], dtype=np.float64)
 
 
-def among_bytes(logs: jax.Array) -> jax.Array:
+def _among_bytes(logs: jax.Array) -> jax.Array:
     """Log-probabilities of the 256 bytes, given that a byte comes."""
     return jax.nn.log_softmax(logs[..., FIRST_BYTE:])
 
 
-def read_history(model: LanguageModel, history: Tokens) -> Cache:
-    """One history, which may be empty, as what its continuations need of it."""
-    size = np.array([len(history)], dtype=np.int32)
-    tokens = padded([history], model.config.max_target_length)
-    if model.steady:
-        tokens = np.pad(tokens, ((0, 0), (0, model.history_length(len(history)) - tokens.shape[1])))
-    return model._read(model.weights, tokens, size)
-
-
-def padded(sequences: Sequence[Tokens], most: int, count: int | None = None) -> npt.NDArray[np.int32]:
-    """Sequences as rows of a table with `count` rows, and of one of few lengths: each length is compiled anew."""
-    table = np.zeros((count or len(sequences), table_length(max(map(len, sequences)), most)), dtype=np.int32)
-    for row, sequence in zip(table, sequences, strict=False):
-        row[: len(sequence)] = sequence
-    return table
-
-
-def table_length(size: int, most: int) -> int:
-    """64, 96, 128, 192, 256, …: a power of two, or three quarters of one."""
-    length = power_of_two(max(size, 64))
-    return min(most, length * 3 // 4 if 64 < size <= length * 3 // 4 else length)
-
-
-def power_of_two(count: int) -> int:
-    """The next one."""
-    return 1 << max(0, count - 1).bit_length()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Question:
-    """What does a source measure, at a time or at any, that gives this result? `rtt_ms`: None for any, NaN for failed.
-
-    With a time, what the history has from then on is not used. Without, the context has no times at all.
-    """
-
-    source: str
-    rtt_ms: float | None = None
-    history: ProbeRow | None = None
-    time_s: float | None = None
-
-    def __post_init__(self) -> None:
-        source = self.packed_source
-        if self.history is not None and self.history.source != source:
-            raise PingLlmError(f"the history is of {self.history.source_address}, the question of {self.source}")
-        if self.rtt_ms is not None and not np.isnan(self.rtt_ms) and not 0 < self.rtt_ms <= MAX_RTT_MS:
-            raise PingLlmError(f"an RTT of {self.rtt_ms} ms is not above 0 and at most {MAX_RTT_MS:.0f}")
-        if self.time_s is not None and not 0 <= self.time_s * 1_000_000 <= MAX_TIME_US:
-            raise PingLlmError(f"{self.time_s} is not a time in Unix seconds between 1970 and 2100")
-
-    @property
-    def packed_source(self) -> bytes:
-        return pack([self.source])[0].tobytes()
-
-    @property
-    def family(self) -> int:
-        return 6 if ":" in self.source else 4
-
-    def spelled(self, length: int) -> tuple[Tokens, Tokens]:
-        """The history that fits, and the question up to where the bytes of the destination come."""
-        row, timed = self._row(length), self.time_s is not None
-        chosen = np.arange(Room.of(row, timed=timed).first(len(row), length), len(row))
-        order = RESULT_LAST if self.rtt_ms is None else DESTINATION_LAST
-        tokens, counts = spell(row, chosen, np.array([0]), timed=timed, order=order)
-        begin = len(tokens) - int(counts[-1])
-        unread = ADDRESS_BYTES[self.family] + (self.rtt_ms is None)
-        return tokens[:begin], tokens[begin:-unread]
-
-    def _row(self, most: int) -> ProbeRow:
-        """The newest measurements of the history, and one more: the question, to a destination that is not read."""
-        now = 0 if self.time_s is None else round(self.time_s * 1_000_000)
-        width = ADDRESS_BYTES[self.family]
-        times, destinations, rtt = np.zeros(0, np.int64), np.zeros((0, width), np.uint8), np.zeros(0, np.float32)
-        if self.history is not None:
-            times, destinations, rtt = self.history.time_us, self.history.destinations, self.history.rtt_ms
-        stop = len(times) if self.time_s is None else int(np.searchsorted(times, now))
-        known = slice(max(0, stop - most), stop)
-        return ProbeRow(
-            family=self.family,
-            source=self.packed_source,
-            time_us=np.append(times[known], now),
-            destinations=np.append(destinations[known], np.zeros((1, width), np.uint8), axis=0),
-            # A result that may be any is not read either: it stands after the destination, a single FAILED.
-            rtt_ms=np.append(rtt[known], np.float32(np.nan if self.rtt_ms is None else self.rtt_ms)),
-        )
-
-
-def pack(addresses: Sequence[str]) -> npt.NDArray[np.uint8]:
-    """Bytes of addresses, all of the family of the first, (addresses, 4 or 16)."""
-    families, packed = parse_addresses(addresses)
-    bad = np.flatnonzero((families == UNPARSABLE) | (families != families[:1]))
-    if len(bad):
-        which = addresses[int(bad[0])]
-        if families[bad[0]] == UNPARSABLE:
-            raise PingLlmError(f"{which!r} is not an IPv4 or IPv6 address")
-        raise PingLlmError(f"{which} is of another family than {addresses[0]}")
-    return packed[:, : ADDRESS_BYTES[int(families[0])]] if len(families) else packed
-
-
-# How surprising measurements are to the language model, and how likely each order of their fields is.
-#
-# A measurement is written as time, source, destination, result, so the bits of its result are those given all that is
-# known before an answer comes: anomalies are results of many bits. A history that does not fit one context is read in
-# windows that overlap by half: a measurement is scored where at least half a context of history stands before it.
-
-_TOKENS_AT_ONCE: Final = 4096
+# Negative log-likelihood of measurements.
 
 _FIELDS: Final = ("start", "time", "source", "destination", "result")
 _FIELD_OF_ROLE: Final = np.array([0, 2, 2, 3, 3, 1, 1, 1, 4, 4, 4])
-"""Place in `_FIELDS` of what each role begins."""
+"""Index in `_FIELDS` of what each role begins."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Surprise:
-    """Bits of each measurement, by field: the less likely it was, the more. A field includes the token of its role."""
+class FieldBits:
+    """NLL of each measurement in bits, by field. A field includes the token of its role."""
 
     time: Floats
     source: Floats
     destination: Floats
     """Given time and source."""
     result: Floats
-    """Given time, source and destination."""
+    """Given time, source and destination: the anomaly score."""
     start: Floats
-    """That another measurement comes; 0 for the first, which is not foretold."""
-
-    def __len__(self) -> int:
-        return len(self.result)
+    """That another measurement comes; 0 for the first, which is not predicted."""
 
     @property
     def total(self) -> Floats:
         return self.start + self.time + self.source + self.destination + self.result
+
+
+def score_rows(model: LanguageModel, rows: Sequence[ProbeRow], *, timed: bool = True) -> list[FieldBits]:
+    """Bits of each measurement of some rows, given those before it in its row; untimed, times are neither seen nor
+    predicted. Rows are read together, but know nothing of each other."""
+    length = model.config.max_target_length
+    windows: list[tuple[int, Ints, Tokens]] = []  # number of a row; of each token the measurement, -1 if scored before
+    for number, row in enumerate(rows):
+        for first, new, stop in TokenOffsets.of(row, timed=timed).windows(length):
+            chosen = np.arange(first, stop)
+            tokens, counts = spell(row, chosen, np.array([0]), timed=timed, order=RESULT_LAST)
+            windows.append((number, np.repeat(np.where(chosen >= new, chosen, -1), counts), tokens))
+    bits = [np.zeros((len(row), len(_FIELDS))) for row in rows]
+    nats = _sequence_nats(model, [tokens for *_, tokens in windows])
+    for (number, measurement, tokens), of_window in zip(windows, nats, strict=True):
+        # A token belongs to the field that the last role began.
+        role = tokens[np.maximum.accumulate(np.where(tokens < FIRST_BYTE, np.arange(len(tokens)), 0))]
+        here = measurement >= 0
+        np.add.at(bits[number], (measurement[here], _FIELD_OF_ROLE[role][here]), of_window[here] / np.log(2))
+    return [FieldBits(**dict(zip(_FIELDS, of_row.T, strict=True))) for of_row in bits]
+
+
+def _sequence_nats(model: LanguageModel, sequences: Sequence[Tokens]) -> list[Floats]:
+    """NLL of the tokens of each sequence, 0 for its first. Sequences of similar length are read together."""
+    found = [np.zeros(len(tokens)) for tokens in sequences]
+    longest = model.config.max_target_length
+    lengths = np.array([longest if model.steady else _table_length(len(tokens), longest) for tokens in sequences])
+    for length in np.unique(lengths).tolist():
+        members, per_call = np.flatnonzero(lengths == length), max(1, _TOKENS_PER_CALL // length)
+        for begin in range(0, len(members), per_call):
+            some = members[begin : begin + per_call].tolist()
+            count = per_call if model.steady else power_of_two(len(some))
+            logs = _log_probabilities(model, [], token_table([sequences[i] for i in some], (count,), length))
+            for i, of_sequence in zip(some, logs, strict=False):
+                found[i][1:] = -of_sequence[: len(found[i]) - 1]
+    return found
+
+
+def _table_length(size: int, longest: int) -> int:
+    """64, 96, 128, 192, 256, …: a power of two, or three quarters of one."""
+    length = power_of_two(max(size, 64))
+    return min(longest, length * 3 // 4 if 64 < size <= length * 3 // 4 else length)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -262,18 +303,6 @@ class FieldOrders:
         return self.marginal - float(np.log(len(self.orders)))
 
 
-def surprise(model: LanguageModel, row: ProbeRow, *, timed: bool = True) -> Surprise:
-    """Bits of each measurement of a row, given those before it; untimed, neither see nor foretell times."""
-    return surprises(model, [row], timed=timed)[0]
-
-
-def surprises(model: LanguageModel, rows: Sequence[ProbeRow], *, timed: bool = True) -> list[Surprise]:
-    """As `surprise`, of many rows. They are read together, but know nothing of each other."""
-    spelled = [_Windows.of(row, model.config.max_target_length, timed=timed) for row in rows]
-    logs = _log_probabilities(model, [tokens for windows in spelled for tokens in windows.sequences])
-    return [windows.bits([next(logs) for _ in windows.sequences]) for windows in spelled]
-
-
 def field_order_likelihoods(model: LanguageModel, row: ProbeRow, index: int, *, timed: bool = True) -> FieldOrders:
     """Of measurement `index` of a row, given those before it, which are written with their results last.
 
@@ -281,7 +310,8 @@ def field_order_likelihoods(model: LanguageModel, row: ProbeRow, index: int, *, 
     """
     if not 0 <= index < len(row):
         raise PingLlmError(f"there is no measurement {index} in a row of {len(row)}")
-    chosen = np.arange(Room.of(row, timed=timed).first(index + 1, model.config.max_target_length), index + 1)
+    first = TokenOffsets.of(row, timed=timed).first(index + 1, model.config.max_target_length)
+    chosen = np.arange(first, index + 1)
     orders = {tuple(f for f in fields if timed or f != "time"): order for order, fields in enumerate(FIELD_ORDERS)}
     written = [
         spell(row, chosen, np.array([0]), timed=timed, order=np.append(np.full(len(chosen) - 1, RESULT_LAST), order))
@@ -289,72 +319,8 @@ def field_order_likelihoods(model: LanguageModel, row: ProbeRow, index: int, *, 
     ]
     tokens, counts = written[0]
     size = int(counts[-1])
-    known = read_history(model, tokens[:-size])
-    questions = padded([tokens[-size:] for tokens, _ in written], 64, power_of_two(len(written)))
-    logs = log_probabilities(model, [known], questions[None])[0, : len(written), : size - 1]
+    known = _read_history(model, tokens[:-size])
+    shape = (power_of_two(len(written)),)
+    questions = token_table([tokens[-size:] for tokens, _ in written], shape, _QUESTION_LENGTH)
+    logs = _log_probabilities(model, [known], questions[None])[0, : len(written), : size - 1]
     return FieldOrders(orders=tuple(orders), log_likelihood=logs.sum(axis=1))
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Windows:
-    """A row as sequences that overlap."""
-
-    sequences: list[Tokens]
-    measurement: Ints
-    """Of each token of all sequences: number in the row of the measurement it belongs to, or -1 if not scored here."""
-    count: int
-
-    @classmethod
-    def of(cls, row: ProbeRow, length: int, *, timed: bool) -> Self:
-        edges = np.array(list(_edges(Room.of(row, timed=timed), length)), dtype=np.int64).reshape(-1, 3)
-        first, scored, stop = edges.T
-        sizes = stop - first
-        starts = np.cumsum(sizes) - sizes
-        chosen = np.arange(sizes.sum()) + np.repeat(first - starts, sizes)
-        tokens, counts = spell(row, chosen, starts, timed=timed, order=RESULT_LAST)
-        is_scored = chosen >= np.repeat(scored, sizes)
-        begins = (np.cumsum(counts) - counts)[starts]
-        return cls(
-            sequences=np.split(tokens, begins[1:]) if len(begins) else [],
-            measurement=np.repeat(np.where(is_scored, chosen, -1), counts),
-            count=len(row),
-        )
-
-    def bits(self, logs: list[Floats]) -> Surprise:
-        """From log-probabilities of the tokens of each sequence."""
-        tokens = np.concatenate([np.zeros(0, np.uint16), *self.sequences])
-        # A token belongs to the field that the last role began.
-        role = tokens[np.maximum.accumulate(np.where(tokens < FIRST_BYTE, np.arange(len(tokens)), 0))]
-        place = self.measurement * len(_FIELDS) + _FIELD_OF_ROLE[role]
-        here = self.measurement >= 0
-        nats = np.concatenate([np.zeros(0), *logs])
-        shape = self.count, len(_FIELDS)
-        bits = np.bincount(place[here], -nats[here] / np.log(2), shape[0] * shape[1]).astype(np.float64).reshape(shape)
-        return Surprise(**dict(zip(_FIELDS, bits.T, strict=True)))
-
-
-def _edges(room: Room, length: int) -> Iterator[tuple[int, int, int]]:
-    """For each window: its first measurement, the first one that is scored in it, and where it stops."""
-    scored = 0
-    while scored < len(room.begins):
-        first = max(room.last_before(scored, length // 2), room.first(scored + 1, length))
-        stop = room.stop(first, length)
-        yield first, scored, stop
-        scored = stop
-
-
-def _log_probabilities(model: LanguageModel, sequences: Sequence[Tokens]) -> Iterator[Floats]:
-    """Of the tokens of each sequence, 0 for its first. Sequences of similar length are read together."""
-    found = [np.zeros(len(tokens)) for tokens in sequences]
-    most = model.config.max_target_length
-    lengths = np.array([most if model.steady else table_length(len(tokens), most) for tokens in sequences])
-    for length in np.unique(lengths).tolist():
-        members, at_once = np.flatnonzero(lengths == length), max(1, _TOKENS_AT_ONCE // length)
-        for begin in range(0, len(members), at_once):
-            some = members[begin : begin + at_once].tolist()
-            tokens = padded([sequences[i] for i in some], most, at_once if model.steady else power_of_two(len(some)))
-            tokens = np.pad(tokens, ((0, 0), (0, length - tokens.shape[1])))
-            logs = log_probabilities(model, [], tokens)
-            for i, of_sequence in zip(some, logs, strict=False):
-                found[i][1:] = of_sequence[: len(found[i]) - 1]
-    return iter(found)

@@ -1,4 +1,4 @@
-"""A simulated Internet: where its nodes are, and the RTT of any pair when nothing disturbs it.
+"""A simulated Internet: where its nodes are, the RTT of any pair when nothing disturbs it, and what time does to it.
 
 Continents hold cities, cities hold sites, sites hold nodes: a site is a campus or a rack, whose nodes see nearly the
 same delays to everybody else and fractions of a millisecond among each other. A path is fibre along a detour that
@@ -6,20 +6,26 @@ depends on the world, the pair of networks and the pair of cities; some pairs of
 which is where most violations of the triangle inequality come from. To that come the delays of both ends, noise of the
 pair, and outliers. Some nodes are far from everybody (a satellite, a slow line), and anycast nodes are near everybody.
 
-All of one world; `jax.vmap` makes many.
+Single pings are then disturbed by load that follows the time of day, route changes, levels that drift, jitter, packet
+loss and the resolution of the clock. A world either reports one value for each pair without any of this (as PlanetLab's
+matrix does), or single pings with all of it. Ages are seconds before the questions, so a question has age 0.
+
+Everything here is of one world; `jax.vmap` makes many.
 """
 
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import jax
 import jax.numpy as jnp
 
-from ping_llm.prior.draws import Draws
-from ping_llm.prior.settings import WorldSettings
+from ping_llm.prior.prng import Draws, hash32, hash_with, symmetric, unit_interval
+from ping_llm.prior.selection import first_equal
+
+if TYPE_CHECKING:
+    from ping_llm.prior.worlds import WorldSettings
 
 # mypy: disallow-untyped-calls=False
-
 
 _EARTH_KM: Final = 6371.0
 _KM_PER_MS: Final = 100.0
@@ -29,9 +35,13 @@ _REGION: Final = 8
 """Cities of the region that all probes of a regional world are in."""
 _HUBS: Final = 4
 _OPERATORS: Final = 4
-"""Anycast services that share their places."""
+"""Anycast services: their nodes answer from the same cities."""
 _INSTANCES: Final = 16
-LEAST_MS: Final = 0.03
+_DAY_S: Final = 86_400.0
+_RESOLUTIONS_MS: Final = (0.0, 0.001, 0.01, 0.1, 1.0)
+MIN_MS: Final = 0.03
+OCTAVES: Final = 8
+_ROUGHNESS: Final = 0.4
 
 
 @jax.tree_util.register_dataclass
@@ -40,7 +50,7 @@ class Nodes:
     """Columns of length `most_nodes`; those from `count` on do not exist."""
 
     count: jax.Array
-    place: jax.Array
+    position: jax.Array
     """[nodes, 3], on the unit sphere."""
     site: jax.Array
     city: jax.Array
@@ -58,7 +68,7 @@ class Nodes:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, kw_only=True)
 class Paths:
-    """What a path between two places depends on."""
+    """What a path between two nodes depends on."""
 
     stretch: jax.Array
     """Length of the fibre over the distance, of the world."""
@@ -66,31 +76,31 @@ class Paths:
     city_effect: jax.Array
     hub: jax.Array
     """[networks, networks]: the hub where two networks meet, or -1: they meet everywhere."""
-    hub_place: jax.Array
-    instance_place: jax.Array
+    hub_position: jax.Array
+    instance_position: jax.Array
     instance_operator: jax.Array
     pair_noise: jax.Array
     outliers: jax.Array
     scale: jax.Array
 
 
-def make_nodes(draw: Draws, s: WorldSettings, count: jax.Array, is_probe: jax.Array) -> tuple[Nodes, Paths]:
+def make_nodes(draw: Draws, s: "WorldSettings", count: jax.Array, is_probe: jax.Array) -> tuple[Nodes, Paths]:
     """`is_probe` is a column of nodes: in worlds where it is not all false, probes may share a region of their own."""
     most, cities = s.most_nodes, s.most_cities
-    continents = _unit(draw.normal((_CONTINENTS, 3)))
+    continents = _unit_vectors(draw.normal((_CONTINENTS, 3)))
     city_continent = draw.below(jnp.floor(draw.uniform(1, _CONTINENTS + 0.999)), (cities,))
     regional, apart = jnp.any(is_probe) & draw.chance(0.6), draw.chance(0.6)
     abroad = jnp.where(apart, jnp.maximum(city_continent, 1), city_continent)
     city_continent = jnp.where(regional, jnp.where(jnp.arange(cities) < _REGION, 0, abroad), city_continent)
     spread = jnp.deg2rad(draw.log_uniform(1.5, 25.0))
-    city_place = _unit(continents[city_continent] + spread * draw.normal((cities, 3)))
+    city_position = _unit_vectors(continents[city_continent] + spread * draw.normal((cities, 3)))
 
     sites = jnp.clip(count * draw.log_uniform(0.15, 6.0), 2.0, 2.0 * most)
     site_city = _popular(draw, jnp.floor(draw.log_uniform(2, cities - _REGION + 0.999)), (2 * most,))
     in_region = jnp.arange(2 * most) % 2 == 1
     region_city = draw.below(jnp.floor(draw.log_uniform(1, _REGION + 0.999)), (2 * most,))
     site_city = jnp.where(regional, jnp.where(in_region, region_city, site_city + _REGION * apart), site_city)
-    site_place = _unit(city_place[site_city] + draw.log_uniform(2e-4, 0.02) * draw.normal((2 * most, 3)))
+    site_position = _unit_vectors(city_position[site_city] + draw.log_uniform(2e-4, 0.02) * draw.normal((2 * most, 3)))
     site_ms = draw.log_uniform(0.03, 10.0) * jnp.exp(draw.uniform(0.2, 1.6) * draw.normal((2 * most,)))
     site_ms += jnp.where(draw.chance(draw.half_normal(0.04), (2 * most,)), draw.log_uniform(5, 150, (2 * most,)), 0)
     networks = jnp.floor(draw.log_uniform(1, s.most_networks + 0.999))
@@ -108,7 +118,7 @@ def make_nodes(draw: Draws, s: WorldSettings, count: jax.Array, is_probe: jax.Ar
     own *= jnp.where(draw.chance(0.3), draw.log_uniform(1.0, 12.0), 1.0)  # lines into homes
     nodes = Nodes(
         count=count,
-        place=site_place[site],
+        position=site_position[site],
         site=site,
         city=site_city[site],
         continent=city_continent[site_city[site]],
@@ -120,15 +130,17 @@ def make_nodes(draw: Draws, s: WorldSettings, count: jax.Array, is_probe: jax.Ar
             draw.chance(0.15) & draw.chance(draw.uniform(0.02, 0.4), (most,)), draw.below(_OPERATORS, (most,)), -1
         ),
     )
-    hub = jnp.floor(draw.symmetric_uniform(s.most_networks) * _HUBS).astype(jnp.int32)
-    meets_in_hub = draw.symmetric_uniform(s.most_networks) < jnp.where(draw.chance(0.4), draw.half_normal(0.25), 0)
+    networks_squared, cities_squared = (s.most_networks, s.most_networks), (cities, cities)
+    hub = jnp.floor(symmetric(draw.uniform(shape=networks_squared)) * _HUBS).astype(jnp.int32)
+    is_indirect = symmetric(draw.uniform(shape=networks_squared))
+    meets_in_hub = is_indirect < jnp.where(draw.chance(0.4), draw.half_normal(0.25), 0)
     paths = Paths(
         stretch=draw.uniform(1.05, 2.2),
-        network_effect=draw.symmetric_normal(s.most_networks) * draw.half_normal(0.17),
-        city_effect=draw.symmetric_normal(cities) * draw.half_normal(0.15),
+        network_effect=symmetric(draw.normal(networks_squared)) * draw.half_normal(0.17),
+        city_effect=symmetric(draw.normal(cities_squared)) * draw.half_normal(0.15),
         hub=jnp.where(meets_in_hub, jnp.minimum(hub, _HUBS - 1), -1),
-        hub_place=city_place[draw.below(cities, (_HUBS,))],
-        instance_place=city_place[draw.below(cities, (_INSTANCES,))],
+        hub_position=city_position[draw.below(cities, (_HUBS,))],
+        instance_position=city_position[draw.below(cities, (_INSTANCES,))],
         instance_operator=draw.below(_OPERATORS, (_INSTANCES,)),
         pair_noise=draw.half_normal(0.05),
         outliers=draw.half_normal(0.03) * draw.chance(0.7),
@@ -140,10 +152,10 @@ def make_nodes(draw: Draws, s: WorldSettings, count: jax.Array, is_probe: jax.Ar
 def undisturbed_ms(draw: Draws, nodes: Nodes, paths: Paths, one: jax.Array, other: jax.Array) -> jax.Array:
     """RTTs of pairs of nodes. No pair may be given twice: its own noise would be drawn twice."""
     shape = one.shape
-    distance = _distance_km(nodes.place[one], nodes.place[other])
+    distance = _distance_km(nodes.position[one], nodes.position[other])
     hub = paths.hub[nodes.network[one], nodes.network[other]]
-    by_way_of = paths.hub_place[jnp.maximum(hub, 0)]
-    through_hub = _distance_km(nodes.place[one], by_way_of) + _distance_km(by_way_of, nodes.place[other])
+    by_way_of = paths.hub_position[jnp.maximum(hub, 0)]
+    through_hub = _distance_km(nodes.position[one], by_way_of) + _distance_km(by_way_of, nodes.position[other])
     same_site = nodes.site[one] == nodes.site[other]
     distance = jnp.where((hub >= 0) & ~same_site, through_hub, distance)
     nearest = _nearest_instance_km(nodes, paths)
@@ -160,7 +172,7 @@ def undisturbed_ms(draw: Draws, nodes: Nodes, paths: Paths, one: jax.Array, othe
     kind = draw.uniform(shape=shape) / jnp.maximum(paths.outliers, 1e-9)
     rtt *= jnp.where(kind < 0.8, draw.uniform(1.1, 3.5, shape), 1.0)
     rtt += jnp.where((kind >= 0.8) & (kind < 1.0), draw.log_uniform(20, 500, shape), 0.0)
-    return rtt * paths.scale + LEAST_MS
+    return rtt * paths.scale + MIN_MS
 
 
 def _popular(draw: Draws, count: jax.Array, shape: tuple[int, ...]) -> jax.Array:
@@ -169,7 +181,7 @@ def _popular(draw: Draws, count: jax.Array, shape: tuple[int, ...]) -> jax.Array
     return jnp.minimum(draw.uniform(shape=shape) ** skew * count, count - 1).astype(jnp.int32)
 
 
-def _unit(vectors: jax.Array) -> jax.Array:
+def _unit_vectors(vectors: jax.Array) -> jax.Array:
     return vectors / jnp.linalg.norm(vectors, axis=-1, keepdims=True)
 
 
@@ -180,8 +192,182 @@ def _distance_km(one: jax.Array, other: jax.Array) -> jax.Array:
 
 
 def _nearest_instance_km(nodes: Nodes, paths: Paths) -> jax.Array:
-    """[nodes, operators]: to the nearest place of each anycast operator; half way around the world if it has none."""
-    distance = _distance_km(nodes.place[:, None], paths.instance_place[None])
+    """[nodes, operators]: to the nearest instance of each anycast operator; half way around the world without any."""
+    distance = _distance_km(nodes.position[:, None], paths.instance_position[None])
     mine = paths.instance_operator == jnp.arange(_OPERATORS)[:, None]
     farthest = jnp.pi * _EARTH_KM
     return jnp.min(jnp.where(mine[None], distance[:, None], farthest), axis=-1)
+
+
+def make_prefix_groups(draw: Draws, nodes: Nodes) -> jax.Array:
+    """[nodes, levels]: whose addresses share a prefix with whose (see `selection.prefix_groups`).
+
+    In a third of the worlds nobody does, and in a few it means nothing. Otherwise a site has one or two prefixes,
+    within one of its network (everywhere, on its continent or in its city) or of its city, within a block that belongs
+    to a continent, to a network, or to nothing in particular. Some nodes have addresses from elsewhere.
+    """
+    count = nodes.site.shape[0]
+    several = jnp.floor(draw.log_uniform(1, 40))
+    scattered = draw.below(several, (count,))
+    network, continent, city = nodes.network, nodes.continent, nodes.city
+    block = draw.one_of(continent, continent, network, scattered[nodes.site % count])
+    allocation = draw.one_of(network, network * 8 + continent, network * 128 + city, city) + 4096 * block
+    subnet = jnp.where(draw.chance(0.3), draw.below(2, (count,)), 0)
+    groups = jnp.stack([allocation * (4 * count) + nodes.site * 2 + subnet, allocation, block])
+
+    at_random = scattered * 4 + draw.below(4, (count,))
+    kind = draw.uniform()
+    groups = jnp.where(kind < 0.08, jnp.stack([at_random * 8 + draw.below(8, (count,)), at_random, scattered]), groups)
+    is_alone = draw.chance(draw.half_normal(0.06), (count,)) | (kind > 0.65)
+    exists = jnp.arange(count) < nodes.count
+    sharing = jnp.sum((groups[:, :, None] == groups[:, None, :]) & exists, axis=-1)
+    groups = jnp.where(is_alone | (2 * sharing > nodes.count), -1 - jnp.arange(count), groups)
+    return first_equal(groups).T
+
+
+# What time does to a pair.
+
+
+def drift(who: jax.Array, age_s: jax.Array, shortest_step_s: jax.Array, salt: jax.Array) -> jax.Array:
+    """How far levels have drifted: the longer ago a measurement was made, the less it says.
+
+    Between pings of one pair of the MENOG study that lie one, five, or forty measurements apart, the median difference
+    is 1.0, 1.9, or 3.8 %: it grows like a power of the time between them, about 0.4. So a level is a sum of octaves,
+    step functions each twice as slow and 2^0.4 times as high as the one before; the first has a mean height of 1. The
+    height of a step is a hash of who drifts, octave and number of the step, so any moment can be computed alone.
+    """
+    total = jnp.zeros(age_s.shape)
+    of_node = hash32(who.astype(jnp.uint32) * jnp.uint32(OCTAVES) ^ salt)
+    for octave in range(OCTAVES):
+        stream = hash_with(of_node, octave)
+        begins = unit_interval(stream)  # in the middle of a step
+        number = jnp.floor(age_s / (shortest_step_s * 2.0**octave) + begins).astype(jnp.uint32)
+        signed = 2.0 * unit_interval(hash32(stream ^ hash32(number + jnp.uint32(1)))) - 1.0
+        total += 2.0 ** (_ROUGHNESS * octave) * jnp.sign(signed) * -jnp.log1p(-jnp.abs(signed))
+    return total
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, kw_only=True)
+class Disturbances:
+    """Columns of nodes, columns of pairs, and numbers of the world.
+
+    Of the pairs of the MENOG study the median spread within a pair is 2.4 % (5 % of pairs: 0.4 %, 95 %: 12 %), the
+    median share of pings that take half as long again is 0.7 % (95 %: 11 %), and 36 % of pairs never failed while 1 %
+    always did.
+    """
+
+    strength: jax.Array
+    """0: the world reports undisturbed values; 1: single pings."""
+    resolution_ms: jax.Array
+    asymmetry: jax.Array
+    """Of pairs: factor of ln RTT of the opposite direction; 0 in symmetric worlds."""
+    node_jitter_ms: jax.Array
+    pair_jitter: jax.Array
+    """Of pairs, relative to the RTT."""
+    spike_chance: jax.Array
+    node_load_ms: jax.Array
+    node_phase: jax.Array
+    node_change_s: jax.Array
+    node_before_ms: jax.Array
+    node_after_ms: jax.Array
+    """Added before and after the node's change; infinitely long ago where there was none."""
+    pair_change_s: jax.Array
+    pair_before: jax.Array
+    """[2, pairs]: two changes of route, and ln of the factor before each."""
+    second_route: jax.Array
+    second_route_chance: jax.Array
+    """Of pairs: ln of the factor of a parallel route, and how often a ping takes it."""
+    drift_salt: jax.Array
+    drift_step_s: jax.Array
+    pair_drift: jax.Array
+    """Of pairs: mean height of the shortest steps, in ln RTT."""
+    node_drift_ms: jax.Array
+    node_loss: jax.Array
+    pair_loss: jax.Array
+
+
+def make_disturbances(draw: Draws, nodes: int, pairs: int, *, noisy: jax.Array, interval_s: jax.Array) -> Disturbances:
+    change = interval_s * draw.log_uniform(0.5, 300.0, (nodes,))
+    node_changed = draw.chance(draw.half_normal(0.04), (nodes,))
+    steps_ms = jnp.where(node_changed, draw.log_normal(8.0, 1.2, (2, nodes)), 0.0)
+    pair_change = interval_s * draw.log_uniform(0.5, 300.0, (2, pairs))
+    # Where routes seldom change, a model learns to trust many old pings more than a few new ones.
+    unstable = draw.sometimes(0.3, draw.uniform(0.1, 0.6))
+    pair_changed = draw.chance(draw.half_normal(0.06) + unstable, (2, pairs))
+    size = 0.15 * draw.normal((2, pairs)) * jnp.exp(0.8 * draw.normal((2, pairs)))
+    detour = draw.chance(0.4, (pairs,))  # the usual route, another one for a while, and back
+    size = size.at[1].set(jnp.where(detour, -size[0], size[1]))
+    jitter = draw.log_uniform(0.003, 0.5)
+    load = draw.sometimes(0.35, draw.log_uniform(0.1, 6.0))
+    drifts = draw.log_uniform(6e-5, 0.004)
+    losses = draw.chance(jnp.where(noisy, 0.75, 0.15))
+    rare = draw.log_uniform(5e-4, 4e-2)
+    return Disturbances(
+        strength=noisy.astype(jnp.float32),
+        resolution_ms=jnp.asarray(_RESOLUTIONS_MS)[draw.below(len(_RESOLUTIONS_MS))],
+        asymmetry=draw.sometimes(0.4, draw.log_uniform(0.002, 0.1)) * draw.normal((pairs,)),
+        node_jitter_ms=jitter * jnp.exp(draw.uniform(0.3, 1.3) * draw.normal((nodes,))),
+        pair_jitter=draw.log_uniform(5e-5, 0.008) * jnp.exp(draw.uniform(0.2, 1.0) * draw.normal((pairs,))),
+        spike_chance=draw.half_normal(0.012) * jnp.exp(draw.normal((nodes,))),
+        node_load_ms=load * jnp.exp(1.2 * draw.normal((nodes,))),
+        node_phase=draw.uniform(0.0, 2 * jnp.pi) + draw.uniform(0.0, 2.0) * draw.normal((nodes,)),
+        node_change_s=jnp.where(node_changed, change, jnp.inf),
+        node_before_ms=steps_ms[0],
+        node_after_ms=steps_ms[1] * draw.chance(0.3, (nodes,)),
+        pair_change_s=jnp.where(pair_changed, pair_change, jnp.inf),
+        pair_before=jnp.clip(size, -1.0, 1.5),
+        second_route=jnp.clip(0.12 * draw.normal((pairs,)) * jnp.exp(0.5 * draw.normal((pairs,))), -0.5, 1.0),
+        second_route_chance=draw.uniform(0.02, 0.5, (pairs,)) * draw.chance(draw.half_normal(0.1), (pairs,)),
+        drift_salt=draw.below(1 << 23).astype(jnp.uint32),
+        drift_step_s=interval_s * draw.log_uniform(0.2, 5.0),
+        pair_drift=drifts * jnp.exp(draw.uniform(0.3, 1.2) * draw.normal((pairs,))),
+        node_drift_ms=draw.sometimes(0.5, draw.log_uniform(0.002, 0.1)) * jnp.exp(draw.normal((nodes,))),
+        node_loss=losses * jnp.minimum(rare * jnp.exp(draw.uniform(0.5, 2.5) * draw.normal((nodes,))), 1.0),
+        pair_loss=losses * jnp.minimum(rare * jnp.exp(draw.uniform(0.5, 3.0) * draw.normal((pairs,))), 1.0),
+    )
+
+
+def disturbed(
+    draw: Draws,
+    d: Disturbances,
+    undisturbed_ms: jax.Array,
+    *,
+    one: jax.Array,
+    other: jax.Array,
+    pair: jax.Array,
+    backwards: jax.Array,
+    age_s: jax.Array,
+) -> tuple[jax.Array, jax.Array]:
+    """RTT in ms and whether it failed, of measurements of `pair` (whose nodes are `one` and `other`)."""
+    shape = pair.shape
+    before = age_s > d.pair_change_s[:, pair]
+    route = jnp.sum(jnp.where(before, d.pair_before[:, pair], 0.0), axis=0)
+    route += jnp.where(draw.chance(d.second_route_chance[pair], shape), d.second_route[pair], 0.0)
+    route += d.pair_drift[pair] * drift(pair, age_s, d.drift_step_s, d.drift_salt)
+    level = undisturbed_ms[pair] * jnp.exp(d.strength * jnp.clip(route, -1.5, 2.0))
+    level += d.strength * (_level_ms(d, one, age_s) + _level_ms(d, other, age_s))
+    level *= jnp.exp(jnp.where(backwards, d.asymmetry[pair], 0.0))
+
+    busy = (_load_ms(d, one, age_s) + _load_ms(d, other, age_s)) * (0.3 + draw.exponential(shape))
+    jitter = (d.node_jitter_ms[one] + d.node_jitter_ms[other] + d.pair_jitter[pair] * level) * draw.exponential(shape)
+    spike = draw.chance(d.spike_chance[one] + d.spike_chance[other], shape)
+    queue = busy + jitter + jnp.where(spike, draw.log_normal(25.0, 1.2, shape), 0.0)
+    rtt = level + d.strength * queue
+
+    resolution = jnp.maximum(d.resolution_ms, 1e-9)
+    rounded = jnp.maximum(jnp.round(rtt / resolution), 1.0) * resolution
+    rtt = jnp.where(d.resolution_ms > 0.002, rounded, rtt)  # finer than any bin: rounding would only cost precision
+    arrives = (1 - d.node_loss[one]) * (1 - d.node_loss[other]) * (1 - d.pair_loss[pair])
+    return jnp.maximum(rtt, MIN_MS), draw.chance(1.0 - arrives, shape)
+
+
+def _level_ms(d: Disturbances, node: jax.Array, age_s: jax.Array) -> jax.Array:
+    changed = jnp.where(age_s > d.node_change_s[node], d.node_before_ms[node], d.node_after_ms[node])
+    queue = d.node_drift_ms[node] * jnp.abs(drift(node, age_s, d.drift_step_s, ~d.drift_salt))
+    return changed + queue
+
+
+def _load_ms(d: Disturbances, node: jax.Array, age_s: jax.Array) -> jax.Array:
+    wave = 0.5 + 0.5 * jnp.sin(d.node_phase[node] - 2 * jnp.pi * age_s / _DAY_S)
+    return d.node_load_ms[node] * wave**3

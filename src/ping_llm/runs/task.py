@@ -17,12 +17,12 @@ from ping_llm.config import Config
 from ping_llm.config.keys import TEXT_DATASET_TYPES
 from ping_llm.core.errors import PingLlmError
 from ping_llm.data.completer import COMPLETER_DATA, measurements_of, world_settings
-from ping_llm.models.completer import CompleterSettings, SetTransformer, WorldSettings, worlds_of
-from ping_llm.models.completer import loss_sums as completer_sums
+from ping_llm.models.completer.mixture import loss_sums as completer_sums
+from ping_llm.models.completer.model import CompleterSettings, SetTransformer
 from ping_llm.models.lm import ModelSettings, Transformer, attention, float8
 from ping_llm.models.lm.transformer import Sums, loss_sums
-from ping_llm.prior.measured import Measurements, measured_of
-from ping_llm.prior.worlds import Batch
+from ping_llm.prior.fine_tuning import Measurements, measured_batch
+from ping_llm.prior.worlds import Batch, WorldSettings, worlds_of
 from ping_llm.tokens.encode import VOCABULARY_SIZE
 
 
@@ -150,10 +150,12 @@ def _contexts(worlds: WorldSettings, data: Measurements | None, share: float, ba
     if data is None:
         return worlds_of(worlds, *numbers)
     real = round(share * len(numbers[0]))
-    parts = [measured_of(worlds, data, *(column[:real] for column in numbers))] if real else []
+    parts = [measured_batch(worlds, data, *(column[:real] for column in numbers))] if real else []
     if real < len(numbers[0]):
         parts.append(worlds_of(worlds, *(column[real:] for column in numbers)))
-    most_nodes = max(part["node_kin"].shape[1] for part in parts)
+    most_nodes = max(part["node_groups"].shape[1] for part in parts)
     for part in parts:
-        part["node_kin"] = jnp.pad(part["node_kin"], ((0, 0), (0, most_nodes - part["node_kin"].shape[1]), (0, 0)))
+        part["node_groups"] = jnp.pad(
+            part["node_groups"], ((0, 0), (0, most_nodes - part["node_groups"].shape[1]), (0, 0))
+        )
     return {name: jnp.concatenate([part[name] for part in parts]) for name in parts[0]}

@@ -185,7 +185,7 @@ license: apache-2.0
 - `config.yml` beside this card has every setting; weights are bfloat16 safetensors
 
 ```python
-from ping_llm.predict import Predictor
+from ping_llm import Predictor
 
 predictor = Predictor.from_pretrained("this-folder")
 predictor.predict_df(questions, history="my_pings.csv", quantile_levels=[0.1, 0.5, 0.9])

@@ -18,11 +18,11 @@ import numpy as np
 from ping_llm.core.distribution import RttDistribution
 from ping_llm.core.errors import PingLlmError
 from ping_llm.core.observations import Floats, Ints, Observations
-from ping_llm.models.completer import Completer
-from ping_llm.predict import LanguageModel, Predictor, addresses
-from ping_llm.predict.language_model import STEADY_QUESTIONS, steady_histories
-from ping_llm.predict.prompts import Histories, Prompt, prompts_for
-from ping_llm.predict.scoring import pack, surprise
+from ping_llm.models.completer.inference import Completer
+from ping_llm.predict import scoring
+from ping_llm.predict.language_model import STEADY_QUESTIONS, LanguageModel, steady_histories
+from ping_llm.predict.predictor import Predictor
+from ping_llm.predict.prompts import Histories, Prompt, pack, prompts_for
 from ping_llm.rows.format import ProbeRow
 from ping_llm.rows.measurement_set import MeasurementSet
 from ping_llm.runs.trained import SHIPPED
@@ -168,11 +168,11 @@ class Answers:
         model, own, when = self.predictor.language_model, self._row(source, knowledge, time_s), _none_if_nan(time_s)
         yield None
         if candidates:
-            logs = addresses.rank(model, source, candidates, rtt_ms, history=own, time_s=when)
+            logs = scoring.rank(model, source, candidates, rtt_ms, history=own, time_s=when)
             found = Found(addresses=list(candidates), probability=np.exp(logs), answers=None, covered=None)
             found = _best(found, count)
         else:
-            likely = addresses.destinations(model, source, rtt_ms, history=own, time_s=when, count=count)
+            likely = scoring.destinations(model, source, rtt_ms, history=own, time_s=when, count=count)
             found = Found(
                 addresses=list(likely.addresses), probability=likely.probability, answers=None, covered=likely.covered
             )
@@ -195,7 +195,7 @@ class Answers:
     ) -> Job:
         model, own = self.predictor.language_model, self._row(source, knowledge, time_s)
         yield None
-        likely = addresses.complete(
+        likely = scoring.complete_address(
             model, source, prefix, rtt_ms=rtt_ms, history=own, time_s=_none_if_nan(time_s), count=count
         )
         return Found(
@@ -279,7 +279,7 @@ def _read_bits(answers: Answers, measured: MeasurementSet, which: Ints) -> Gener
         for stop in range(len(places), first, -_SCORED_AT_ONCE):
             start = max(first, stop - _SCORED_AT_ONCE)
             piece = _piece(row, max(0, start - answers.looks_at), stop)
-            bits = surprise(answers.predictor.language_model, piece, timed=timed).result
+            bits = scoring.score_rows(answers.predictor.language_model, [piece], timed=timed)[0].result
             yield places[start:stop], bits[start - stop :]
 
 
@@ -325,7 +325,7 @@ def _completer(model: Completer, most: int) -> Job:
 
 
 def _language_model(model: LanguageModel) -> Job:
-    lengths = sorted({model.history_length(size) for size in range(1, model.config.max_target_length, 64)})
+    lengths = sorted({model.padded_history(size) for size in range(1, model.config.max_target_length, 64)})
     question = np.full(20, 1, np.uint16)
 
     def prompts(length: int, histories: int, questions: int) -> list[Prompt]:
@@ -343,11 +343,11 @@ def _language_model(model: LanguageModel) -> Job:
     for family, (source, destination) in _ENDS.items():
         for length in lengths:
             row = _row(model, family, length)
-            addresses.destinations(model, source, 10.0, history=row, count=1)
+            scoring.destinations(model, source, 10.0, history=row, count=1)
             yield None
-            addresses.rank(model, source, [destination], 10.0, history=row)
+            scoring.rank(model, source, [destination], 10.0, history=row)
             yield None
-    surprise(model, _row(model, 4, 1))
+    scoring.score_rows(model, [_row(model, 4, 1)])
     yield None
 
 

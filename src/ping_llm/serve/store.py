@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from ping_llm.core.console import progress
 from ping_llm.core.errors import PingLlmError
 from ping_llm.core.observations import Ints
-from ping_llm.predict.tables import measured_of
+from ping_llm.predict.predictor import load_history
 from ping_llm.rows.manifest import MANIFEST, Manifest
 from ping_llm.rows.measurement_set import MeasurementSet, joined, read_observations, rows_observations
 from ping_llm.sources.files import COLUMN_NAMES
@@ -206,7 +206,7 @@ def measured_list(measurements: Sequence[Mapping[str, Any]]) -> MeasurementSet:
         columns["event_time"] = [str(time) for time in times]
     try:
         table = pa.table({name: _column(name, values) for name, values in columns.items()})
-        return measured_of(table)
+        return load_history(table)
     except (pa.ArrowException, TypeError, OverflowError) as error:
         raise PingLlmError(f"the measurements cannot be read: {' '.join(str(error).split())[:200]}") from error
 

@@ -222,7 +222,7 @@ class _Run:
     def _most_segments(self, loader: factory.EvalLoader, step: int) -> int:
         """Rounded up and never less than before: each number is compiled for itself. Plain attention needs none."""
         if self.task.asks_for_segments:
-            self.most_segments = max(self.most_segments, rounded_up(loader.most_segments(step)))
+            self.most_segments = max(self.most_segments, rounded_up(loader.max_segments(step)))
         return self.most_segments
 
     def _is_time(self, period: int) -> bool:

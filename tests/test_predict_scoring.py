@@ -1,4 +1,4 @@
-"""Likely destinations, completed addresses and ranked candidates, against the plain transformer on every sequence."""
+"""Beam search, ranked candidates and NLL of measurements, against the plain transformer on every sequence."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,9 +19,17 @@ from hypothesis import strategies as st
 from ping_llm.config import Config
 from ping_llm.core.errors import PingLlmError
 from ping_llm.models.lm import ModelSettings, Transformer
-from ping_llm.predict import LanguageModel, addresses
-from ping_llm.predict.addresses import complete, destinations, parse_prefix, rank
-from ping_llm.predict.scoring import spell
+from ping_llm.predict.language_model import LanguageModel
+from ping_llm.predict.prompts import TokenOffsets, spell
+from ping_llm.predict.scoring import (
+    FieldBits,
+    complete_address,
+    destinations,
+    field_order_likelihoods,
+    parse_prefix,
+    rank,
+    score_rows,
+)
 from ping_llm.rows.format import ProbeRow
 from ping_llm.tokens.encode import FIELD_ORDERS
 from reference_encoder import encode_one
@@ -38,7 +46,7 @@ DESTINATION_LAST = ("time", "source", "result", "destination")
 def untrained() -> LanguageModel:
     """Weights drawn at random: every token counts."""
     weights = nnx.state(Transformer(TINY, nnx.Rngs(0)))
-    return LanguageModel(config=Config(max_target_length=LENGTH), settings=TINY, weights=weights, step=0)
+    return LanguageModel(config=Config(max_target_length=LENGTH), settings=TINY, weights=weights)
 
 
 def random_row(count: int, family: int = 4, seed: int = 0) -> ProbeRow:
@@ -183,7 +191,7 @@ def trained() -> LanguageModel:
 
 
 @pytest.mark.slow
-class TestWhatWasLearnt:
+class TestWhatWasLearned:
     @pytest.mark.parametrize(("address", "rtt_ms"), TARGETS.items())
     def test_the_destination_at_this_distance_comes_first(self, address: str, rtt_ms: float) -> None:
         found = destinations(trained(), SOURCES[4], rtt_ms, history=small_world(5, seed=999), beam=20)
@@ -192,7 +200,7 @@ class TestWhatWasLearnt:
         assert found.covered > 0.97
 
     def test_an_address_is_completed_to_those_that_are_measured(self) -> None:
-        found = complete(trained(), SOURCES[4], "10.", history=small_world(5, seed=999), beam=20)
+        found = complete_address(trained(), SOURCES[4], "10.", history=small_world(5, seed=999), beam=20)
         assert set(found.addresses[:2]) == {"10.1.1.1", "10.7.7.7"}
         assert found.probability[:2].sum() > 0.9
 
@@ -299,11 +307,10 @@ class TestRank:
         found = rank(untrained(), SOURCES[4], [candidates[n] for n in chosen], 20.0)
         np.testing.assert_allclose(found, together[chosen], atol=1e-5)
 
-    def test_takes_more_candidates_than_are_read_at_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_takes_more_candidates_than_are_read_at_once(self) -> None:
         candidates = [f"10.{n % 3}.{n % 7}.{n}" for n in range(21)]
         together = rank(untrained(), SOURCES[4], candidates, 20.0)
-        monkeypatch.setattr(addresses, "_CANDIDATES_AT_ONCE", 8)
-        np.testing.assert_allclose(rank(untrained(), SOURCES[4], candidates, 20.0), together, atol=1e-5)
+        np.testing.assert_allclose(rank(untrained(), SOURCES[4], candidates, 20.0, per_call=8), together, atol=1e-5)
         assert 0 < np.exp(together).sum() < 1
 
     @pytest.mark.parametrize(
@@ -317,13 +324,13 @@ class TestRank:
 
 class TestComplete:
     def test_finds_the_likeliest_addresses_that_begin_so(self) -> None:
-        found = complete(untrained(), SOURCES[4], "193.0.", history=random_row(4), beam=7)
+        found = complete_address(untrained(), SOURCES[4], "193.0.", history=random_row(4), beam=7)
         bytewise = destinations(untrained(), SOURCES[4], None, history=random_row(4), prefix=bytes([193, 0]), beam=7)
         assert found.addresses == bytewise.addresses
         assert all(address.startswith("193.0.") for address in found.addresses)
 
     def test_knows_ipv6_and_may_be_told_the_result(self) -> None:
-        found = complete(untrained(), SOURCES[6], "2001:67c:", rtt_ms=20.0, count=3, beam=4)
+        found = complete_address(untrained(), SOURCES[6], "2001:67c:", rtt_ms=20.0, count=3, beam=4)
         bytewise = destinations(untrained(), SOURCES[6], 20.0, prefix=bytes.fromhex("2001067c"), count=3, beam=4)
         assert found.addresses == bytewise.addresses
         assert all(address.startswith("2001:67c:") for address in found.addresses)
@@ -361,4 +368,129 @@ class TestComplete:
 
     def test_a_whole_address_leaves_nothing_to_complete(self) -> None:
         with pytest.raises(PingLlmError, match=r"193\.0\.14\.129 is a whole address"):
-            complete(untrained(), SOURCES[4], "193.0.14.129")
+            complete_address(untrained(), SOURCES[4], "193.0.14.129")
+
+
+# --- bits of measurements
+
+FIELDS = ("start", "time", "source", "destination", "result")
+_FIELD_OF_ROLE = {0: 0, 1: 2, 2: 2, 3: 3, 4: 3, 5: 1, 6: 1, 7: 1, 8: 4, 10: 4}
+
+
+def slowly(row: ProbeRow, *, timed: bool) -> np.ndarray:
+    """Bits of each field of each measurement, token by token: [measurements, fields]."""
+    bits = np.zeros((len(row), len(FIELDS)))
+    for first, scored, stop in TokenOffsets.of(row, timed=timed).windows(LENGTH):
+        spelled = written(row, range(first, stop), timed=timed, order=RESULT_LAST)
+        logs = plain([[token for tokens in spelled for token in tokens]])[0]
+        at, field = 0, 0
+        for measurement, tokens in zip(range(first, stop), spelled, strict=True):
+            for token in tokens:
+                field = _FIELD_OF_ROLE.get(token, field)
+                if at > 0 and measurement >= scored:
+                    bits[measurement, field] -= logs[at - 1, token] / np.log(2)
+                at += 1
+    return bits
+
+
+def bits_of(row: ProbeRow, *, timed: bool = True, model: LanguageModel | None = None) -> FieldBits:
+    return score_rows(model or untrained(), [row], timed=timed)[0]
+
+
+def table(found: FieldBits) -> np.ndarray:
+    return np.stack([getattr(found, field) for field in FIELDS], axis=1)
+
+
+class TestBits:
+    @pytest.mark.parametrize("timed", [True, False])
+    @pytest.mark.parametrize(("count", "family"), [(1, 4), (5, 4), (60, 4), (30, 6)])
+    def test_is_the_cross_entropy_of_the_plain_transformer(self, count: int, family: int, timed: bool) -> None:
+        row = random_row(count, family)
+        found = bits_of(row, timed=timed)
+        np.testing.assert_allclose(table(found), slowly(row, timed=timed), atol=1e-3)
+        np.testing.assert_allclose(found.total, table(found).sum(axis=1))
+        assert found.start[0] == 0
+        assert timed or not found.time.any()
+
+    def test_rows_do_not_influence_each_other(self) -> None:
+        rows = [random_row(count, family, seed=count) for count, family in [(3, 4), (60, 4), (0, 4), (9, 6), (25, 6)]]
+        alone = [table(bits_of(row)) for row in rows]
+        for order in ([0, 1, 2, 3, 4], [4, 2, 0, 3, 1]):
+            together = score_rows(untrained(), [rows[number] for number in order])
+            for number, found in zip(order, together, strict=True):
+                np.testing.assert_allclose(table(found), alone[number], atol=1e-3)
+
+    def test_does_not_depend_on_what_comes_later(self) -> None:
+        row = random_row(60)
+        later = random_row(60, seed=1)
+        changed = ProbeRow(
+            family=4,
+            source=row.source,
+            time_us=np.where(np.arange(60) < 41, row.time_us, row.time_us[40] + later.time_us - later.time_us[40]),
+            destinations=np.where(np.arange(60)[:, None] < 41, row.destinations, later.destinations),
+            rtt_ms=np.where(np.arange(60) < 41, row.rtt_ms, later.rtt_ms),
+        )
+        before, after = table(bits_of(row)), table(bits_of(changed))
+        np.testing.assert_allclose(before[:41], after[:41], atol=1e-3)
+        assert not np.allclose(before[41:], after[41:], atol=0.1)
+
+    def test_a_result_that_does_not_fit_its_destination_stands_out(self) -> None:
+        row = small_world(40, seed=999)
+        rtt = row.rtt_ms.copy()
+        rtt[25] = 5.0 if rtt[25] > 100 else 200.0
+        found = bits_of(replace(row, rtt_ms=rtt), timed=False, model=trained())
+        assert int(np.argmax(found.result)) == 25
+        assert found.result[25] > np.median(found.result) + 2
+
+    def test_nothing_measured_has_no_bits(self) -> None:
+        assert len(bits_of(random_row(0)).result) == 0
+        assert score_rows(untrained(), []) == []
+
+    @given(st.integers(0, 200), st.sampled_from([4, 6]), st.booleans(), st.integers(64, 300), st.integers(0, 99))
+    @settings(deadline=None)
+    def test_windows_fit_the_context_and_leave_half_of_it_for_what_came_before(
+        self, count: int, family: int, timed: bool, length: int, seed: int
+    ) -> None:
+        row = random_row(count, family, seed)
+        windows = TokenOffsets.of(row, timed=timed).windows(length)
+        assert [scored for _, scored, _ in windows] == [0, *(stop for _, _, stop in windows)][: len(windows)]
+        assert (windows[-1][2] if windows else 0) == count
+        for first, scored, stop in windows:
+            sizes = [len(tokens) for tokens in written(row, range(first, stop), timed=timed, order=RESULT_LAST)]
+            assert sum(sizes) <= length
+            is_full = sum(sizes) + 47 > length
+            assert is_full or stop == count
+            history = sum(sizes[: scored - first])
+            longer = sum(map(len, written(row, range(max(first - 1, 0), scored + 1), timed=timed, order=RESULT_LAST)))
+            assert history >= length // 2 or first == 0 or longer > length
+
+
+class TestFieldOrders:
+    @pytest.mark.parametrize("timed", [True, False])
+    @pytest.mark.parametrize(("index", "family"), [(0, 4), (70, 4), (20, 6)])
+    def test_each_order_has_the_likelihood_that_the_plain_transformer_gives_its_tokens(
+        self, index: int, family: int, timed: bool
+    ) -> None:
+        row = random_row(80, family)
+        found = field_order_likelihoods(untrained(), row, index, timed=timed)
+        assert len(found.orders) == len(set(found.orders)) == (24 if timed else 6)
+        assert set(found.orders) == {tuple(f for f in order if timed or f != "time") for order in FIELD_ORDERS}
+        chosen = range(index + 1)
+        while sum(map(len, written(row, chosen, timed=timed, order=RESULT_LAST))) > LENGTH:
+            chosen = chosen[1:]
+        history = [t for tokens in written(row, chosen, timed=timed, order=RESULT_LAST)[:-1] for t in tokens]
+        asked = [written(row, chosen, timed=timed, order=order)[-1] for order in found.orders]
+        logs = plain([[*history, *tokens] for tokens in asked])
+        for of_order, tokens, likelihood in zip(logs, asked, found.log_likelihood.tolist(), strict=True):
+            places = range(len(history), len(history) + len(tokens) - 1)
+            expected = sum(of_order[at, token] for at, token in zip(places, tokens[1:], strict=True))
+            assert likelihood == pytest.approx(expected, abs=1e-3)
+        assert np.exp(found.marginal - found.log_likelihood.max()) == pytest.approx(
+            np.exp(found.log_likelihood - found.log_likelihood.max()).sum()
+        )
+        assert found.log_likelihood.min() <= found.mean <= found.log_likelihood.max() <= found.marginal
+
+    @pytest.mark.parametrize("index", [-1, 5])
+    def test_a_measurement_that_is_not_there_is_refused(self, index: int) -> None:
+        with pytest.raises(PingLlmError, match=f"no measurement {index} in a row of 5"):
+            field_order_likelihoods(untrained(), random_row(5), index)

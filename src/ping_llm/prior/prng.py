@@ -1,6 +1,6 @@
-"""Random draws of one world: each is a function of the world's key, of its number, and of the place in the array.
+"""Random numbers of one simulated world: each is a hash of the world's key, the number of its draw, and its index.
 
-Words come from a hash of 32 bits (three multiplications and four shifts, bias below 2^-30 for any input bit) instead of
+Words come from a 32-bit hash (three multiplications and four shifts, bias below 2^-30 for any input bit) instead of
 JAX's Threefry: a world makes some 120 different draws, and compiling that many Threefry kernels takes 16 s on a CPU
 where the hash takes a quarter of it. The hash is integer arithmetic, the same on every machine.
 """
@@ -13,7 +13,6 @@ import jax.numpy as jnp
 
 # mypy: disallow-untyped-calls=False
 
-
 Shape = tuple[int, ...]
 
 _GOLDEN: Final = 0x9E3779B9
@@ -21,11 +20,21 @@ _POOL: Final = 4
 _SCALAR_POOL: Final = 32
 
 
-def hashed(words: jax.Array) -> jax.Array:
+def hash32(words: jax.Array) -> jax.Array:
     """A bijection of 32-bit words (Wellons' triple32) whose output bits all depend on all input bits."""
     for shift, factor in ((17, 0xED5AD4BB), (11, 0xAC4C1B51), (15, 0x31848BAB)):
         words = (words ^ (words >> shift)) * jnp.uint32(factor)
     return words ^ (words >> 14)
+
+
+def hash_with(words: jax.Array, number: int) -> jax.Array:
+    """Another hash of the same words for each number."""
+    return hash32(words + jnp.uint32(number * _GOLDEN & 0xFFFFFFFF))
+
+
+def unit_interval(words: jax.Array) -> jax.Array:
+    """Uniform in (0, 1): multiples of 2^-23 and a half, never an end."""
+    return ((words >> 9).astype(jnp.float32) + 0.5) * jnp.float32(2.0**-23)
 
 
 class Draws:
@@ -39,19 +48,15 @@ class Draws:
     def _next(self, kind: str, shape: Shape) -> jax.Array:
         left = self._left.setdefault((kind, shape), [])
         if not left:
-            size = _POOL if shape else _SCALAR_POOL
-            unit = self._unit((size, *shape))
-            made = math.sqrt(2.0) * jax.lax.erf_inv(2.0 * unit - 1.0) if kind == "normal" else unit
+            self._pools += 1
+            pool = (_POOL if shape else _SCALAR_POOL, *shape)
+            stream = hash32(self._words[0] ^ hash_with(self._words[1], self._pools))
+            index = jnp.arange(math.prod(pool), dtype=jnp.uint32).reshape(pool)
+            made = unit_interval(hash32(hash_with(index, 1) ^ stream))
+            if kind == "normal":
+                made = math.sqrt(2.0) * jax.lax.erf_inv(2.0 * made - 1.0)
             left.extend(jax.lax.optimization_barrier(made)[::-1])
         return left.pop()
-
-    def _unit(self, shape: Shape) -> jax.Array:
-        """Uniform in (0, 1): multiples of 2^-23 and a half, never an end."""
-        self._pools += 1
-        stream = hashed(self._words[0] ^ hashed(self._words[1] + jnp.uint32(self._pools * _GOLDEN & 0xFFFFFFFF)))
-        place = jnp.arange(math.prod(shape), dtype=jnp.uint32).reshape(shape)
-        words = hashed(hashed(place + jnp.uint32(_GOLDEN)) ^ stream)
-        return ((words >> 9).astype(jnp.float32) + 0.5) * jnp.float32(2.0**-23)
 
     def uniform(self, low: float = 0.0, high: float = 1.0, shape: Shape = ()) -> jax.Array:
         return low + (high - low) * self._next("uniform", shape)
@@ -74,18 +79,17 @@ class Draws:
     def chance(self, probability: jax.Array | float, shape: Shape = ()) -> jax.Array:
         return self.uniform(shape=shape) < probability
 
+    def sometimes(self, chance: float, value: jax.Array) -> jax.Array:
+        return jnp.where(self.chance(chance), value, 0.0)
+
     def below(self, bound: jax.Array | int, shape: Shape = ()) -> jax.Array:
         """Whole numbers in [0, bound)."""
         return jnp.minimum(self.uniform(shape=shape) * bound, bound - 1).astype(jnp.int32)
 
-    def symmetric_normal(self, size: int) -> jax.Array:
-        """A matrix of normal numbers that is its own transpose."""
-        return _mirrored(self.normal((size, size)))
-
-    def symmetric_uniform(self, size: int) -> jax.Array:
-        return _mirrored(self.uniform(shape=(size, size)))
+    def one_of(self, *columns: jax.Array) -> jax.Array:
+        return jnp.stack(columns)[self.below(len(columns))]
 
 
-def _mirrored(square: jax.Array) -> jax.Array:
-    upper = jnp.triu(square)
-    return upper + jnp.triu(square, 1).T
+def symmetric(square: jax.Array) -> jax.Array:
+    """The upper half of a matrix, mirrored."""
+    return jnp.triu(square) + jnp.triu(square, 1).T

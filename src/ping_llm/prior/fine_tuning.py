@@ -1,16 +1,17 @@
-"""Contexts and questions from real measurements: what `worlds` shows of a simulated Internet, shown of a real one.
+"""Contexts and questions from real measurements, for fine-tuning: what `worlds` shows of a simulated Internet.
 
-For fine-tuning. A measurement is drawn, each pair as often as any other; its moment is now, one of its ends the source
-of the questions, and up to eight nodes that were measured with it are asked about. What is known was measured before
-now. In half of the cases (in all of them where there are no times) the asked pairs were never measured at all, and some
-of the other pairs are forgotten, so that the model meets as little knowledge as it may be given later. Questions are
-what was measured next, or, without times, what is not known.
+A measurement is drawn, each pair as often as any other; its moment is now, one of its ends the source of the questions,
+and up to eight nodes that were measured with it are queried. What is known was measured before now. In half of the
+cases (in all of them where there are no times) the queried pairs were never measured at all, and some of the other
+pairs are forgotten, so that the model meets as little knowledge as it may be given later. Questions are what was
+measured next, or, without times, what is not known.
 
-The measurements lie on the device; a batch is made there from three numbers a row, as in `worlds`.
+The measurements lie on the device; a batch is made there from three numbers per row, as in `worlds`.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import jax
@@ -19,20 +20,25 @@ import numpy as np
 
 from ping_llm.core.errors import PingLlmError
 from ping_llm.core.observations import MIN_RTT_MS, Observations
-from ping_llm.prior.draws import Draws
-from ping_llm.prior.selection import chosen, order_keys
-from ping_llm.prior.settings import WorldSettings
-from ping_llm.prior.shared_prefixes import first_equal, kin_among, kin_of, without_kin
-from ping_llm.prior.worlds import UNKNOWN_AGE, Batch, told
+from ping_llm.prior.prng import Draws
+from ping_llm.prior.selection import (
+    UNKNOWN_AGE,
+    context_columns,
+    first_equal,
+    groups_among,
+    no_prefix_groups,
+    prefix_groups,
+    rank_measurements,
+    select,
+)
+from ping_llm.prior.worlds import QUESTION_REACH_MS, Batch, WorldSettings, batch_of
 
 # mypy: disallow-untyped-calls=False
-
 
 _UNSEEN: Final = 0.5
 _FORGETFUL: Final = 0.5
 _LEAST_REMEMBERED: Final = 0.1
 _TICKS: Final = 1 << 30
-_QUESTION_REACH_MS: Final = 20.0
 _SOON: Final = 512
 """Of all that was measured from now on, so many are considered as questions."""
 
@@ -55,8 +61,8 @@ class Measurements:
     pair_start: jax.Array
     pair_count: jax.Array
     tick_s: jax.Array
-    kin: jax.Array
-    """[nodes, levels], see `kinship`."""
+    groups: jax.Array
+    """Of shared prefixes, [nodes, levels]."""
     is_timed: jax.Array
 
 
@@ -74,7 +80,7 @@ def on_device_measurements(known: Observations, addresses: Sequence[str] | None 
     low, high = np.minimum(source, destination), np.maximum(source, destination)
     _, pair, count = np.unique(low * len(nodes) + high, return_inverse=True, return_counts=True)
     by_pair = np.argsort(pair, kind="stable")
-    kin = without_kin(len(nodes)) if addresses is None else kin_among(nodes, kin_of(addresses))
+    groups = no_prefix_groups(len(nodes)) if addresses is None else groups_among(nodes, prefix_groups(addresses))
     start = np.cumsum(count) - count
     rank = np.empty(len(pair), np.int64)
     rank[by_pair] = np.arange(len(pair)) - start[pair[by_pair]]
@@ -85,73 +91,76 @@ def on_device_measurements(known: Observations, addresses: Sequence[str] | None 
     s, d, p, r, b, st, c, t = (jnp.asarray(column, jnp.int32) for column in ints)
     return Measurements(
         source=s, destination=d, rtt_ms=jnp.asarray(known.rtt_ms, jnp.float32), tick=t, pair=p, rank=r, by_pair=b,
-        pair_start=st, pair_count=c, tick_s=jnp.float32(tick_s), kin=jnp.asarray(kin, jnp.int32),
+        pair_start=st, pair_count=c, tick_s=jnp.float32(tick_s), groups=jnp.asarray(groups, jnp.int32),
         is_timed=jnp.asarray(is_timed),
     )  # fmt: skip
 
 
-def measured_of(s: WorldSettings, data: Measurements, seed: Any, step: Any, row: Any) -> Batch:
+def measured_batch(s: WorldSettings, data: Measurements, seed: Any, step: Any, row: Any) -> Batch:
     """The contexts of these numbers, [contexts] each."""
-
-    def one(seed: jax.Array, step: jax.Array, row: jax.Array) -> Batch:
-        return shown_of(s, data, jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), step), row))
-
-    return jax.vmap(one)(*(column.astype(jnp.uint32) for column in (seed, step, row)))
+    return batch_of(partial(_shown, s, data), seed, step, row)
 
 
-def shown_of(s: WorldSettings, data: Measurements, key: jax.Array) -> Batch:
+def _shown(s: WorldSettings, data: Measurements, key: jax.Array) -> Batch:
     draw = Draws(jax.random.fold_in(key, 1))
     pair = draw.below(data.pair_count.shape[0])
     now = data.by_pair[data.pair_start[pair] + draw.below(data.pair_count[pair])]
     swap = draw.chance(0.5)
     centre = jnp.where(swap, data.destination[now], data.source[now])
-    is_asked = _asked_nodes(s, draw, data, centre, jnp.where(swap, data.source[now], data.destination[now]))
-    is_asked_pair = ((data.source == centre) & is_asked[data.destination]) | (
-        (data.destination == centre) & is_asked[data.source]
+    is_queried = _queried_nodes(s, draw, data, centre, jnp.where(swap, data.source[now], data.destination[now]))
+    is_queried_pair = ((data.source == centre) & is_queried[data.destination]) | (
+        (data.destination == centre) & is_queried[data.source]
     )
     unseen = ~data.is_timed | draw.chance(_UNSEEN)
-    is_forgotten = _forgotten(draw, data)[data.pair] & ~is_asked_pair
+    is_forgotten = _forgotten(draw, data)[data.pair] & ~is_queried_pair
     is_past = ~data.is_timed | (data.tick < data.tick[now])
-    known = is_past & ~(unseen & is_asked_pair) & ~is_forgotten
+    known = is_past & ~(unseen & is_queried_pair) & ~is_forgotten
 
     known_of_pair = jax.ops.segment_sum(known.astype(jnp.int32), data.pair, data.pair_count.shape[0])
     round_ = jnp.maximum(known_of_pair[data.pair] - 1 - data.rank, 0)
-    class_, keys, near = order_keys(
-        data.source, data.destination, data.rtt_ms, round_, known, data.kin, asked_source=centre, is_asked=is_asked
+    class_, keys, near = rank_measurements(
+        data.source,
+        data.destination,
+        data.rtt_ms,
+        round_,
+        known,
+        data.groups,
+        query_source=centre,
+        is_queried=is_queried,
     )
-    rows, length = chosen(class_, keys, s.context - 1)
+    rows, length = select(class_, keys, s.context - 1)
     failed = jnp.isnan(data.rtt_ms)
     age_s = (data.tick[now] - data.tick[rows]).astype(jnp.float32) * data.tick_s
     age_s = jnp.where(data.is_timed, age_s, UNKNOWN_AGE)
     log_rtt = jnp.log(jnp.maximum(jnp.where(failed, 1.0, data.rtt_ms), MIN_RTT_MS))
-    asked, is_question = _questions(s, draw, data, now, known, is_asked_pair, near)
-    ends = jnp.concatenate([data.source[rows], data.destination[rows], data.source[asked], data.destination[asked]])
+    query, is_question = _questions(s, draw, data, now, known, is_queried_pair, near)
+    ends = jnp.concatenate([data.source[rows], data.destination[rows], data.source[query], data.destination[query]])
     numbers = first_equal(ends)  # instead of identities for everybody
     source, destination, question_source, question_destination = jnp.split(
-        numbers, np.cumsum([len(rows), len(rows), len(asked)])
+        numbers, np.cumsum([len(rows), len(rows), len(query)])
     )
     return {
-        **told(length, source, destination, failed[rows], log_rtt[rows], age_s),
+        **context_columns(length, source, destination, failed[rows], log_rtt[rows], age_s),
         "question_source": question_source,
         "question_destination": question_destination,
         "question_counts": is_question,
-        "question_failed": failed[asked],
-        "question_log_rtt": log_rtt[asked],
-        "node_kin": first_equal(data.kin[ends].T).T,
+        "question_failed": failed[query],
+        "question_log_rtt": log_rtt[query],
+        "node_groups": first_equal(data.groups[ends].T).T,
         "identity_key": jax.random.key_data(jax.random.fold_in(key, 3)),
     }
 
 
-def _asked_nodes(s: WorldSettings, draw: Draws, data: Measurements, centre: jax.Array, other: jax.Array) -> jax.Array:
+def _queried_nodes(s: WorldSettings, draw: Draws, data: Measurements, centre: jax.Array, other: jax.Array) -> jax.Array:
     """A mask over nodes: the other end, and more of those that the centre was measured with."""
-    nodes = data.kin.shape[0]
+    nodes = data.groups.shape[0]
     partner = jnp.zeros(nodes, bool).at[data.destination].max(data.source == centre)
     partner = partner.at[data.source].max(data.destination == centre)
     late = jnp.where(partner, draw.uniform(shape=(nodes,)), 2.0).at[other].set(-1.0)
     count = jnp.floor(draw.log_uniform(1, s.most_asked + 0.999)).astype(jnp.int32)
-    earliest, place = jax.lax.top_k(-late, min(s.most_asked, nodes))
-    taken = (jnp.arange(len(place)) < count) & (earliest > -2.0)
-    return jnp.zeros(nodes, bool).at[place].max(taken)
+    earliest, node = jax.lax.top_k(-late, min(s.most_asked, nodes))
+    taken = (jnp.arange(len(node)) < count) & (earliest > -2.0)
+    return jnp.zeros(nodes, bool).at[node].max(taken)
 
 
 def _forgotten(draw: Draws, data: Measurements) -> jax.Array:
@@ -166,18 +175,18 @@ def _questions(
     data: Measurements,
     now: jax.Array,
     known: jax.Array,
-    is_asked_pair: jax.Array,
+    is_queried_pair: jax.Array,
     near: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
-    """Measurements to ask about: the asked pairs first, then others by how near they are."""
+    """Measurements to predict: the queried pairs first, then others by how near they are."""
     distance = jnp.minimum(
         near[0, data.source] + near[1, data.destination], near[0, data.destination] + near[1, data.source]
     )
-    late = jnp.where(is_asked_pair, 0.0, draw.exponential(distance.shape) * (distance + _QUESTION_REACH_MS))
+    late = jnp.where(is_queried_pair, 0.0, draw.exponential(distance.shape) * (distance + QUESTION_REACH_MS))
     first = jnp.searchsorted(data.tick, data.tick[now])
-    place = jnp.arange(data.tick.shape[0])
-    is_next = (place >= first) & (place < first + _SOON)
+    row = jnp.arange(data.tick.shape[0])
+    is_next = (row >= first) & (row < first + _SOON)
     late = jnp.where(~known & (is_next | ~data.is_timed), late, jnp.inf).at[now].set(-1.0)
-    earliest, asked = jax.lax.top_k(-late, min(s.questions, late.shape[0]))
-    room = (0, s.questions - len(asked))
-    return jnp.pad(asked, room), jnp.pad(earliest > -jnp.inf, room)
+    earliest, query = jax.lax.top_k(-late, min(s.questions, late.shape[0]))
+    room = (0, s.questions - len(query))
+    return jnp.pad(query, room), jnp.pad(earliest > -jnp.inf, room)

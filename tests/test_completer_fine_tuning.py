@@ -14,9 +14,9 @@ from pyarrow import csv
 from ping_llm.config import Config
 from ping_llm.core.errors import PingLlmError
 from ping_llm.core.observations import Observations
-from ping_llm.models.completer import WorldSettings
-from ping_llm.prior.measured import Measurements, measured_of, on_device_measurements
-from ping_llm.prior.worlds import ANSWERED, FAILED, NOTHING
+from ping_llm.prior.fine_tuning import Measurements, measured_batch, on_device_measurements
+from ping_llm.prior.selection import ANSWERED, EMPTY, FAILED
+from ping_llm.prior.worlds import WorldSettings
 from ping_llm.runs.trained import load_trained
 from ping_llm.training import train
 
@@ -39,7 +39,7 @@ def measurements(timed: bool, count: int = 600, seed: int = 0) -> Observations:
 
 @partial(jax.jit, static_argnums=0)
 def _made(settings: WorldSettings, data: Measurements, step: Any, rows: Any) -> Any:
-    return measured_of(settings, data, rows * 0, rows * 0 + step, rows)
+    return measured_batch(settings, data, rows * 0, rows * 0 + step, rows)
 
 
 def contexts(known: Observations, step: int = 0, rows: int = 32) -> Contexts:
@@ -91,9 +91,9 @@ def test_every_part_of_a_context_was_measured_and_every_question_has_the_answer_
 def test_no_answer_is_in_the_context(case: tuple[bool, Observations, Contexts]) -> None:
     timed, _, shown = case
     for row in range(len(shown["context_length"])):
-        told = shown["context_kind"][row] == ANSWERED
+        holds = shown["context_kind"][row] == ANSWERED
         context = set(
-            zip(*(shown[f"context_{end}"][row][told] for end in ("source", "destination", "log_rtt")), strict=True)
+            zip(*(shown[f"context_{end}"][row][holds] for end in ("source", "destination", "log_rtt")), strict=True)
         )
         asked = shown["question_counts"][row] & ~shown["question_failed"][row]
         questions = set(
@@ -101,17 +101,17 @@ def test_no_answer_is_in_the_context(case: tuple[bool, Observations, Contexts]) 
         )
         assert not context & questions
         if timed:  # and nothing in it is later than any question
-            ages = shown["context_age_s"][row][shown["context_kind"][row] != NOTHING]
+            ages = shown["context_age_s"][row][shown["context_kind"][row] != EMPTY]
             assert (ages > 0).all()
 
 
-def test_without_times_asked_pairs_are_never_known_in_either_direction() -> None:
+def test_without_times_queried_pairs_are_never_known_in_either_direction() -> None:
     shown = contexts(measurements(timed=False))
     for row in range(len(shown["context_length"])):
-        told = shown["context_kind"][row] != NOTHING
+        holds = shown["context_kind"][row] != EMPTY
         context = {
             frozenset(p)
-            for p in zip(shown["context_source"][row][told], shown["context_destination"][row][told], strict=True)
+            for p in zip(shown["context_source"][row][holds], shown["context_destination"][row][holds], strict=True)
         }
         first = frozenset((shown["question_source"][row, 0], shown["question_destination"][row, 0]))
         assert first not in context
@@ -122,10 +122,10 @@ def test_with_times_some_questions_are_about_pairs_that_are_known_and_some_are_n
     shown = contexts(measurements(timed=True), rows=64)
     known_before = []
     for row in range(64):
-        told = shown["context_kind"][row] != NOTHING
+        holds = shown["context_kind"][row] != EMPTY
         context = {
             frozenset(p)
-            for p in zip(shown["context_source"][row][told], shown["context_destination"][row][told], strict=True)
+            for p in zip(shown["context_source"][row][holds], shown["context_destination"][row][holds], strict=True)
         }
         known_before.append(
             frozenset((shown["question_source"][row, 0], shown["question_destination"][row, 0])) in context
@@ -146,19 +146,19 @@ def test_a_context_depends_on_its_own_numbers_alone() -> None:
 
 
 @pytest.mark.slow
-def test_kin_are_those_of_the_addresses() -> None:
+def test_shared_prefixes_are_those_of_the_addresses() -> None:
     known = measurements(timed=True)
     data = on_device_measurements(known, [f"192.0.{node % 3}.{node}" for node in range(NODES)])
     made = {name: np.asarray(column) for name, column in _made(SETTINGS, data, 0, np.arange(4)).items()}
     for row in range(4):
-        told = made["context_kind"][row] == ANSWERED
-        columns = [made[f"context_{name}"][row][told] for name in ("source", "destination", "log_rtt")]
+        holds = made["context_kind"][row] == ANSWERED
+        columns = [made[f"context_{name}"][row][holds] for name in ("source", "destination", "log_rtt")]
         nodes = nodes_of_numbers(known, list(zip(*columns, strict=True)))
-        kin = made["node_kin"][row]
+        groups = made["node_groups"][row]
         for one, node in nodes.items():
             for other, another in nodes.items():
-                assert (kin[one, 0] == kin[other, 0]) == (node % 3 == another % 3)
-                assert (kin[one, 1] == kin[other, 1]) == (node == another)  # all share it: nobody is told apart
+                assert (groups[one, 0] == groups[other, 0]) == (node % 3 == another % 3)
+                assert (groups[one, 1] == groups[other, 1]) == (node == another)  # all share it: it makes no group
 
 
 def test_too_few_measurements_are_refused() -> None:
