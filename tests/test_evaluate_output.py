@@ -142,7 +142,7 @@ class Model:
     def from_pretrained(cls, where: str | None) -> "Model":
         return cls(where)
 
-    def learnt_from(self) -> list[MeasurementSet]:
+    def training_measurements(self) -> list[MeasurementSet]:
         return [] if self.trained_on is None else [rows_observations(self.trained_on, "train")]
 
     def predict(self, known: Observations, questions: Questions, nodes: Sequence[str]) -> PointWithResiduals:

@@ -58,7 +58,7 @@ def simulate(
         print_json(summary.to_json())
         return
     out.print(
-        f"{summary.measurements:,} measurements ({summary.failed:,} failed) of {summary.sources:,} sources and "
+        f"{summary.measurements:,} measurements ({summary.failed:,} unanswered) of {summary.sources:,} sources and "
         f"{summary.targets:,} targets in {len(summary.files)} file(s), {summary.size_bytes / 1e6:,.1f} MB, in {output}"
     )
 
@@ -168,13 +168,13 @@ def _import_by_file(
         err.print(f"not imported: {reason}" if file in reason else f"not imported: {file}: {reason}", markup=False)
     if report.failures:
         raise PingLlmError(
-            f"{len(report.failures)} of {len(files)} files could not be imported; mend them and run this again"
+            f"{len(report.failures)} of {len(files)} files could not be imported; fix them and run this again"
         )
 
 
 def _show_import(report: "ImportReport", where: str) -> None:
     out.print(
-        f"{report.results:,} results gave {report.measurements:,} measurements ({report.failed:,} failed) "
+        f"{report.results:,} results gave {report.measurements:,} measurements ({report.failed:,} unanswered) "
         f"in {report.seconds:.1f} s: {where}"
     )
     for reason, count in report.dropped.items():
@@ -282,7 +282,7 @@ def _stage_line(stage: dict[str, Any]) -> str:
     slowest = stage["slowest"]
     return (
         f"{stage['stage']}: {stage['tasks']:,} tasks on {stage['nodes']} node(s) in {stage['wall_s']:,.1f} s, "
-        f"{stage['task_s'] / stage['tasks']:.1f} s a task; the slowest, {slowest['task']} on {slowest['node']}, "
+        f"{stage['task_s'] / stage['tasks']:.1f} s per task; the slowest, {slowest['task']} on {slowest['node']}, "
         f"{slowest['seconds']:.1f} s; {stage['bytes_in'] / 1e6:,.0f} MB in, {stage['bytes_out'] / 1e6:,.0f} MB out"
     )
 

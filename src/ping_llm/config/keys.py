@@ -9,7 +9,7 @@ import functools
 import math
 import re
 from importlib.metadata import EntryPoint, entry_points
-from typing import Annotated, Any, Final, Self
+from typing import Annotated, Any, ClassVar, Final, Self
 
 import yaml
 from pydantic import model_validator
@@ -295,6 +295,8 @@ class Metrics(Section):
 class Config(Run, Data, Text, Tokenizer, Worlds, Loader, Evaluation, Model, Optimizer, Hardware, Checkpoints, Metrics):
     """A complete, valid configuration."""
 
+    where_listed: ClassVar[str] = "`python -m ping_llm.config` lists the keys there are"
+
     @model_validator(mode="after")
     def _keys_agree(self) -> Self:
         if self.eval_interval > 0 and self.dataset_type == "network" and not self.network_eval_files:
@@ -333,7 +335,7 @@ KEYS: Final[dict[str, FieldInfo]] = {
 def find_key(name: str) -> FieldInfo:
     """The key of that name, or an error that names the nearest ones."""
     if name not in KEYS:
-        raise unknown_key(name, KEYS)
+        raise unknown_key(name, KEYS, Config.where_listed)
     return KEYS[name]
 
 

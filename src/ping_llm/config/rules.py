@@ -1,8 +1,8 @@
-"""What the value of a key may be, and the one line that answers anything else.
+"""What the value of a key may be, and the one-line error for anything else.
 
 A key is a field of a pydantic model, `Section`. pydantic checks its type; a `Rule` in its annotation checks the rest:
-`steps: Annotated[int, at_least(1)]`. Whatever is wrong, the answer is one `PingLlmError` that names the key, what it
-must be, and what it was.
+`steps: Annotated[int, at_least(1)]`. Whatever is wrong becomes one `PingLlmError` that names the key, what it must be,
+and what it was.
 """
 
 import difflib
@@ -90,7 +90,7 @@ class Section(BaseModel):
 
     model_config = ConfigDict(frozen=True, strict=True, allow_inf_nan=False)
 
-    where_listed: ClassVar[str] = "`python -m ping_llm.config` lists the keys there are"
+    where_listed: ClassVar[str] = ""
     max_digits: ClassVar[int] = _MAX_DIGITS
 
     @model_validator(mode="before")
@@ -145,11 +145,11 @@ def shown(value: object, limit: int = 120) -> str:
     return text if len(text) <= limit else f"{text[:limit]}…"
 
 
-def unknown_key(name: str, known: Collection[str], where_listed: str = Section.where_listed) -> PingLlmError:
-    wanted = name.lower().replace("-", "_")
-    containing = [candidate for candidate in known if wanted in candidate]  # `batch_size`: per_device_batch_size
-    near = difflib.get_close_matches(wanted, known, n=3, cutoff=0.7) or (containing if len(containing) <= 3 else [])
-    advice = f"did you mean {' or '.join(near)}?" if near else where_listed
+def unknown_key(name: str, known: Collection[str], where_listed: str) -> PingLlmError:
+    likely = name.lower().replace("-", "_")
+    containing = [candidate for candidate in known if likely in candidate]  # `batch_size`: per_device_batch_size
+    near = difflib.get_close_matches(likely, known, n=3, cutoff=0.7) or (containing if len(containing) <= 3 else [])
+    advice = f"did you mean {' or '.join(near)}?" if near else where_listed or f"there are {', '.join(known)}"
     return PingLlmError(f"unknown key {shown(name)}: {advice}")
 
 

@@ -6,10 +6,7 @@ What the file is (bzip2, gzip or plain; JSON lines or one JSON array) is told fr
 API returns all results of a measurement as one array; `array_as_lines` cuts it up without parsing it.
 """
 
-import bz2
-import gzip
 import re
-import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
@@ -208,6 +205,7 @@ def read(piece: Piece, batch_rows: int, strict: bool) -> Iterator[RawBatch]:
 
 _BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 
+_COMPRESSED: Final = {b"BZh": "bz2", b"\x1f\x8b": "gzip"}
 _FOREIGN: Final = {
     b"\xfd7zXZ": "xz-compressed",
     b"\x28\xb5\x2f\xfd": "zstd-compressed",
@@ -269,54 +267,27 @@ class _Source:
         """The decompressed content."""
         try:
             with self.path.open_stream() as file:
-                for block in self._decompressed(file):
+                content = self._decompressed(file)
+                while block := content.read(self.block_bytes):
                     self.position = file.tell()
                     yield block
-        except (EOFError, gzip.BadGzipFile, zlib.error, _Bzip2Error) as error:
-            how = "cut off" if isinstance(error, EOFError) else "damaged"
+        except OSError as error:
+            if error.errno is not None:
+                raise PingLlmError(f"{self.path}: cannot be read: {error.strerror or error}") from error
+            how = "cut off" if "Truncated" in str(error) else "damaged"  # Arrow's own errors have no number
             raise PingLlmError(
                 f"{self.path}: the compressed data is {how} (read {self.position:,} of {self.path.size():,} bytes); "
                 "download the file again"
             ) from error
-        except OSError as error:
-            raise PingLlmError(f"{self.path}: cannot be read: {error.strerror or error}") from error
 
-    def _decompressed(self, file: BinaryIO) -> Iterator[bytes]:
+    def _decompressed(self, file: BinaryIO) -> Any:
         magic = file.read(8)
         file.seek(0)
         for start, kind in _FOREIGN.items():
             if magic.startswith(start):
                 raise PingLlmError(f"{self.path}: is {kind}; expected JSON, plain or compressed with bzip2 or gzip")
-        if magic.startswith(b"BZh"):
-            return _decompress_bzip2(file, self.block_bytes)
-        opened = gzip.GzipFile(fileobj=file) if magic.startswith(b"\x1f\x8b") else file
-        return iter(lambda: opened.read(self.block_bytes), b"")
-
-
-class _Bzip2Error(Exception):
-    """The bytes are not a bzip2 stream."""
-
-
-def _decompress_bzip2(file: BinaryIO, block_bytes: int) -> Iterator[bytes]:
-    """All streams of the file. (`bz2.BZ2File` would stop without a word where a later stream is damaged.)"""
-    decompressor = bz2.BZ2Decompressor()
-    while True:
-        compressed = b""
-        if decompressor.eof:
-            compressed = decompressor.unused_data or file.read(block_bytes // 4)
-            if not compressed:
-                return
-            decompressor = bz2.BZ2Decompressor()
-        elif decompressor.needs_input:
-            compressed = file.read(block_bytes // 4)
-            if not compressed:
-                raise EOFError
-        try:
-            block = decompressor.decompress(compressed, block_bytes)
-        except OSError as error:
-            raise _Bzip2Error from error
-        if block:
-            yield block
+        codec = next((codec for start, codec in _COMPRESSED.items() if magic.startswith(start)), None)
+        return pa.CompressedInputStream(pa.PythonFile(file, mode="r"), codec) if codec else file
 
 
 # A JSON array as lines. Only two facts are needed to cut it up: which brackets and commas stand outside strings, and

@@ -32,7 +32,7 @@ DROP_REASONS: Final = {
     "bad_rtt": "an `rtt` that is negative, NaN or not a number",
     "absurd_rtt": "an `rtt` above ten minutes",
     "no_packets": "no packet to judge by: nothing was sent, only duplicates came, "
-    "or each packet is wanted and the result has only a summary",
+    "or `--packets each` and the result has only a summary",
 }
 """Why a result can be dropped. A result with several faults is counted under the first one in this order."""
 

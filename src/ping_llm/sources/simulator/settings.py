@@ -30,7 +30,6 @@ Time = Annotated[str | int, Rule("an ISO 8601 time or Unix seconds", lambda star
 class SimulatorSettings(Section):
     """The defaults are calibrated against a real RIPE Atlas extract (docs/simulator.md shows both)."""
 
-    where_listed: ClassVar[str] = "`SimulatorSettings` in docs/simulator.md lists the settings there are"
     max_digits: ClassVar[int] = 100  # of a seed
 
     seed: int = 0
