@@ -34,7 +34,7 @@ from ping_llm.report.run import DATA_FILE, Run, read_run
 from ping_llm.report.sections import compared_evaluations, differing_keys, evaluation_of, fingerprint, sequences_of
 
 if TYPE_CHECKING:
-    from ping_llm.runs.folder import RunFolder
+    from ping_llm.runs import RunFolder
 
 REPORT: Final = "report.html"
 _STYLES: Final = ("style.css", "uPlot.min.css", "report.css")

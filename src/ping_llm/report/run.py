@@ -16,8 +16,7 @@ from ping_llm.config.keys import SECRETS
 from ping_llm.core.errors import PingLlmError
 from ping_llm.evaluate.scores import EVALUATION_FILE
 from ping_llm.report.charts import Floats
-from ping_llm.runs.folder import RunFolder
-from ping_llm.runs.metrics import SESSIONS, read_metrics
+from ping_llm.runs import RunFolder, read_metrics
 
 PIPELINE_FILE: Final = "pipeline.json"
 DATA_FILE: Final = "data.json"
@@ -150,7 +149,7 @@ def read_run(folder: Path, evaluation: Path | None = None) -> Run:
         settings=settings,
         curves=Curves.read(where.metrics),
         summary=_json(where.summary, problems) or {},
-        sessions=read_sessions(folder / SESSIONS),
+        sessions=read_sessions(where.sessions),
         pipeline=pipeline if pipeline and _is_pipeline(pipeline) else None,
         data=_data_state(where, problems),
         evaluation=_evaluation(evaluation) if evaluation else _json(folder / EVALUATION_FILE, problems),
