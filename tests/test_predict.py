@@ -14,8 +14,8 @@ from ping_llm.core.errors import PingLlmError
 from ping_llm.predict.language_model import LanguageModel
 from ping_llm.predict.prompts import RESULT_LAST, Prompt, prompt_of, with_query
 from ping_llm.rows.format import ProbeRow
+from ping_llm.tokens import Role
 from ping_llm.tokens.decode import decode
-from ping_llm.tokens.encode import Role
 
 LENGTH = 256
 

@@ -38,7 +38,7 @@ from ping_llm.predict.scoring import (
     score_rows,
 )
 from ping_llm.rows.format import ProbeRow
-from ping_llm.tokens.encode import FIELD_ORDERS
+from ping_llm.tokens import FIELD_ORDERS
 
 
 def question(
