@@ -15,7 +15,7 @@ from ping_llm.batches.explain import digest
 from ping_llm.batches.spec import DataState
 from ping_llm.config import Config
 from ping_llm.data.registry import TrainLoader, make_train_loader
-from ping_llm.training.resume import data_state
+from ping_llm.training.state import data_state
 
 BOS, EOS = 256, 257
 """Of `byte_tokenizer`."""
