@@ -135,7 +135,7 @@ def test_median_and_intervals_are_nested(d: RttDistribution) -> None:
 
 @few
 @given(DISTRIBUTIONS)
-def test_impossible_and_extreme_results_have_a_finite_surprise(d: RttDistribution) -> None:
+def test_impossible_and_extreme_results_have_a_finite_likelihood(d: RttDistribution) -> None:
     for rtt in (1e-6, 1e-3, 0.05, 2000.0, 1e5, np.nan):
         assert np.all(np.isfinite(d.bits(rtt)))
     for rtt in (1e-3, 2000.0, 1e5):
@@ -231,7 +231,7 @@ class TestBins:
         low, high = d.interval(0.9)
         assert low[0] < rtt_ms < high[0] < low[0] * 1.06
 
-    def test_what_was_not_expected_at_all_has_a_bounded_surprise(self) -> None:
+    def test_what_was_not_expected_at_all_has_a_bounded_nll(self) -> None:
         d = certain(np.log(50.0))
         assert np.all([d.bits(rtt) < 30 for rtt in (0.06, 5.0, 60.0, 1900.0)])
         assert np.all([d.bits(rtt) < 50 for rtt in (1e-3, 3000.0, 60_000.0)])

@@ -77,7 +77,7 @@ def test_json_holds_the_summary_and_the_chosen_row(dataset: Path) -> None:
 
 def test_the_page_for_the_eye_names_what_matters(dataset: Path) -> None:
     text = inspect(dataset).stdout
-    for expected in ("fingerprint", "IPv4 / IPv6", "failed", "measurements in a row", "source", "All shards match"):
+    for expected in ("fingerprint", "IPv4 / IPv6", "unanswered", "measurements in a row", "source", "All shards match"):
         assert expected in text
 
 

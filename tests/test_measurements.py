@@ -73,6 +73,8 @@ def test_an_unusable_row_is_dropped_under_its_reason(row: dict[str, Any], reason
         {"rtt": -0.0},
         {"ip_version": None},
         {"ip_version": ...},
+        {"ip_version": 0},
+        {"ip_version": "4"},
         {"src_addr": "2001:db8::1", "dst_addr": "2001:db8::2", "ip_version": 6},
         {"src_addr": " 192.0.2.1 "},
     ],

@@ -16,6 +16,7 @@ from flax import nnx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ping_llm.benchmarks.plain_encoder import encode_one
 from ping_llm.config import Config
 from ping_llm.core.errors import PingLlmError
 from ping_llm.models.lm import ModelSettings, Transformer
@@ -32,7 +33,6 @@ from ping_llm.predict.scoring import (
 )
 from ping_llm.rows.format import ProbeRow
 from ping_llm.tokens.encode import FIELD_ORDERS
-from reference_encoder import encode_one
 
 TINY = ModelSettings(layers=2, width=32, heads=2, head_dim=16, mlp_width=48, dtype="float32", attention="plain")
 LENGTH = 96

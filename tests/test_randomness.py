@@ -1,6 +1,6 @@
 """Keyed random numbers: functions of their key alone, and as good as random."""
 
-from itertools import combinations
+from itertools import combinations, permutations
 from math import factorial
 
 import numpy as np
@@ -22,16 +22,10 @@ def words(count: int, seed: int = 0) -> npt.NDArray[np.uint64]:
 
 
 class TestKey:
-    def test_depends_on_every_part(self) -> None:
-        base = (1, 2, 3, 4)
-        changed = [(*base[:i], 9, *base[i + 1 :]) for i in range(4)]
-        assert len({int(key(*parts)) for parts in [base, *changed]}) == 5
-
-    def test_depends_on_the_order_of_its_parts(self) -> None:
-        assert len({int(key(*parts)) for parts in [(1, 2, 3), (1, 3, 2), (2, 1, 3), (2, 3, 1), (3, 1, 2)]}) == 5
-
-    def test_depends_on_the_number_of_its_parts(self) -> None:
-        assert len({int(key(*[0] * parts)) for parts in range(1, 9)}) == 8
+    def test_depends_on_every_part_on_their_order_and_on_their_number(self) -> None:
+        changed = [(9, 2, 3), (1, 9, 3), (1, 2, 9)]
+        keys = [*permutations((1, 2, 3)), *changed, *([0] * parts for parts in range(1, 9))]
+        assert len({int(key(*parts)) for parts in keys}) == len(keys)
 
     def test_of_an_array_is_that_of_each_element(self) -> None:
         rows, columns = np.arange(5)[:, None], np.arange(7)
@@ -48,7 +42,7 @@ class TestKey:
         assert extend(extend(key(5), 6), np.arange(9)).tolist() == key(5, 6, np.arange(9)).tolist()
 
     def test_does_not_repeat_over_a_grid_of_parts(self) -> None:
-        grid = key(np.arange(100)[:, None, None], np.arange(1000)[:, None], np.arange(1, 10))
+        grid = key(np.arange(20)[:, None, None], np.arange(500)[:, None], np.arange(1, 10))
         assert len(np.unique(grid)) == grid.size
 
     @pytest.mark.parametrize("bit", [0, 1, 31, 32, 63])
@@ -66,10 +60,6 @@ class TestNumbers:
         parts = [(0, 16), (16, 32), (48, 16), (60, 4), (0, 4)]
         assert [int(bits(word, *part)[0]) for part in parts] == [0x3210, 0xBA987654, 0xFEDC, 0xF, 0x0]
 
-    @pytest.mark.parametrize("first", [0, 16, 48])
-    def test_bits_of_neighbouring_keys_are_evenly_distributed(self, first: int) -> None:
-        assert looks_uniform(np.bincount(bits(words(100_000), first, 8).astype(np.int64), minlength=256))
-
     def test_different_bits_of_a_word_are_independent(self) -> None:
         low, high = (bits(words(100_000), first, 4).astype(np.int64) for first in (12, 48))
         assert looks_uniform(np.bincount(low * 16 + high, minlength=256))
@@ -83,23 +73,13 @@ class TestNumbers:
 
     @pytest.mark.parametrize("bound", [1, 2, 3, 24, 1000])
     def test_below_gives_each_number_below_the_bound_equally_often(self, bound: int) -> None:
-        counts = np.bincount(below(words(1_000_000), bound), minlength=bound)
+        counts = np.bincount(below(words(200_000), bound), minlength=bound)
         assert len(counts) == bound
         assert bound == 1 or looks_uniform(counts)
-
-    @given(word=WORD, bound=st.integers(1, 2**53))
-    def test_below_is_below(self, word: int, bound: int) -> None:
-        assert 0 <= below(np.array([word], dtype=np.uint64), bound)[0] < bound
 
     def test_below_reaches_both_ends(self) -> None:
         ends = np.array([0, 2**64 - 1], dtype=np.uint64)
         assert below(ends, 10**12).tolist() == [0, 10**12 - 1]
-
-    def test_below_takes_a_bound_for_each(self) -> None:
-        bounds = np.arange(1, 2001)
-        found = below(words(2000), bounds)
-        assert (found < bounds).all()
-        assert found[0] == 0
 
     def test_values_are_the_pinned_ones(self) -> None:
         assert uniform(words(3, seed=7)).tolist() == GOLDEN_UNIFORM
@@ -139,10 +119,10 @@ class TestPermute:
         found = {permute(word, 1000, np.arange(1000)).tobytes() for word in words(200)}
         assert len(found) == 200
 
-    def test_two_keys_agree_in_no_more_places_than_chance_would(self) -> None:
+    def test_two_keys_agree_in_no_more_positions_than_chance_would(self) -> None:
         one, *others = (permute(word, 4097, np.arange(4097)) for word in words(50))
         agreeing = [int((one == other).sum()) for other in others]
-        assert np.mean(agreeing) < 2, "one place in all is expected"
+        assert np.mean(agreeing) < 2, "one position in all is expected"
         assert max(agreeing) < 10
 
     def test_reaches_every_permutation_of_few(self) -> None:
@@ -156,7 +136,7 @@ class TestPermute:
             assert looks_uniform(np.bincount(permute(words(40_000), size, position), minlength=size)), position
 
     @pytest.mark.parametrize("size", [3, 4, 5, 6, 7, 8, 9, 12, 16, 17, 31, 64])
-    def test_two_positions_go_to_any_two_places_equally_often(self, size: int) -> None:
+    def test_two_positions_go_to_any_two_others_equally_often(self, size: int) -> None:
         found = [permute(words(40_000), size, position) for position in range(min(size, 5))]
         different = ~np.eye(size, dtype=bool)
         for one, other in combinations(found, 2):

@@ -52,7 +52,7 @@ def assert_same(runs: RowBatch, encoded: EncodedRows) -> None:
         np.testing.assert_array_equal(decoded.time_us, runs.time_us[part])
         np.testing.assert_array_equal(decoded.destinations, runs.destinations[part])
         np.testing.assert_array_equal(decoded.rtt_ms, runs.rtt_ms[part])
-        assert encoded.failed[row] == np.isnan(runs.rtt_ms[part]).sum()
+        assert encoded.index["failed"][row] == np.isnan(runs.rtt_ms[part]).sum()
 
 
 @settings(max_examples=60, deadline=None)
@@ -70,10 +70,10 @@ def test_rows_decode_to_what_was_encoded(counts: list[int], family: int, step_us
 def test_whole_seconds_take_four_bytes_and_long_microsecond_spans_eight() -> None:
     seconds = encode_rows(make_runs([1000], step_us=1_000_000))
     micros = encode_rows(make_runs([1000], step_us=999_999))
-    assert seconds.time_units_us.tolist() == [1_000_000]
-    assert micros.time_units_us.tolist() == [1]
-    assert 12_000 < seconds.sizes[0] < 12_100
-    assert 16_000 < micros.sizes[0] < 16_100
+    assert seconds.index["time_unit_us"].tolist() == [1_000_000]
+    assert micros.index["time_unit_us"].tolist() == [1]
+    assert 12_000 < seconds.index["size"][0] < 12_100
+    assert 16_000 < micros.index["size"][0] < 16_100
 
 
 def test_rows_of_mixed_time_widths_can_share_a_batch() -> None:
@@ -160,7 +160,7 @@ def test_columns_are_aligned_in_the_mapped_file_and_values_never_straddle_a_bloc
     words = np.fromfile(tmp_path / "a.arrayrecord", dtype="<u4")
     for row, count in enumerate(runs.counts.tolist()):
         header = np.frombuffer(encoded.record(row), dtype=HEADER, count=1)[0]
-        rtt_at = layout.FIRST_CHUNK + encoded.starts[row] + int(header["columns_at"]) + count * (4 + 16)
+        rtt_at = layout.FIRST_CHUNK + encoded.index["offset"][row] + int(header["columns_at"]) + count * (4 + 16)
         positions = layout.physical(rtt_at + 4 * np.arange(count))
         assert (positions % 4 == 0).all()
         part = slice(starts_of(runs)[row], starts_of(runs)[row] + count)

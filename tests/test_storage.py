@@ -112,7 +112,7 @@ class TestFiles:
             (folder / "file").download(tmp_path / "down", sha256="0" * 64)
         assert not (tmp_path / "down").exists()
 
-    def test_reads_at_random_places(self, folder: Location) -> None:
+    def test_reads_at_any_offset(self, folder: Location) -> None:
         (folder / "file").write_bytes(bytes(range(100)))
         with (folder / "file").open_input() as file:
             assert file.seekable()
@@ -146,6 +146,10 @@ class TestFiles:
         (folder / "a").copy_to(folder / "b")
         assert (folder / "b").read_bytes() == b"x" * 10
 
+    def test_a_source_that_is_gone_is_not_the_stores_fault(self, folder: Location, tmp_path: Path) -> None:
+        with pytest.raises(FileNotFoundError):
+            (folder / "x").upload(tmp_path / "gone")
+
     def test_a_missing_file_is_one_line(self, folder: Location, tmp_path: Path) -> None:
         for attempt in (
             (folder / "no").read_bytes,
@@ -175,7 +179,7 @@ class TestTrouble:
         assert len(bucket.list()) == 2
 
     @pytest.mark.parametrize("fault", [status(503), truncated])
-    def test_what_stays_is_one_line_with_the_place_the_cause_and_the_tries(
+    def test_what_stays_is_one_line_with_the_name_the_cause_and_the_tries(
         self, s3: S3Server, bucket: Location, fault: object
     ) -> None:
         (bucket / "file").write_bytes(b"x" * 1000)
@@ -198,13 +202,13 @@ class TestTrouble:
         file_system.cache_clear()
 
     @pytest.mark.parametrize(
-        ("place", "said"), [("no/such/key", "no such object"), (None, "no such bucket: nobody-has-this")]
+        ("name", "message"), [("no/such/key", "no such object"), (None, "no such bucket: nobody-has-this")]
     )
     def test_what_is_not_there_is_not_tried_again(
-        self, s3: S3Server, bucket: Location, place: str | None, said: str
+        self, s3: S3Server, bucket: Location, name: str | None, message: str
     ) -> None:
-        where = bucket / place if place else locate("s3://nobody-has-this/x")
-        with pytest.raises(MissingError, match=said):
+        where = bucket / name if name else locate("s3://nobody-has-this/x")
+        with pytest.raises(MissingError, match=message):
             where.read_bytes()
         assert len(s3.requests) == 2  # for the object, and for its bucket
 

@@ -149,22 +149,20 @@ class TestMirror:
         assert (bucket / STATE).exists()
 
     def test_a_checkpoint_that_appears_or_goes_during_a_copy_is_not_named(
-        self, s3: S3Server, bucket: Location, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, s3: S3Server, bucket: Location, tmp_path: Path
     ) -> None:
         folder = tmp_path / "run"
         write(folder, 10)
+        (folder / "checkpoints/10/weights/more").write_bytes(b"of the checkpoint that goes")
         write(folder, 20)
-        mirror = Mirror(folder, bucket, copies_at_once=1)
-        upload = mirror._upload
 
-        def meanwhile(name: str, before: Any) -> Any:
-            shutil.rmtree(folder / "checkpoints" / "10", ignore_errors=True)
-            if not (folder / "checkpoints" / "30").exists():
-                write(folder, 30)
-            return upload(name, before)
+        def meanwhile(environ: Any, start: Any, server: Any) -> Any:
+            shutil.rmtree(folder / "checkpoints" / "10")
+            write(folder, 30)
+            return server(environ, start)
 
-        monkeypatch.setattr(mirror, "_upload", meanwhile)
-        mirror.finish()
+        s3.fail(meanwhile, method="PUT", key="checkpoints/10/weights/data")
+        Mirror(folder, bucket, copies_at_once=1).finish()
         state = json.loads((bucket / STATE).read_text())
         assert state["step"] == 20
         assert set(state["files"]) == {"checkpoints/20/weights/data", "metrics.jsonl"}

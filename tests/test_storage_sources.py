@@ -105,7 +105,7 @@ def test_nothing_there_is_said(stored: Location, name: str) -> None:
         files.expand([f"{stored}/{name}"])
 
 
-def test_an_upload_that_failed_goes_on_where_it_stopped(
+def test_an_upload_that_failed_resumes_where_it_stopped(
     local: Path, stored: Location, bucket: Location, s3: S3Server, tmp_path: Path
 ) -> None:
     s3.fail(status(403), times=float("inf"), method="PUT", key="train.index")

@@ -14,6 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
+from ping_llm.benchmarks.plain_encoder import encode_one, rtt_code
 from ping_llm.core.addresses import ADDRESS_BYTES, format_address
 from ping_llm.core.distribution import CODES, decode_rtt, encode_rtt
 from ping_llm.tokens.decode import Decoded, Fault, as_json, decode, render
@@ -28,7 +29,6 @@ from ping_llm.tokens.encode import (
     encode,
     token_counts,
 )
-from reference_encoder import encode_one, rtt_code
 
 NOON = 1_704_110_400  # 2024-01-01 12:00:00 UTC
 SMALLEST = {TimeKind.NONE: 0, TimeKind.ABSOLUTE: -(2**63), TimeKind.DELTA1: 0, TimeKind.DELTA4: 0}

@@ -1,12 +1,11 @@
 """How fast each backend makes batches, all in one run on the same documents, in one process.
 
 Beside each stands the usual way, measured right before it: one document at a time through the same tokenizer, then
-packed. Rates a core are by the time that the process really had, so that other work on the machine hardly matters.
+packed. Rates per core are by the time that the process really had, so that other work on the machine hardly matters.
 """
 
 import importlib.util
 import json
-import shutil
 import tempfile
 import time
 from dataclasses import dataclass
@@ -42,24 +41,20 @@ class BackendsBenchmark:
         tokenizer = self.data / "tokenizer.default.model"
         if not tokenizer.exists():
             raise PingLlmError(f"{self.data} is not laid out as the C4 sample: there is no {tokenizer}")
-        scratch = Path(tempfile.mkdtemp(prefix="ping-llm-bench-"))
-        try:
-            return self._run(scratch, tokenizer)
-        finally:
-            shutil.rmtree(scratch, ignore_errors=True)
+        with tempfile.TemporaryDirectory(prefix="ping-llm-bench-", ignore_cleanup_errors=True) as scratch:
+            return self._run(Path(scratch), tokenizer)
 
     def _run(self, scratch: Path, tokenizer: Path) -> dict[str, Any]:
         records = f"{self.data}/c4/en/3.0.1/c4-train.array_record*"
         texts = _texts(records)
         configs = self._configs(scratch, records, tokenizer, texts)
-        unknown = set(self.only) - set(configs)
-        if unknown:
+        if unknown := set(self.only) - set(configs):
             raise PingLlmError(f"there is no backend {', '.join(sorted(unknown))}, only {', '.join(configs)}")
-        wanted = {name: config for name, config in configs.items() if not self.only or name in self.only}
+        chosen = {name: config for name, config in configs.items() if not self.only or name in self.only}
         found: dict[str, Any] = {}
         references = []
-        with progress("measuring", total=len(wanted)) as advance:
-            for name, config in wanted.items():
+        with progress("measuring", total=len(chosen)) as advance:
+            for name, config in chosen.items():
                 package = _NEEDS.get(name)
                 if package and importlib.util.find_spec(package) is None:
                     found[name] = {"skipped": f"the package {package} is not installed"}
@@ -131,7 +126,7 @@ def _texts(records: str) -> list[str]:
 
 
 def _one_at_a_time(path: Path, texts: list[str], length: int, seconds: float) -> float:
-    """Tokens a second and core of the usual way: each document by itself, a list of numbers, cut into sequences."""
+    """Tokens per second and core of the usual way: each document by itself, a list of numbers, cut into sequences."""
     tokenizer = load_tokenizer("sentencepiece", str(path))
     tokens, number, started, cpu = 0, 0, time.perf_counter(), time.process_time()
     row: list[int] = []

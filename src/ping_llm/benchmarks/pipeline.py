@@ -1,12 +1,11 @@
-"""The yardstick for tokenising: one measurement at a time, from the record as it is stored, in plain Python.
+"""How fast batches are made: the whole path (read, sample, encode, pack, assemble) beside a plain encoder alone.
 
-This is how such an encoder is usually written: it parses the addresses, computes the delta, spells the RTT and shuffles
-the fields of each measurement, and gives back a list of tokens. It does no sampling, reading or packing.
+The plain encoder is how such code is usually written: one measurement at a time, from the record as it is stored, to a
+list of tokens. It parses the addresses, computes the delta, spells the RTT and shuffles the fields of each measurement.
+It does no sampling, reading or packing.
 """
 
 import ipaddress
-import math
-import shutil
 import tempfile
 import time
 from dataclasses import dataclass
@@ -18,55 +17,12 @@ import numpy as np
 from ping_llm.batches.contexts import ContextSettings
 from ping_llm.batches.loader import Loader, LoaderSettings
 from ping_llm.batches.spec import DataSpec, RowsSpec
+from ping_llm.benchmarks.plain_encoder import encode_one
 from ping_llm.core.console import progress
 from ping_llm.rows.dataset import RowSet
 from ping_llm.rows.prepare import PrepareSettings, prepare
 from ping_llm.rows.summary import measurement_as_json
 from ping_llm.sources.simulator import SimulatorSettings, simulate
-from ping_llm.tokens.encode import FIRST_BYTE, Role
-
-
-def encode_measurement(measurement: dict[str, Any], previous_s: int | None, rng: np.random.Generator) -> list[int]:
-    """Tokens of a measurement dict (`event_time` in seconds, `src_addr`, `dst_addr`, `rtt` or None)."""
-    source = ipaddress.ip_address(measurement["src_addr"])
-    destination = ipaddress.ip_address(measurement["dst_addr"])
-    fields = [
-        [Role.SRC_IPV4 if source.version == 4 else Role.SRC_IPV6, *_spell(source.packed)],
-        [Role.DST_IPV4 if destination.version == 4 else Role.DST_IPV6, *_spell(destination.packed)],
-        _result(measurement["rtt"]),
-        _time(measurement["event_time"], previous_s),
-    ]
-    tokens: list[int] = [Role.MEASUREMENT_START]
-    for field in rng.permutation(4):
-        tokens += fields[field]
-    return tokens
-
-
-def _result(rtt_ms: float | None) -> list[int]:
-    if rtt_ms is None:
-        return [Role.FAILED]
-    micros = max(1.0, rtt_ms * 1000.0)
-    exponent = max(0, math.frexp(micros)[1] - 11)
-    mantissa = round(micros / 2**exponent)
-    if mantissa == 2048:
-        exponent, mantissa = exponent + 1, 1024
-    return [Role.RTT_START, *_spell((exponent << 11 | mantissa).to_bytes(2, "big"))]
-
-
-def _time(time_s: int, previous_s: int | None) -> list[int]:
-    if previous_s is None:
-        return [Role.TIMESTAMP_ABS, *_spell(time_s.to_bytes(8, "big"))]
-    delta = time_s - previous_s
-    if delta <= 255:
-        return [Role.TIMESTAMP_DELTA1, *_spell(delta.to_bytes(1, "big"))]
-    return [Role.TIMESTAMP_DELTA4, *_spell(delta.to_bytes(4, "big"))]
-
-
-def _spell(data: bytes) -> list[int]:
-    return [FIRST_BYTE + byte for byte in data]
-
-
-# How fast batches are made: the whole path (read, sample, encode, pack, assemble) beside a plain encoder alone.
 
 RowKind = Literal["typical", "big"]
 
@@ -90,15 +46,12 @@ class PipelineBenchmark:
     def run(self) -> dict[str, Any]:
         if self.path is not None:
             return self._run(self.path)
-        scratch = Path(tempfile.mkdtemp(prefix="ping-llm-bench-"))
-        try:
-            settings = _SIMULATED[self.rows]
+        with tempfile.TemporaryDirectory(prefix="ping-llm-bench-", ignore_cleanup_errors=True) as scratch:
+            raw, rows, settings = Path(scratch) / "raw", Path(scratch) / "rows", _SIMULATED[self.rows]
             with progress("simulating the input", total=settings.measurements) as advance:
-                simulate(settings, scratch / "raw", on_progress=advance)
-            prepare(PrepareSettings(inputs=(str(scratch / "raw"),), output=scratch / "rows"))
-            return self._run(scratch / "rows")
-        finally:
-            shutil.rmtree(scratch, ignore_errors=True)
+                simulate(settings, raw, on_progress=advance)
+            prepare(PrepareSettings(inputs=(str(raw),), output=rows))
+            return self._run(rows)
 
     def _run(self, rows: Path) -> dict[str, Any]:
         with progress("measuring", total=2 + bool(self.workers)) as advance:
@@ -116,12 +69,13 @@ class PipelineBenchmark:
             }
             if self.workers:
                 delivered = self._measure(rows, self.workers)
-                result["workers"] = self.workers
-                result["delivered_tokens_per_s"] = delivered["real_tokens_per_s"]
-                result["delivered_relative_to_one"] = round(
-                    delivered["real_tokens_per_s"] / alone["real_tokens_per_s"], 2
-                )
-                result["delivered_first_batch_s"] = delivered["first_batch_s"]
+                ratio = delivered["real_tokens_per_s"] / alone["real_tokens_per_s"]
+                result |= {
+                    "workers": self.workers,
+                    "delivered_tokens_per_s": delivered["real_tokens_per_s"],
+                    "delivered_relative_to_one": round(ratio, 2),
+                    "delivered_first_batch_s": delivered["first_batch_s"],
+                }
                 advance()
         return result
 
@@ -150,18 +104,25 @@ def _reference_rate(rows: Path) -> float:
     with RowSet(rows) as row_set:
         for number in np.unique(np.linspace(0, len(row_set) - 1, 400).astype(int)).tolist():
             row = row_set[number]
-            source = {"src_addr": row.source_address}
+            source, measured = {"src_addr": row.source_address}, range(min(len(row), 200))
             histories.append(
-                [
-                    measurement_as_json(row, i) | source | {"event_time": int(row.time_us[i]) // 10**6}
-                    for i in range(min(len(row), 200))
-                ]
+                [measurement_as_json(row, i) | source | {"t": int(row.time_us[i]) // 10**6} for i in measured]
             )
     rng = np.random.default_rng(0)
     tokens, started = 0, time.perf_counter()
     for history in histories:
         previous_s = None
-        for measurement in history:
-            tokens += len(encode_measurement(measurement, previous_s, rng))
-            previous_s = measurement["event_time"]
+        for record in history:
+            tokens += len(_encoded(record, previous_s, rng))
+            previous_s = record["t"]
     return tokens / (time.perf_counter() - started)
+
+
+def _encoded(record: dict[str, Any], previous_s: int | None, rng: np.random.Generator) -> list[int]:
+    source, destination = ipaddress.ip_address(record["src_addr"]), ipaddress.ip_address(record["dst_addr"])
+    kind, value = "absolute", record["t"]
+    if previous_s is not None:
+        value -= previous_s
+        kind = "delta1" if value <= 255 else "delta4"
+    order = [("source", "destination", "result", "time")[field] for field in rng.permutation(4)]
+    return encode_one(source.version, source.packed, destination.packed, record["rtt"], kind, value, order)

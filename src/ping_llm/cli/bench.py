@@ -23,7 +23,7 @@ def bench_prepare(
 
       ping-llm bench prepare --measurements 20000000 --json
     """
-    from ping_llm.benchmarks.prepare import PrepareBenchmark
+    from ping_llm.benchmarks.prepare_speed import PrepareBenchmark
 
     if scratch is not None and not scratch.is_dir():
         raise PingLlmError(f"--scratch {scratch}: no such folder")

@@ -48,7 +48,7 @@ def plan(
 
       ping-llm plan --input "data/raw/*.parquet" --workers 2 --shared-disk --measure
     """
-    from ping_llm.benchmarks.prepare import measure_rates
+    from ping_llm.benchmarks.prepare_speed import measure_rates
     from ping_llm.rows.estimate import GIB, MEASURED, Workload, estimate
     from ping_llm.rows.prepare import PrepareSettings, make_plan
 

@@ -135,26 +135,19 @@ class RowBatch:
 
 @dataclass(frozen=True, kw_only=True)
 class EncodedRows:
-    """Records of many rows in one buffer, spaced as they will be in the shard."""
+    """Records of many rows in one buffer, spaced as they will be in the shard, and what the index says of them."""
 
     buffer: Bytes
     """All logical bytes of the records' chunks: a multiple of 8."""
-    starts: Ints
-    """Offset of each record in the buffer, equal to its logical offset in the shard less the first chunk's."""
-    sizes: Ints
-    time_units_us: Ints
-    first_times_us: Ints
-    last_times_us: Ints
-    failed: Ints
-    long_gaps: Ints
-    """Gaps between consecutive measurements of more than `LONG_GAP_S` whole seconds."""
+    index: dict[str, Ints]
+    """Columns of the index by name. `offset` is counted from the first chunk's."""
 
     def __len__(self) -> int:
-        return len(self.sizes)
+        return len(self.index["size"])
 
     def record(self, row: int) -> bytes:
-        start = self.starts[row]
-        return self.buffer[start : start + self.sizes[row]].tobytes()
+        start = self.index["offset"][row]
+        return self.buffer[start : start + self.index["size"][row]].tobytes()
 
 
 def varint_length(value: Any) -> Any:
@@ -240,16 +233,18 @@ def encode_rows(rows: RowBatch) -> EncodedRows:
 
     is_long_gap = np.diff(rows.time_us // 1_000_000, prepend=0) > LONG_GAP_S
     is_long_gap[starts] = False
-    return EncodedRows(
-        buffer=buffer,
-        starts=record_starts,
-        sizes=sizes,
-        time_units_us=units,
-        first_times_us=first,
-        last_times_us=last,
-        failed=np.add.reduceat(np.isnan(rows.rtt_ms), starts, dtype=np.int64),
-        long_gaps=np.add.reduceat(is_long_gap, starts, dtype=np.int64),
-    )
+    index = {
+        "offset": record_starts,
+        "size": sizes,
+        "count": counts,
+        "failed": np.add.reduceat(np.isnan(rows.rtt_ms), starts, dtype=np.int64),
+        "long_gaps": np.add.reduceat(is_long_gap, starts, dtype=np.int64),
+        "family": np.full(len(counts), rows.family),
+        "time_unit_us": units,
+        "first_time_us": first,
+        "last_time_us": last,
+    }
+    return EncodedRows(buffer=buffer, index=index)
 
 
 def _checksum(record: memoryview | bytes) -> int:

@@ -1,14 +1,14 @@
-"""Measurements as columns of numbers, from measurement files or from prepared rows.
+"""Measurements as columns of numbers, from measurement files, from tables, or from prepared rows.
 
 Every address becomes the number of a node. Nodes are numbered in the order of their addresses, IPv4 first, so that the
 numbers do not depend on how the measurements were ordered or cut into files.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,7 @@ import pyarrow as pa
 from ping_llm.core.addresses import ADDRESS_BYTES, AddressColumn, format_address
 from ping_llm.core.console import Advance
 from ping_llm.core.errors import PingLlmError
-from ping_llm.core.measurements import validate
+from ping_llm.core.measurements import ValidMeasurements, validate
 from ping_llm.core.observations import Ints, Observations
 from ping_llm.rows.dataset import RowSet
 from ping_llm.rows.format import ProbeRow
@@ -40,15 +40,6 @@ class MeasurementSet:
     """How many could not be used, by reason (see `measurements.DROP_REASONS`)."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Part:
-    time_us: Ints
-    source: AddressColumn
-    destination: AddressColumn
-    rtt_ms: npt.NDArray[np.float32]
-    is_timed: bool = True
-
-
 def read_observations(
     inputs: Sequence[str | Path],
     *,
@@ -60,64 +51,56 @@ def read_observations(
     `columns` gives the files' names of schema columns that have other names there. Files without a column of times are
     taken, too: all times are then NaN. `on_progress` is told how many measurements were read.
     """
-    parts: list[_Part] = []
     dropped: Counter[str] = Counter()
-    for piece in _pieces(files.expand([str(i) for i in inputs]), columns or {}):
-        for raw in files.read(piece, BATCH_ROWS):
-            dropped += raw.dropped
-            _add(raw.batch, parts, dropped)
-            if on_progress is not None:
-                on_progress(raw.batch.num_rows)
-    return _some(parts, dropped)
+    # All files are looked at before the first is read.
+    pieces = [_pieces(path, columns or {}) for path in files.expand([str(i) for i in inputs])]
+
+    def batches() -> Iterable[pa.RecordBatch]:
+        for piece in (piece for some in pieces for piece in some):
+            for raw in files.read(piece, BATCH_ROWS):
+                dropped.update(+raw.dropped)
+                yield raw.batch
+                if on_progress is not None:
+                    on_progress(raw.batch.num_rows)
+
+    return _checked(batches(), dropped)
+
+
+def _pieces(path: Location, columns: Mapping[str, str]) -> list[Piece]:
+    if path.suffix in {".gz", ".bz2"} and path.name.count(".") == 1:  # daily Atlas dumps: ping-2024-05-01T0000.bz2
+        return [Piece(path=str(path), format="atlas", columns={}, bytes=path.size())]
+    return files.describe(path, columns, BATCH_ROWS, OPTIONAL_WITHOUT_TIME)[1]
 
 
 def table_observations(table: pa.Table | None) -> MeasurementSet:
     """The measurements of a table whose columns have the schema's names; None: no measurements."""
-    parts: list[_Part] = []
-    dropped: Counter[str] = Counter()
-    if table is None:
-        return _joined(parts, dropped)
-    for batch in table.to_batches():
-        _add(batch, parts, dropped)
-    return _some(parts, dropped)
+    return _joined([], {}) if table is None else _checked(table.to_batches(), Counter())
 
 
-def _add(batch: pa.RecordBatch, parts: list[_Part], dropped: Counter[str]) -> None:
-    is_timed = "event_time" in batch.schema.names
-    if not is_timed:
-        batch = batch.append_column("event_time", pa.array(np.zeros(batch.num_rows, dtype=np.int64)))
-    valid = validate(batch)
-    dropped.update(valid.dropped)
-    if len(valid):
-        ends = {"source": valid.src, "destination": valid.dst}
-        parts.append(_Part(time_us=valid.time_us, **ends, rtt_ms=valid.rtt_ms, is_timed=is_timed))
-
-
-def _some(parts: list[_Part], dropped: Counter[str]) -> MeasurementSet:
+def _checked(batches: Iterable[pa.RecordBatch], dropped: Counter[str]) -> MeasurementSet:
+    parts: list[ValidMeasurements] = []
+    timed: set[bool] = set()
+    for batch in batches:
+        is_timed = "event_time" in batch.schema.names
+        if not is_timed:
+            batch = batch.append_column("event_time", pa.array(np.zeros(batch.num_rows, dtype=np.int64)))
+        valid = validate(batch)
+        dropped.update(valid.dropped)
+        if len(valid):
+            parts.append(valid)
+            timed.add(is_timed)
     if not parts:
         raise PingLlmError(f"no usable measurement in the input; dropped: {dict(dropped) or 'none, it is empty'}")
-    if len({part.is_timed for part in parts}) > 1:
+    if len(timed) > 1:
         raise PingLlmError("some of the files have a column of times, others have not: give times for all or for none")
-    return _joined(parts, dropped)
-
-
-def _pieces(paths: list[Location], columns: Mapping[str, str]) -> Iterator[Piece]:
-    """All files are looked at before the first is read."""
-    described = []
-    for path in paths:
-        if path.suffix in {".gz", ".bz2"} and path.name.count(".") == 1:  # daily Atlas dumps: ping-2024-05-01T0000.bz2
-            described.append([Piece(path=str(path), format="atlas", columns={}, bytes=path.size())])
-        else:
-            described.append(files.describe(path, columns, BATCH_ROWS, OPTIONAL_WITHOUT_TIME)[1])
-    for pieces in described:
-        yield from pieces
+    return _joined(parts, dropped, is_timed=timed.pop())
 
 
 def rows_observations(
     folder: Path | str | Location, split: str, *, on_progress: Advance | None = None, batch_rows: int = BATCH_ROWS
 ) -> MeasurementSet:
     """The measurements of one split of prepared rows. `on_progress` is told how many were read."""
-    parts: list[_Part] = []
+    parts: list[ValidMeasurements] = []
     with RowSet(folder, split) as rows:
         if on_progress is not None:
             on_progress(0, total=rows.info.measurements)
@@ -127,52 +110,47 @@ def rows_observations(
             for some in np.split(chosen, np.flatnonzero(np.diff(batch)) + 1):
                 if len(some):
                     rows.fetch(some)
-                    parts.append(_of_rows([rows[row] for row in some.tolist()], rows.column("source")[some]))
+                    parts.append(_of_rows([rows[row] for row in some.tolist()], family, rows.column("source")[some]))
                     if on_progress is not None:
-                        on_progress(len(parts[-1].time_us))
+                        on_progress(len(parts[-1]))
     return _joined(parts, {})
 
 
-def _of_rows(rows: list[ProbeRow], sources: npt.NDArray[np.uint8]) -> _Part:
-    """The measurements of rows of one family."""
-    families = np.full(len(rows), rows[0].family, dtype=np.uint8)
-    number = np.repeat(np.arange(len(rows), dtype=np.int32), [len(row) for row in rows])
-    return _Part(
+def _of_rows(rows: list[ProbeRow], family: int, sources: npt.NDArray[np.uint8]) -> ValidMeasurements:
+    width, counts = ADDRESS_BYTES[family], [len(row) for row in rows]
+    packed = np.concatenate([row.destinations for row in rows])
+    fixed = pa.Array.from_buffers(pa.binary(width), len(packed), [None, pa.py_buffer(packed)])
+    distinct = fixed.dictionary_encode()
+    table = np.zeros((len(distinct.dictionary), 16), dtype=np.uint8)
+    table[:, :width] = np.frombuffer(distinct.dictionary.buffers()[1], np.uint8, table.shape[0] * width).reshape(
+        -1, width
+    )
+
+    def addresses(packed: npt.NDArray[np.uint8], codes: npt.NDArray[Any]) -> AddressColumn:
+        return AddressColumn(families=np.full(len(packed), family, dtype=np.uint8), packed=packed, codes=codes)
+
+    return ValidMeasurements(
         time_us=np.concatenate([row.time_us for row in rows]),
-        source=AddressColumn(families=families, packed=sources, codes=number),
-        destination=_distinct(rows[0].family, np.concatenate([row.destinations for row in rows])),
+        src=addresses(sources, np.repeat(np.arange(len(rows), dtype=np.int32), counts)),
+        dst=addresses(table, distinct.indices.to_numpy()),
+        family=np.full(len(packed), family, dtype=np.uint8),
         rtt_ms=np.concatenate([row.rtt_ms for row in rows]),
     )
 
 
-def _distinct(family: int, packed: npt.NDArray[np.uint8]) -> AddressColumn:
-    """A table of the distinct addresses among many of one family."""
-    width = ADDRESS_BYTES[family]
-    buffer = pa.py_buffer(np.ascontiguousarray(packed[:, :width]))
-    encoded = pa.Array.from_buffers(pa.binary(width), len(packed), [None, buffer]).dictionary_encode()
-    table = np.zeros((len(encoded.dictionary), 16), dtype=np.uint8)
-    table[:, :width] = np.frombuffer(encoded.dictionary.buffers()[1], np.uint8, table.shape[0] * width).reshape(
-        -1, width
-    )
-    return AddressColumn(
-        families=np.full(len(table), family, dtype=np.uint8), packed=table, codes=encoded.indices.to_numpy()
-    )
-
-
-def _joined(parts: list[_Part], dropped: Mapping[str, int]) -> MeasurementSet:
+def _joined(parts: list[ValidMeasurements], dropped: Mapping[str, int], *, is_timed: bool = True) -> MeasurementSet:
     if not parts:
-        nothing = np.zeros(0)
-        ids = np.zeros(0, dtype=np.int64)
-        empty = Observations(source=ids, destination=ids, time_s=nothing, rtt_ms=nothing.astype(np.float32))
+        nobody = np.zeros(0, dtype=np.int64)
+        empty = Observations(source=nobody, destination=nobody, time_s=np.zeros(0), rtt_ms=np.zeros(0, np.float32))
         return MeasurementSet(nodes=(), observations=empty, dropped=dict(dropped))
-    nodes, ids = _numbered([p.source for p in parts] + [p.destination for p in parts])
+    nodes, ids = _numbered([p.src for p in parts] + [p.dst for p in parts])
     source, destination = np.split(ids, 2)
     time_us = np.concatenate([p.time_us for p in parts])
     rtt_ms = np.concatenate([p.rtt_ms for p in parts])
     if (time_us[1:] < time_us[:-1]).any():
         order = np.argsort(time_us, kind="stable")
         time_us, source, destination, rtt_ms = (c[order] for c in (time_us, source, destination, rtt_ms))
-    time_s = time_us / 1e6 if parts[0].is_timed else np.full(len(time_us), np.nan)
+    time_s = time_us / 1e6 if is_timed else np.full(len(time_us), np.nan)
     observations = Observations(source=source, destination=destination, time_s=time_s, rtt_ms=rtt_ms)
     return MeasurementSet(nodes=nodes, observations=observations, dropped=dict(dropped))
 

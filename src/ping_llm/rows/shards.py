@@ -236,18 +236,11 @@ class ShardWriter:
         with self._write_errors():
             for row in range(len(encoded)):
                 self._writer.write(encoded.record(row))
-        columns: dict[str, npt.NDArray[Any]] = {
+        columns = {
             "shard": np.zeros(len(encoded)),  # numbered when all shards are known
             "position": self._rows + np.arange(len(encoded)),
-            "offset": self._next_chunk + encoded.starts,
-            "size": encoded.sizes,
-            "count": rows.counts,
-            "failed": encoded.failed,
-            "long_gaps": encoded.long_gaps,
-            "family": np.full(len(encoded), rows.family),
-            "time_unit_us": encoded.time_units_us,
-            "first_time_us": encoded.first_times_us,
-            "last_time_us": encoded.last_times_us,
+            **encoded.index,
+            "offset": self._next_chunk + encoded.index["offset"],
         }
         arrays = [pa.array(c.astype(INDEX_SCHEMA.field(name).type.to_pandas_dtype())) for name, c in columns.items()]
         packed = [None, pa.py_buffer(rows.packed_sources)]

@@ -1,4 +1,4 @@
-"""What `ping-llm inspect rows` tells about a prepared dataset: first the numbers, then their looks."""
+"""What `ping-llm inspect rows` says about a prepared dataset: the numbers as JSON, and how they are shown."""
 
 from datetime import UTC, datetime
 from pathlib import Path
@@ -109,13 +109,15 @@ def _moment(time_us: int) -> str:
 
 
 def render(summary: dict[str, Any], *, row: dict[str, Any] | None = None, histograms: bool = False) -> RenderableType:
-    """The summary for the eye."""
-    parts: list[RenderableType] = [Text(f"Probe rows in {summary['path']}", style="bold")]
-    parts.append(Text(f"  fingerprint  {summary['fingerprint']}"))
+    """The summary for the terminal."""
     dropped = ", ".join(f"{n:,} {reason}" for reason, n in summary["dropped"].items()) or "none"
-    parts.append(Text(f"  input        {summary['read']:,} measurements in {summary['input_files']} file(s)"))
-    parts.append(Text(f"  written      {summary['written']:,}    dropped: {dropped}\n"))
-    parts.append(_split_table(summary["splits"]))
+    parts: list[RenderableType] = [
+        Text(f"Probe rows in {summary['path']}", style="bold"),
+        Text(f"  fingerprint  {summary['fingerprint']}"),
+        Text(f"  input        {summary['read']:,} measurements in {summary['input_files']} file(s)"),
+        Text(f"  written      {summary['written']:,}    dropped: {dropped}\n"),
+        _split_table(summary["splits"]),
+    ]
     if histograms:
         parts += [_histogram_table(name, split) for name, split in summary["splits"].items() if split["rows"]]
     if row:
@@ -124,28 +126,29 @@ def render(summary: dict[str, Any], *, row: dict[str, Any] | None = None, histog
 
 
 def _split_table(splits: dict[str, Any]) -> Table:
+    lines = {
+        "rows": "{rows:,}",
+        "sources": "{sources:,}",
+        "measurements": "{measurements:,}",
+        "IPv4 / IPv6": "{ipv4_share:.1%} / {ipv6_share:.1%}",
+        "unanswered": "{failed_share:.2%}",
+        "from": "{first_time}",
+        "to": "{last_time}",
+        "row size p50 / p99 / max": "{row_size[p50]:,} / {row_size[p99]:,} / {row_size[max]:,}",
+        "shards": "{shards} ({megabytes:,.1f} MB)",
+    }
     table = _plain_table(("", "left"), *((name, "right") for name in splits))
-
-    def add(label: str, show: Any) -> None:
-        table.add_row(label, *(show(split) if split["rows"] else "" for split in splits.values()))
-
-    add("rows", lambda s: f"{s['rows']:,}")
-    add("sources", lambda s: f"{s['sources']:,}")
-    add("measurements", lambda s: f"{s['measurements']:,}")
-    add("IPv4 / IPv6", lambda s: f"{s['ipv4_share']:.1%} / {s['ipv6_share']:.1%}")
-    add("failed", lambda s: f"{s['failed_share']:.2%}")
-    add("from", lambda s: s["first_time"])
-    add("to", lambda s: s["last_time"])
-    add("row size p50 / p99 / max", lambda s: "{p50:,} / {p99:,} / {max:,}".format(**s["row_size"]))
-    add("shards", lambda s: f"{s['shards']} ({s['bytes'] / 1e6:,.1f} MB)")
+    for label, text in lines.items():
+        cells = (text.format(**s, megabytes=s["bytes"] / 1e6) if s["rows"] else "" for s in splits.values())
+        table.add_row(label, *cells)
     return table
 
 
 def _histogram_table(name: str, split: dict[str, Any]) -> RenderableType:
     table = _plain_table(("measurements in a row", "right"), ("rows", "right"), ("", "left"))
-    most = max(bin["rows"] for bin in split["histogram"])
+    largest = max(bin["rows"] for bin in split["histogram"])
     for bin in split["histogram"]:
-        bar = "█" * round(30 * bin["rows"] / most) or ("▏" if bin["rows"] else "")
+        bar = "█" * round(30 * bin["rows"] / largest) or ("▏" if bin["rows"] else "")
         table.add_row(f"{bin['from']:,} – {bin['to']:,}", f"{bin['rows']:,}", bar)
     return Group(Text(f"\n{name}: row sizes", style="bold"), table)
 
@@ -153,11 +156,11 @@ def _histogram_table(name: str, split: dict[str, Any]) -> RenderableType:
 def _row_table(row: dict[str, Any]) -> RenderableType:
     table = _plain_table(("time", "left"), ("destination", "left"), ("RTT", "right"))
     for m in row["measurements"]:
-        rtt = Text("failed", style="red") if m["rtt"] is None else Text(f"{m['rtt']:.3f} ms")
+        rtt = Text("unanswered", style="red") if m["rtt"] is None else Text(f"{m['rtt']:.3f} ms")
         table.add_row(m["event_time"], m["dst_addr"], rtt)
     left = row["count"] - len(row["measurements"])
-    place = f"{row['shard']}, record {row['position']}"
-    heading = Text(f"\n{row['split']} row {row['row']} ({place}): source {row['source']}", style="bold")
+    where = f"{row['shard']}, record {row['position']}"
+    heading = Text(f"\n{row['split']} row {row['row']} ({where}): source {row['source']}", style="bold")
     return Group(heading, table, Text(f"… {left:,} more") if left else "")
 
 

@@ -247,6 +247,7 @@ class Location:
 
     def upload(self, source: Path) -> None:
         """Copy a local file here, and check that the store has all of it."""
+        size = source.stat().st_size
 
         def put() -> None:
             if self.is_local:
@@ -256,8 +257,7 @@ class Location:
                 return
             with source.open("rb") as file, self.store.open_output_stream(self.path, compression=None) as stream:
                 shutil.copyfileobj(file, stream, COPY_BYTES)
-            size, stored = source.stat().st_size, self.store.get_file_info(self.path).size
-            if stored != size:
+            if (stored := self.store.get_file_info(self.path).size) != size:
                 raise TruncatedError(f"the store has {stored} bytes instead of {size:,}")
 
         self.attempt(put)
@@ -265,11 +265,11 @@ class Location:
     def copy_to(self, target: "Location") -> None:
         """A copy under another name. Within one store the bytes do not pass through this machine."""
         if self.is_local:
-            target.upload(self.local)
-        elif target.is_local:
-            self.download(target.local)
-        else:
+            self.attempt(lambda: target.upload(self.local))
+        elif self.scheme == target.scheme:
             self.attempt(lambda: self.store.copy_file(self.path, target.path))
+        else:
+            self.download(target.local)
 
     def delete(self) -> None:
         """Remove a file, if it is there."""
@@ -381,52 +381,42 @@ class _RetryingFile(io.RawIOBase):
         return True
 
 
-# -- connections, opened at first use in each process
-
-
 @cache
 def file_system(scheme: str) -> fs.FileSystem:
-    """The file system of a scheme, which knows its files by `Location.path`."""
-    return {"": fs.LocalFileSystem, "s3": _s3, "gs": _gcs}[scheme]()
+    """The store of a scheme, connected at first use in each process. It knows its files by `Location.path`."""
+    anonymous = os.environ.get("PING_LLM_ANONYMOUS", "").lower() in {"1", "true", "yes"}
+    if scheme == "gs":
+        emulator = _endpoint("STORAGE_EMULATOR_HOST")
+        return fs.GcsFileSystem(
+            anonymous=anonymous or bool(emulator), retry_time_limit=timedelta(seconds=10), **emulator
+        )
+    if scheme == "s3":
+        endpoint = _endpoint("AWS_ENDPOINT_URL_S3") or _endpoint("AWS_ENDPOINT_URL")
+        region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
+        return fs.S3FileSystem(
+            anonymous=anonymous,
+            # Stores that are not Amazon's seldom care, but a request must name one.
+            region=region or ("us-east-1" if endpoint else None),
+            tls_ca_file_path=os.environ.get("AWS_CA_BUNDLE") or None,
+            connect_timeout=10.0,
+            request_timeout=max(1.0, number_from_environment("PING_LLM_STALL_S", 20.0)),
+            # One attempt: retries are ours (`retry.py`), so that their number and time are what the user set.
+            retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=1),
+            allow_delayed_open=True,  # a small object is one request, not three
+            **endpoint,
+        )
+    return fs.LocalFileSystem()
 
 
 os.register_at_fork(after_in_child=file_system.cache_clear)
 
 
-def _s3() -> fs.FileSystem:
-    options: dict[str, Any] = {
-        "anonymous": _is_anonymous(),
-        "connect_timeout": 10.0,
-        "request_timeout": max(1.0, number_from_environment("PING_LLM_STALL_S", 20.0)),
-        # One attempt: retries are ours (`retry.py`), so that their number and time are what the user set.
-        "retry_strategy": fs.AwsStandardS3RetryStrategy(max_attempts=1),
-        "allow_delayed_open": True,  # a small object is one request, not three
-    }
-    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
-    if endpoint:
-        options |= _endpoint(endpoint, "AWS_ENDPOINT_URL")
-    if region := os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION"):
-        options["region"] = region
-    elif endpoint:  # stores that are not Amazon's seldom care, but a request must name one
-        options["region"] = "us-east-1"
-    if bundle := os.environ.get("AWS_CA_BUNDLE"):
-        options["tls_ca_file_path"] = bundle
-    return fs.S3FileSystem(**options)
-
-
-def _gcs() -> fs.FileSystem:
-    options: dict[str, Any] = {"anonymous": _is_anonymous(), "retry_time_limit": timedelta(seconds=10)}
-    if endpoint := os.environ.get("STORAGE_EMULATOR_HOST"):
-        options |= _endpoint(endpoint, "STORAGE_EMULATOR_HOST") | {"anonymous": True}
-    return fs.GcsFileSystem(**options)
-
-
-def _endpoint(text: str, name: str) -> dict[str, Any]:
+def _endpoint(variable: str) -> dict[str, str]:
+    """Options for another server than the provider's own, if the variable names one."""
+    text = os.environ.get(variable)
+    if not text:
+        return {}
     parts = urlsplit(text if "//" in text else f"https://{text}")
     if parts.scheme not in {"http", "https"} or not parts.netloc or parts.path.strip("/"):
-        raise PingLlmError(f"{name}={text!r} is not an address such as https://storage.example.org:9000")
+        raise PingLlmError(f"{variable}={text!r} is not an address such as https://storage.example.org:9000")
     return {"scheme": parts.scheme, "endpoint_override": parts.netloc}
-
-
-def _is_anonymous() -> bool:
-    return os.environ.get("PING_LLM_ANONYMOUS", "").lower() in {"1", "true", "yes"}

@@ -1,6 +1,7 @@
-"""The token grammar spelled out for one measurement: the specification that the vectorised encoder must agree with.
+"""The token grammar spelled out for one measurement, in plain Python.
 
-It shares no code with the package. All arithmetic is on whole numbers, so nothing here rounds but where it says so.
+It is the yardstick of `ping-llm bench pipeline`, and the specification to which the tests hold the other encoders. It
+shares no code with them. All arithmetic is on whole numbers, so nothing here rounds but where it says so.
 """
 
 from collections.abc import Iterable, Sequence
@@ -22,7 +23,7 @@ def encode_one(
     time_value: int,
     order: Iterable[str],
 ) -> list[int]:
-    """Tokens of a measurement. `rtt_ms` is None for a failed one; `time_kind` is none, absolute, delta1 or delta4."""
+    """Tokens of a measurement. `rtt_ms` None: unanswered. `time_kind` is none, absolute, delta1 or delta4."""
     tokens = [MEASUREMENT_START]
     for field in order:
         if field == "source":
@@ -62,11 +63,13 @@ def rtt_code(rtt_ms: float) -> int:
     numerator *= 1000  # the RTT is now exactly numerator / denominator microseconds
     if numerator < denominator:
         return 1
-    for exponent in range(32):
-        mantissa, rest = divmod(numerator, denominator)
-        if 2 * rest > denominator or (2 * rest == denominator and mantissa % 2 == 1):
-            mantissa += 1
-        if mantissa < 2048:
-            return exponent * 2048 + mantissa
-        denominator *= 2
-    raise OverflowError(f"an RTT of {rtt_ms} ms has no code")
+    exponent = max(0, (numerator // denominator).bit_length() - 11)
+    denominator <<= exponent
+    mantissa, rest = divmod(numerator, denominator)
+    if 2 * rest > denominator or (2 * rest == denominator and mantissa % 2 == 1):
+        mantissa += 1
+    if mantissa == 2048:
+        exponent, mantissa = exponent + 1, 1024
+    if exponent > 31:
+        raise OverflowError(f"an RTT of {rtt_ms} ms has no code")
+    return exponent * 2048 + mantissa
