@@ -14,10 +14,9 @@ from ping_llm.predict.language_model import LanguageModel
 from ping_llm.predict.prompts import RESULT_LAST, Prompt, prompt_of, with_query
 from ping_llm.rows.dataset import RowSet
 from ping_llm.rows.format import ProbeRow
-from ping_llm.runs.checkpoints import graph
-from ping_llm.runs.task import task_of
+from ping_llm.runs.task import graph, task_of
+from ping_llm.tokens import Role
 from ping_llm.tokens.decode import decode
-from ping_llm.tokens.encode import Role
 from ping_llm.training import train
 from training_fixtures import simulated_rows, tiny_config
 
