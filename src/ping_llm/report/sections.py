@@ -18,8 +18,8 @@ from ping_llm.evaluate.scores import ORACLE, PROTOCOL_TITLES, SCORE_COLUMNS
 from ping_llm.report.curves import evaluation_charts
 from ping_llm.report.formatting import UNKNOWN, percent
 from ping_llm.report.run import Run
+from ping_llm.tokens import Role
 from ping_llm.tokens.decode import render
-from ping_llm.tokens.encode import Role
 
 # Evaluation: how good the model is beside the classical predictors, a tab for each protocol.
 
