@@ -110,7 +110,7 @@ def inspect_batches(
         raise PingLlmError(f"--steps {steps!r}: write first:end, such as 0:20")
     numbers = range(int(first), int(last))
     spec = _spec(rows, config, changes, split, batch_size, length, seed)
-    batches: "Iterator[Batch]" = global_batches(spec, numbers.start, numbers.stop, hosts=hosts, workers=workers)
+    batches: Iterator[Batch] = global_batches(spec, numbers.start, numbers.stop, hosts=hosts, workers=workers)
     if backward:
         numbers = numbers[::-1]
         batches = map(BatchSource(spec).__getitem__, numbers)
