@@ -2,8 +2,8 @@
 
 bytes -> blocks (decompressed) -> chunks of whole lines, one result per line -> batches of measurements
 
-What the file is (bzip2, gzip or plain; JSON lines or one JSON array) is detected from its content, not its name. The API
-returns all results of a measurement as one array; `array_as_lines` cuts it up without parsing it.
+What the file is (bzip2, gzip or plain; JSON lines or one JSON array) is detected from its content, not its name. The
+API returns all results of a measurement as one array; `array_as_lines` cuts it up without parsing it.
 """
 
 import re
