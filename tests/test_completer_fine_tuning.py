@@ -11,9 +11,9 @@ import pyarrow as pa
 import pytest
 from pyarrow import csv
 
-from ping_llm.baselines import Observations
 from ping_llm.config import Config
 from ping_llm.core.errors import PingLlmError
+from ping_llm.core.observations import Observations
 from ping_llm.prior.fine_tuning import Measurements, measured_batch, on_device_measurements
 from ping_llm.prior.selection import ANSWERED, EMPTY, FAILED
 from ping_llm.prior.worlds import WorldSettings

@@ -14,10 +14,11 @@ import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
-from ping_llm.baselines import GlobalMedian, LastValue, Observations, PointWithResiduals, Questions
+from ping_llm.baselines import GlobalMedian, LastValue, PointWithResiduals
 from ping_llm.baselines.forecasts import cumulative
 from ping_llm.cli.evaluate import evaluate as command
 from ping_llm.core.errors import PingLlmError
+from ping_llm.core.observations import Observations, Questions
 from ping_llm.evaluate import Evaluation, protocols
 from ping_llm.evaluate.plots import _equal_bins, plot
 from ping_llm.evaluate.scores import ProtocolResult, ScoredAnswers, comparison, tables
@@ -141,7 +142,7 @@ class Model:
     def from_pretrained(cls, where: str | None) -> "Model":
         return cls(where)
 
-    def learnt_from(self) -> list[MeasurementSet]:
+    def training_measurements(self) -> list[MeasurementSet]:
         return [] if self.trained_on is None else [rows_observations(self.trained_on, "train")]
 
     def predict(self, known: Observations, questions: Questions, nodes: Sequence[str]) -> PointWithResiduals:
@@ -153,7 +154,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     module = ModuleType("ping_llm.predict.predictor")
     module.Predictor = Model  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    monkeypatch.setattr(protocols, "all_baselines", lambda *_: [GlobalMedian(), LastValue()])
+    monkeypatch.setattr(protocols, "standard_baselines", lambda *_, **__: [GlobalMedian(), LastValue()])
     yield
     Model.trained_on = None
 

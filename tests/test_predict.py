@@ -15,8 +15,8 @@ from ping_llm.predict.prompts import RESULT_LAST, Prompt, prompt_of, with_query
 from ping_llm.rows.dataset import RowSet
 from ping_llm.rows.format import ProbeRow
 from ping_llm.runs.task import graph, task_of
+from ping_llm.tokens import Role
 from ping_llm.tokens.decode import decode
-from ping_llm.tokens.encode import Role
 from ping_llm.training import train
 from training_fixtures import simulated_rows, tiny_config
 

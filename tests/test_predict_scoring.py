@@ -32,7 +32,7 @@ from ping_llm.predict.scoring import (
     score_rows,
 )
 from ping_llm.rows.format import ProbeRow
-from ping_llm.tokens.encode import FIELD_ORDERS
+from ping_llm.tokens import FIELD_ORDERS
 
 TINY = ModelSettings(layers=2, width=32, heads=2, head_dim=16, mlp_width=48, dtype="float32", attention="plain")
 LENGTH = 96

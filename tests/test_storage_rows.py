@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from conftest import random_measurements
-from ping_llm.batches.contexts import ContextSettings
-from ping_llm.batches.explain import digest, global_batches, one_batch
-from ping_llm.batches.spec import DataSpec, RowsSpec
+from ping_llm.batches.batch import digest
+from ping_llm.batches.explain import global_batches
+from ping_llm.batches.source import BatchSource
+from ping_llm.batches.spec import ContextSettings, DataSpec, RowsSpec
 from ping_llm.core.errors import PingLlmError
 from ping_llm.rows import format as layout
 from ping_llm.rows.dataset import CorruptRowError, RemoteShards, RowSet, fetch_ahead
@@ -55,7 +56,7 @@ def spec_of(folder: object) -> DataSpec:
 
 
 def digests(folder: object, steps: int = 4) -> list[str]:
-    return [digest(one_batch(spec_of(folder), step)) for step in range(steps)]
+    return [digest(BatchSource(spec_of(folder))[step]) for step in range(steps)]
 
 
 def fetch_whole(remote: Location) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 
-from ping_llm.batches.batch import Batch
+from ping_llm.batches.spec import Batch
 
 DeviceBatch = dict[str, jax.Array]
 _END = object()

@@ -110,13 +110,15 @@ def inspect_batches(
       ping-llm inspect batches --config configs/latency_network.yml
     """
     from ping_llm.batches import explain
+    from ping_llm.batches.batch import digest as batch_digest
+    from ping_llm.batches.source import BatchSource
 
     first, last = _step_range(steps)
     spec = _spec(rows, config, changes or [], split, batch_size, length, seed)
     batches: Any
     if backward:
         order = list(reversed(range(first, last)))
-        batches = (explain.one_batch(spec, step) for step in order)
+        batches = (BatchSource(spec)[step] for step in order)
     else:
         order = list(range(first, last))
         batches = explain.global_batches(spec, first, last, hosts=hosts, workers=workers)
@@ -127,7 +129,7 @@ def inspect_batches(
             "tokens": int((segmentation > 0).sum()),
             "padding": round(float((segmentation == 0).mean()), 5),
             "segments": int(segmentation.max(axis=1).sum()),
-        } | ({"digest": explain.digest(batch)} if digest else {})
+        } | ({"digest": batch_digest(batch)} if digest else {})
         if json_output:
             print_json(shown)
         elif digest:
@@ -186,8 +188,7 @@ def _spec(
     rows: str, config: Path | None, changes: list[str], split: str, batch_size: int, length: int, seed: int
 ) -> "DataSpec":
     """What decides the batches: the configuration, where there is one, else the options."""
-    from ping_llm.batches.contexts import ContextSettings
-    from ping_llm.batches.spec import DataSpec, RowsSpec
+    from ping_llm.batches.spec import ContextSettings, DataSpec, RowsSpec
     from ping_llm.config import load_config
     from ping_llm.data.registry import spec_from_config
 

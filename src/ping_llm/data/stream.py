@@ -18,10 +18,10 @@ from typing import Any, ClassVar, Final
 
 import numpy as np
 
-from ping_llm.batches.batch import Batch, PackedTokens, Stages, expand
+from ping_llm.batches.batch import PackedTokens, Stages, expand
 from ping_llm.batches.mixture import Mixture
 from ping_llm.batches.report import PipelineReport
-from ping_llm.batches.spec import DataState
+from ping_llm.batches.spec import Batch, DataState
 from ping_llm.config import Config
 from ping_llm.core.randomness import Ints, Purpose, key, permute
 from ping_llm.data.documents import EpochStream, Position

@@ -25,7 +25,7 @@ from ping_llm.models.lm.float8 import choose_quantization
 from ping_llm.models.lm.transformer import Sums, loss_sums
 from ping_llm.prior.fine_tuning import Measurements, measured_batch
 from ping_llm.prior.worlds import Batch, WorldSettings, worlds_of
-from ping_llm.tokens.encode import VOCABULARY_SIZE
+from ping_llm.tokens import VOCABULARY_SIZE
 
 
 @dataclass(frozen=True, kw_only=True)

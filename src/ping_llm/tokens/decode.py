@@ -17,7 +17,7 @@ from rich.text import Text
 
 from ping_llm.core.addresses import format_address
 from ping_llm.core.distribution import decode_rtt
-from ping_llm.tokens.encode import BYTES_AFTER, FIRST_BYTE, VOCABULARY_SIZE, Role, TimeKind
+from ping_llm.tokens import BYTES_AFTER, FIRST_BYTE, VOCABULARY_SIZE, Role, TimeKind
 
 Tokens = npt.NDArray[np.integer[Any]] | Iterable[SupportsIndex]
 

@@ -23,7 +23,7 @@ from ping_llm.core.files import atomic_folder
 from ping_llm.models.lm import ModelSettings
 from ping_llm.runs.task import model_settings
 from ping_llm.runs.trained import Trained, by_name, check_replaceable, load_trained, save_trained, weights_of
-from ping_llm.tokens.encode import VOCABULARY_SIZE
+from ping_llm.tokens import VOCABULARY_SIZE
 
 NOTE: Final = "architecture.yml"
 """In the folder of a MaxText run: the keys below, as the launcher found them."""

@@ -16,10 +16,9 @@ import numpy as np
 from grain.experimental import ElasticIterator
 from jax.sharding import NamedSharding, PartitionSpec
 
-from ping_llm.batches.batch import Batch
 from ping_llm.batches.loader import Loader
 from ping_llm.batches.source import BatchSource
-from ping_llm.batches.spec import DataState
+from ping_llm.batches.spec import Batch, DataState
 from ping_llm.config import Config
 from ping_llm.core.errors import PingLlmError
 from ping_llm.data.registry import make_eval_loader, make_train_loader

@@ -27,7 +27,7 @@ import yaml
 from ping_llm.config import KEYS, check_value
 from ping_llm.core.console import err
 from ping_llm.core.errors import PingLlmError, one_line
-from ping_llm.tokens.encode import VOCABULARY_SIZE
+from ping_llm.tokens import VOCABULARY_SIZE
 
 USAGE: Final = """usage: python -m ping_llm.integrations.maxtext CONFIG key=value…
 

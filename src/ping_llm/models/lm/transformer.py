@@ -16,7 +16,7 @@ from flax import nnx
 
 from ping_llm.models.lm import float8
 from ping_llm.models.lm.attention import attend, choose_attention, rms_norm, segments_of
-from ping_llm.tokens.encode import VOCABULARY_SIZE
+from ping_llm.tokens import VOCABULARY_SIZE
 
 _VOCABULARY_MULTIPLE: Final = 64
 """Tensor cores are fastest on round sizes. The rows that pad the embedding stand for no token and are cut off."""
