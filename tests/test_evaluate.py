@@ -128,8 +128,8 @@ class TestEvaluation:
         assert list(found.protocols) == ["unseen_pair", "seen_pair", "unseen_probe"]
         for result in found.protocols.values():
             assert list(result.answers) == names
-            assert {a.scores["questions"] for a in result.answers.values()} == {len(result.asked)}
-            assert 50 < len(result.asked) <= 200
+            assert {a.scores["questions"] for a in result.answers.values()} == {len(result.questions)}
+            assert 50 < len(result.questions) <= 200
 
     def test_nobody_beats_the_truth(self, found: Evaluation) -> None:
         for result in found.protocols.values():
@@ -189,8 +189,8 @@ class TestEvaluation:
 
     def test_counts_what_was_known_of_the_source(self, parts: Split, found: Evaluation) -> None:
         for result in found.protocols.values():
-            for row in range(0, len(result.asked), 37):
-                source, time_s = result.asked.source[row], result.asked.time_s[row]
+            for row in range(0, len(result.questions), 37):
+                source, time_s = result.questions.source[row], result.questions.time_s[row]
                 expected = np.count_nonzero((parts.history.source == source) & (parts.history.time_s < time_s))
                 assert result.known_before[row] == expected
 

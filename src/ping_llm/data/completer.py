@@ -16,7 +16,8 @@ from ping_llm.batches.spec import DataState
 from ping_llm.config import Config
 from ping_llm.core.errors import PingLlmError
 from ping_llm.data.registry import Part, StepLoader
-from ping_llm.prior.fine_tuning import Measurements, on_device_measurements
+from ping_llm.prior.fine_tuning import on_device_measurements
+from ping_llm.prior.prng import Columns
 from ping_llm.prior.worlds import WorldSettings
 from ping_llm.rows.measurement_set import MeasurementSet, read_observations
 
@@ -65,7 +66,7 @@ def world_settings(config: Config) -> WorldSettings:
     )
 
 
-def measurements_on_device(config: Config) -> Measurements:
+def measurements_on_device(config: Config) -> Columns:
     """The measurements that a run with `dataset_type=measured` learns from."""
     return _on_device(_files(config))
 
@@ -91,5 +92,5 @@ def _read(files: str) -> MeasurementSet:
 
 
 @lru_cache(maxsize=1)
-def _on_device(files: str) -> Measurements:
+def _on_device(files: str) -> Columns:
     return on_device_measurements(_read(files).observations, _read(files).nodes)

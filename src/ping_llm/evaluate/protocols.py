@@ -117,7 +117,7 @@ def evaluate(
         models=tuple(models),
         protocols={
             protocol: ProtocolResult(
-                asked=rows, known_before=_known_before(_timed(split.history), rows), answers=answers[protocol]
+                questions=rows, known_before=_known_before(_timed(split.history), rows), answers=answers[protocol]
             )
             for protocol, rows in asked.items()
         },
