@@ -12,7 +12,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from ping_llm.config import load_config
-from ping_llm.runs.metrics import read_metrics
+from ping_llm.runs import read_metrics
 from ping_llm.runs.task import model_settings
 
 

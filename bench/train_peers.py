@@ -6,7 +6,7 @@
 
 Every contender runs in a process of its own, one after the other, on batches that the pipeline made from these rows.
 `trainer` is the whole product (`ping-llm train`: loader, metrics and all), the others are steps on batches that lie on
-the device already. Products are in 8 bits where the GPU can (`quantization=auto`), and in 16 where the name says so.
+the device already. Matmuls are FP8 where the GPU can (`quantization=auto`), and BF16 where the name says so.
 PyTorch gets what its users would write: `torch.compile`, scaled dot product attention, causal over the whole sequence
 (it looks across segments, which is wrong but cheap), bfloat16 autocast, fused AdamW.
 """
@@ -109,23 +109,23 @@ def _result(options: argparse.Namespace, real_tokens: int, step_s: float, **more
 
 
 def _ours(options: argparse.Namespace, *keys: str, scan: bool = False) -> dict[str, Any]:
-    from ping_llm.runs import devices as hardware
+    from ping_llm.training.processes import start_processes
 
     config = _config(options, "opt_type=adamw", *keys)
-    hardware.start_processes(config)
+    start_processes(config)
     import jax
 
-    from ping_llm.runs.checkpoints import create
     from ping_llm.runs.task import task_of
     from ping_llm.training.loop import rounded_up
-    from ping_llm.training.step import make_train_step, optimizer
+    from ping_llm.training.state import create_state, make_mesh
+    from ping_llm.training.step import make_optimizer, make_train_step
 
     batches, most, real = _batches(options)
     if scan:
         _scan_over_layers()
-    change = optimizer(config)
-    state = create(config, change, hardware.make_mesh(config))
-    train_step = make_train_step(task_of(config), change, config)
+    optimizer = make_optimizer(config)
+    state = create_state(config, optimizer, make_mesh(config))
+    train_step = make_train_step(task_of(config), optimizer, config)
     step = jax.jit(lambda state, batch: train_step(state, batch, rounded_up(most)), donate_argnums=0)
     placed = [jax.device_put(batch) for batch in batches]
     began = time.perf_counter()
@@ -149,20 +149,20 @@ def _scan_over_layers() -> None:
     import jax.numpy as jnp
     from flax import nnx
 
-    from ping_llm.models.lm.attention import attend, choose, segments_of
-    from ping_llm.models.lm.transformer import Transformer, rotation
+    from ping_llm.models.lm.attention import attend, choose_attention, segments_of
+    from ping_llm.models.lm.transformer import Transformer, rope_angles
 
-    def call(self: Any, tokens: Any, position: Any, segmentation: Any, most_segments: int) -> Any:
+    def call(self: Any, tokens: Any, position: Any, segmentation: Any, max_segments: int) -> Any:
         s = self.settings
-        segments = segments_of(segmentation, most_segments)
-        turn = rotation(position, s.head_dim, s.rope_period)
-        implementation = choose(s.attention, s.dtype)
+        segments = segments_of(segmentation, max_segments)
+        rope = rope_angles(position, s.head_dim, s.rope_period)
+        implementation = choose_attention(s.attention, s.dtype)
         parts = [nnx.split(block) for block in self.blocks]
         stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(weights for _, weights in parts))
 
         def layer(x: Any, weights: Any) -> tuple[Any, None]:
             block = nnx.merge(parts[0][0], weights)
-            return block(x, turn, lambda q, k, v: attend(q, k, v, segments, implementation)), None
+            return block(x, rope, lambda q, k, v: attend(q, k, v, segments, implementation)), None
 
         x, _ = jax.lax.scan(layer, self.embed(tokens), stacked)
         return self.logits(x)

@@ -13,8 +13,7 @@ from backend_fixtures import reading, text_config, texts, write_files
 from config_fixtures import ROOT
 from ping_llm.config import Config, load_config
 from ping_llm.core.errors import PingLlmError
-from ping_llm.runs.folder import RunFolder
-from ping_llm.runs.metrics import read_metrics
+from ping_llm.runs import RunFolder, read_metrics
 from ping_llm.runs.task import model_settings
 from ping_llm.training import train
 

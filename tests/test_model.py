@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from ping_llm.batches.batch import PackedTokens, expand
 from ping_llm.core.errors import PingLlmError
 from ping_llm.models.lm import ModelSettings, Transformer
-from ping_llm.models.lm.attention import attend, choose, segments_of
-from ping_llm.models.lm.transformer import loss_sums, rotate, rotation
+from ping_llm.models.lm.attention import attend, choose_attention, segments_of
+from ping_llm.models.lm.transformer import apply_rope, loss_sums, rope_angles
 from ping_llm.training.loop import rounded_up
 
 TINY = ModelSettings(layers=2, width=32, heads=2, head_dim=16, mlp_width=48, dtype="float32")
@@ -21,7 +21,7 @@ LENGTH = 64
 
 
 def batch_of(sizes: list[list[int]], length: int = LENGTH, seed: int = 0) -> dict[str, Any]:
-    """Random tokens in segments of these sizes, one list a sequence."""
+    """Random tokens in segments of these sizes, one list per sequence."""
     flat = [size for row in sizes for size in row]
     packed = PackedTokens(
         tokens=np.random.default_rng(seed).integers(1, 267, sum(flat), dtype=np.uint16),
@@ -35,7 +35,7 @@ def logits_of(model: Any, batch: dict[str, Any]) -> jax.Array:
     return model(batch["inputs"], batch["inputs_position"], batch["inputs_segmentation"], 8)
 
 
-def loss_and_slope(settings: ModelSettings, batch: dict[str, Any]) -> tuple[jax.Array, Any]:
+def loss_and_gradient(settings: ModelSettings, batch: dict[str, Any]) -> tuple[jax.Array, Any]:
     graph, weights = nnx.split(Transformer(settings, nnx.Rngs(3)))
 
     def loss(weights: Any) -> jax.Array:
@@ -61,8 +61,8 @@ class TestPacking:
                 number += 1
 
     def test_loss_and_gradient_are_the_sums_of_those_of_the_segments(self) -> None:
-        together = loss_and_slope(TINY, batch_of(list(self.sizes)))
-        apart = loss_and_slope(TINY, batch_of([[size] for row in self.sizes for size in row]))
+        together = loss_and_gradient(TINY, batch_of(list(self.sizes)))
+        apart = loss_and_gradient(TINY, batch_of([[size] for row in self.sizes for size in row]))
         np.testing.assert_allclose(together[0], apart[0], rtol=1e-5)
         for a, b in zip(jax.tree.leaves(together[1]), jax.tree.leaves(apart[1]), strict=True):
             np.testing.assert_allclose(a, b, atol=1e-4)
@@ -79,17 +79,17 @@ class TestPacking:
         assert changed.max() == 49
 
     def test_padding_carries_no_loss_and_an_empty_batch_no_nan(self) -> None:
-        loss, slope = loss_and_slope(TINY, batch_of([[10], []]))
-        short, _ = loss_and_slope(TINY, batch_of([[10]]))
+        loss, _ = loss_and_gradient(TINY, batch_of([[10], []]))
+        short, _ = loss_and_gradient(TINY, batch_of([[10]]))
         np.testing.assert_allclose(loss, short, rtol=1e-6)
-        empty, slope = loss_and_slope(TINY, batch_of([[], []]))
+        empty, gradient = loss_and_gradient(TINY, batch_of([[], []]))
         assert float(empty) == 0
-        assert all(np.all(np.asarray(leaf) == 0) for leaf in jax.tree.leaves(slope))
+        assert all(np.all(np.asarray(leaf) == 0) for leaf in jax.tree.leaves(gradient))
 
 
 @settings(deadline=None)
 @given(st.lists(st.lists(st.integers(1, 9), max_size=6), min_size=1, max_size=5))
-def test_segment_layout_names_the_first_place_and_the_size_of_every_segment(sizes: list[list[int]]) -> None:
+def test_segment_layout_names_the_offset_and_the_size_of_every_segment(sizes: list[list[int]]) -> None:
     segments = segments_of(jnp.array(batch_of(sizes)["inputs_segmentation"]), 6)
     for row, expected in enumerate(sizes):
         expected = expected or [0]
@@ -100,12 +100,12 @@ def test_segment_layout_names_the_first_place_and_the_size_of_every_segment(size
         assert segments.starts[row].tolist() == starts + [-1] * (7 - count)
 
 
-def test_rotation_depends_on_distance_alone() -> None:
+def test_rope_depends_on_distance_alone() -> None:
     query, key = jax.random.normal(jax.random.key(0), (2, 1, 1, 1, 16))
 
     def product(i: int, j: int) -> float:
-        turns = [rotation(jnp.array([[place]]), 16, 10_000.0) for place in (i, j)]
-        return float(jnp.sum(rotate(query, *turns[0]) * rotate(key, *turns[1])))
+        angles = [rope_angles(jnp.array([[position]]), 16, 10_000.0) for position in (i, j)]
+        return float(jnp.sum(apply_rope(query, *angles[0]) * apply_rope(key, *angles[1])))
 
     assert product(5, 3) == pytest.approx(product(905, 903), rel=1e-3)
     assert product(5, 3) != pytest.approx(product(5, 2), rel=1e-3)
@@ -114,7 +114,7 @@ def test_rotation_depends_on_distance_alone() -> None:
 @pytest.mark.slow
 def test_recomputing_activations_changes_no_gradient() -> None:
     batch = batch_of([[20, 30], [64]])
-    kept, again = (loss_and_slope(dataclasses.replace(TINY, remat=remat), batch) for remat in ("none", "full"))
+    kept, again = (loss_and_gradient(dataclasses.replace(TINY, remat=remat), batch) for remat in ("none", "full"))
     for a, b in zip(jax.tree.leaves(kept), jax.tree.leaves(again), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
@@ -141,18 +141,18 @@ def test_the_default_model_has_112_million_parameters_and_the_formula_counts_the
 def test_bfloat16_stays_close_to_float32() -> None:
     batch = batch_of([[30, 34]])
     exact, rough = (
-        loss_and_slope(dataclasses.replace(TINY, dtype=dtype), batch)[0] for dtype in ("float32", "bfloat16")
+        loss_and_gradient(dataclasses.replace(TINY, dtype=dtype), batch)[0] for dtype in ("float32", "bfloat16")
     )
     assert float(rough) == pytest.approx(float(exact), rel=0.02)
 
 
 @pytest.mark.skipif(jax.default_backend() == "gpu", reason="this machine has a GPU")
 def test_attention_that_cannot_run_here_is_refused_with_the_reason() -> None:
-    assert choose("auto", "bfloat16") == "plain"
+    assert choose_attention("auto", "bfloat16") == "plain"
     with pytest.raises(PingLlmError, match="Hopper"):
-        choose("cudnn", "bfloat16")
+        choose_attention("cudnn", "bfloat16")
     with pytest.raises(PingLlmError, match="none of auto, plain, cudnn"):
-        choose("flash", "bfloat16")
+        choose_attention("flash", "bfloat16")
 
 
 @pytest.mark.skipif(jax.default_backend() != "gpu", reason="needs an NVIDIA GPU of the Hopper generation")

@@ -1,4 +1,4 @@
-"""Training by several processes: how they find each other, and that they train, fail, stop and go on as one."""
+"""Training by several processes: how they find each other, and that they train, fail, stop and resume as one."""
 
 import json
 import os
@@ -21,8 +21,9 @@ import yaml
 from backend_fixtures import reading, text_config, texts, write_files
 from ping_llm.config import Config
 from ping_llm.core.errors import PingLlmError
-from ping_llm.runs.metrics import read_metrics
-from ping_llm.training.processes import LOST, explain, find_place, join
+from ping_llm.runs import read_metrics
+from ping_llm.training.guard import LOST, explain
+from ping_llm.training.processes import find_coordinates, join
 from training_fixtures import simulated_rows, tiny_config
 
 DEPLOY = Path(__file__).resolve().parents[1] / "deploy"
@@ -40,9 +41,9 @@ MODEL: dict[str, Any] = {
 
 PROGRAM = """
 import hashlib, json, os, pathlib, sys
-from ping_llm.cli import main
-from ping_llm.errors import PingLlmError
-from ping_llm.pipeline.loader import Loader
+from ping_llm.batches.loader import Loader
+from ping_llm.cli.main import main
+from ping_llm.core.errors import PingLlmError
 
 sys.argv[3] = os.environ.get("TEST_CONFIG", sys.argv[3])
 next_of = Loader.__next__
@@ -233,7 +234,7 @@ class TestFourProcesses:
             last_line = errors.strip().splitlines()[-1]
             assert code == LOST, errors
             assert f"lost process {victim} on {socket.gethostname()}" in last_line
-            assert "the run goes on from its last checkpoint" in last_line
+            assert "the run resumes from its last checkpoint" in last_line
             assert "Check failure stack trace" not in errors
         _, alive = psutil.wait_procs(family, timeout=5)
         assert not alive
@@ -321,17 +322,17 @@ SRUN = {
 HOSTS = {0: "node1", 1: "node2", 2: "node3"}
 
 
-class TestPlace:
+class TestCoordinates:
     def test_three_variables_say_it_all(self) -> None:
-        place = find_place(GIVEN)
-        assert (place["coordinator_address"], place["num_processes"], place["process_id"]) == ("10.0.0.1:1234", 4, 3)
+        found = find_coordinates(GIVEN)
+        assert (found["coordinator_address"], found["num_processes"], found["process_id"]) == ("10.0.0.1:1234", 4, 3)
 
     def test_the_variables_count_more_than_the_launcher(self) -> None:
-        assert find_place(GIVEN | SRUN)["num_processes"] == 4
+        assert find_coordinates(GIVEN | SRUN)["num_processes"] == 4
 
     @pytest.mark.parametrize("environment", [{}, SRUN, SRUN | {"JAX_COORDINATOR_ADDRESS": "10.0.0.1:1234"}])
     def test_otherwise_jax_looks_for_the_launcher(self, environment: dict[str, str]) -> None:
-        assert find_place(environment) == {}
+        assert find_coordinates(environment) == {}
 
     @pytest.mark.parametrize(
         ("change", "message"),
@@ -348,11 +349,11 @@ class TestPlace:
     )
     def test_what_is_missing_or_cannot_be_is_named(self, change: dict[str, str], message: str) -> None:
         with pytest.raises(PingLlmError, match=message):
-            find_place(GIVEN | change)
+            find_coordinates(GIVEN | change)
 
     def test_a_batch_script_without_srun_is_told_so(self) -> None:
         with pytest.raises(PingLlmError, match="write srun before the command"):
-            find_place({"SLURM_JOB_ID": "1", "SLURM_NTASKS": "2"})
+            find_coordinates({"SLURM_JOB_ID": "1", "SLURM_NTASKS": "2"})
 
     def test_a_run_of_several_processes_needs_a_name(self) -> None:
         with pytest.raises(PingLlmError, match="add --name"):

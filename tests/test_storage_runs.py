@@ -11,7 +11,7 @@ import pytest
 
 from ping_llm.config import Config
 from ping_llm.core.errors import PingLlmError
-from ping_llm.runs.metrics import read_metrics
+from ping_llm.runs import read_metrics
 from ping_llm.runs.trained import load_trained
 from ping_llm.storage import Location
 from ping_llm.storage.cache import model_folder, work_folder

@@ -84,9 +84,9 @@ def network(rows: Path, tmp_path: Path) -> dict[str, Any]:
 
 def initialized(keys: dict[str, Any], config: str | Path = CONFIG) -> Any:
     """What MaxText makes of the keys, as its trainer would ask for it."""
-    from ping_llm.integrations.maxtext.launch import taken_hold
+    from ping_llm.integrations.maxtext.launch import patched
 
-    with taken_hold():
+    with patched():
         return importlib.import_module("maxtext.configs.pyconfig").initialize(["", str(config), *arguments(keys)])
 
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from maxtext_runs import initialized, run_here
 
-from ping_llm.batches.batch import Batch
+from ping_llm.batches.spec import Batch
 from ping_llm.core.errors import PingLlmError
 from ping_llm.data.synthetic import random_batch
 from ping_llm.integrations.maxtext import iterators
@@ -38,16 +38,16 @@ class TestChecks:
     @given(
         st.sampled_from(ARRAYS), st.integers(0, 3), st.integers(0, 63), st.sampled_from([-1, 1, 2, 266, 1000, -(2**31)])
     )
-    def test_any_other_number_anywhere_is_refused(self, name: str, sequence: int, place: int, change: int) -> None:
+    def test_any_other_number_anywhere_is_refused(self, name: str, sequence: int, position: int, change: int) -> None:
         batch = {key: value.copy() for key, value in sound_batch().items()}
         shown = {key: value.copy() for key, value in batch.items()}
-        batch[name][sequence, place] ^= change
-        is_only_input = name == "inputs" and 0 <= batch["inputs"][sequence, place] < 267
-        first_of_segment = place == 0 or shown["targets_segmentation"][sequence, place - 1] == 0
+        batch[name][sequence, position] ^= change
+        is_only_input = name == "inputs" and 0 <= batch["inputs"][sequence, position] < 267
+        first_of_segment = position == 0 or shown["targets_segmentation"][sequence, position - 1] == 0
         if is_only_input and first_of_segment:  # nothing else in the batch says what this token was
             check_batch(batch, **SIZES)
         else:
-            with pytest.raises(PingLlmError, match=f"refused.*(sequence {sequence}, place|token|segment)"):
+            with pytest.raises(PingLlmError, match=f"refused.*(sequence {sequence}, position|token|segment)"):
                 check_batch(batch, **SIZES)
 
     @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ class TestIterator:
         from maxtext.utils import maxtext_utils
 
         maker = {"train": iterators.make_train_iterator, "eval": iterators.make_eval_iterator}[which]
-        return maker(config, maxtext_utils.get_mesh_from_config(config), [0])
+        return maker(config, maxtext_utils.get_mesh_from_config(config))
 
     def test_state_goes_through_json_and_back(self, network: dict[str, Any]) -> None:
         first, second = self.make(network), self.make(network)
@@ -130,10 +130,10 @@ class TestIterator:
         assert weights[-1] == 0
 
     def test_where_maxtext_loads_more_than_it_trains_on_the_rest_is_padding(self, network: dict[str, Any]) -> None:
-        """As it does with less than one sequence a device."""
+        """As it does with less than one sequence per device."""
         half = SimpleNamespace(**initialized(network).get_keys() | {"global_batch_size_to_train_on": 2})
         mesh = jax.make_mesh((1,), ("data",))
-        batch = next(iterators.make_train_iterator(half, mesh, [0]))
+        batch = next(iterators.make_train_iterator(half, mesh))
         rows = np.asarray(batch["inputs_segmentation"]).any(axis=1).tolist()
         assert rows == [True, True, False, False]
 

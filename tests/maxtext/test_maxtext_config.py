@@ -18,8 +18,7 @@ from maxtext_runs import CONFIG, initialized, start
 from ping_llm.config import KEYS
 from ping_llm.core.errors import PingLlmError
 from ping_llm.integrations.maxtext import launch as seams
-from ping_llm.integrations.maxtext.config import NETWORK_KEYS
-from ping_llm.integrations.maxtext.launch import main
+from ping_llm.integrations.maxtext.launch import NETWORK_KEYS, main, network_config
 
 pytest.importorskip("maxtext", reason="MaxText is not installed here; `make test-maxtext` makes an environment with it")
 
@@ -32,10 +31,8 @@ class TestKeys:
         assert config.network_train_files == network["network_train_files"]
 
     def test_our_keys_are_typed_documented_and_have_our_defaults(self) -> None:
-        from ping_llm.integrations.maxtext.config import NetworkConfig
-
         for name in NETWORK_KEYS:
-            field, key = NetworkConfig.model_fields[name], KEYS[name]
+            field, key = network_config().model_fields[name], KEYS[name]
             assert field.description == key.description
             assert field.default == key.default
             assert field.annotation is key.annotation
@@ -113,12 +110,12 @@ class TestSeams:
     @pytest.mark.parametrize(
         ("module", "name", "instead", "difference"),
         [
-            (seams._PIPELINE, "make_grain_train_iterator", None, "make_grain_train_iterator is missing"),
-            (seams._PIPELINE, "make_grain_eval_iterator", lambda config: 0, r"takes \(config\), not \(config, global"),
-            (seams._CONFIG, "initialize", lambda argv: 0, "initialize takes"),
-            (seams._LOADING, "_cleanup_orphaned_multiprocessing_processes", None, "is missing"),
-            (seams._CHECKPOINTS, "save_checkpoint", lambda *_: 0, "save_checkpoint does not use grain"),
-            (seams._STATE, "ElasticIterator", int, "ElasticIterator is not Grain's"),
+            (seams.PIPELINE, "make_grain_train_iterator", None, "make_grain_train_iterator is missing"),
+            (seams.PIPELINE, "make_grain_eval_iterator", lambda config: 0, r"takes \(config\), not \(config, global"),
+            (seams.CONFIG, "initialize", lambda argv: 0, "initialize takes"),
+            (seams.LOADING, "_cleanup_orphaned_multiprocessing_processes", None, "is missing"),
+            (seams.CHECKPOINTS, "save_checkpoint", lambda *_: 0, "save_checkpoint does not use grain"),
+            (seams.STATE, "ElasticIterator", int, "ElasticIterator is not Grain's"),
         ],
     )
     def test_a_maxtext_that_differs_is_refused_in_one_line(
@@ -129,26 +126,25 @@ class TestSeams:
             seams.check_seams()
         assert "\n" not in str(error.value)
 
-    def test_a_key_that_went_away_is_noticed(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(seams, "_FIELDS", (*seams._FIELDS, "no_such_key"))
+    def test_a_key_that_went_away_is_noticed(self) -> None:
         with pytest.raises(PingLlmError, match="there is no key no_such_key"):
-            seams.check_seams()
+            seams.check_seams((*seams.KEYS_READ, "no_such_key"))
 
     def test_debug_mode_of_other_data_is_grains_own(self, monkeypatch: pytest.MonkeyPatch) -> None:
         asked: list[tuple[str, bool]] = []
         config = SimpleNamespace(update=lambda *change: asked.append(change))
         monkeypatch.setattr(importlib.import_module("grain"), "config", config)
-        make = seams._for_network(lambda *_: "ours", lambda *_: "theirs")
+        make = seams.for_network(lambda *_: "ours", lambda *_: "theirs")
         assert make(SimpleNamespace(network_enabled=True, grain_debug_mode=True), None, [0]) == "ours"
         assert not asked
         assert make(SimpleNamespace(network_enabled=False, grain_debug_mode=True), None, [0]) == "theirs"
         assert asked == [("py_debug_mode", True)]
 
     def test_the_names_are_put_back(self) -> None:
-        modules = {name: importlib.import_module(name) for name, _ in seams._PARAMETERS}
-        before = {(module, name): getattr(modules[module], name) for module, name in seams._PARAMETERS}
-        with seams.taken_hold():
-            during = {(module, name): getattr(modules[module], name) for module, name in seams._PARAMETERS}
+        modules = {name: importlib.import_module(name) for name, _ in seams.PARAMETERS}
+        before = {(module, name): getattr(modules[module], name) for module, name in seams.PARAMETERS}
+        with seams.patched():
+            during = {(module, name): getattr(modules[module], name) for module, name in seams.PARAMETERS}
         assert sum(before[key] is not during[key] for key in before) == 4
         assert all(getattr(modules[module], name) is value for (module, name), value in before.items())
 
@@ -182,7 +178,7 @@ _OTHER_PEOPLES_WORKER = """
     import os, signal, subprocess, sys, time
     from contextlib import nullcontext
     from maxtext.input_pipeline import multihost_dataloading
-    from ping_llm.engines.maxtext.seams import taken_hold
+    from ping_llm.integrations.maxtext.launch import patched
 
     if __name__ == "__main__":
         # An orphan that looks like a worker process: its parent ends before it.
@@ -192,7 +188,7 @@ _OTHER_PEOPLES_WORKER = """
         pid = int(subprocess.run([sys.executable, "-c", start], stdout=subprocess.PIPE, check=True).stdout)
         while "PPid:\\t1\\n" not in open(f"/proc/{pid}/status").read():
             time.sleep(0.05)
-        with taken_hold() if sys.argv[1] == "ours" else nullcontext():
+        with patched() if sys.argv[1] == "ours" else nullcontext():
             multihost_dataloading.MultiHostDataLoadIterator([], None).close()
             time.sleep(0.3)
         state = open(f"/proc/{pid}/stat").read().split()[2] if os.path.exists(f"/proc/{pid}") else "Z"

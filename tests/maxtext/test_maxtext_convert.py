@@ -1,4 +1,4 @@
-"""Models carried over to MaxText and back give the same logits."""
+"""Models converted to MaxText and back give the same logits."""
 
 import json
 from pathlib import Path
@@ -17,11 +17,13 @@ from ping_llm.config import Config, load_config
 from ping_llm.core.errors import PingLlmError
 from ping_llm.data.registry import make_train_loader
 from ping_llm.data.synthetic import random_batch
-from ping_llm.integrations.maxtext.architecture import maxtext_keys, our_config, read_keys
 from ping_llm.integrations.maxtext.convert import (
     convert_from_maxtext,
     convert_to_maxtext,
     from_maxtext,
+    maxtext_keys,
+    our_config,
+    read_keys,
     to_maxtext,
     write_weights,
 )
@@ -50,11 +52,11 @@ def maxtext_logits(config: Path, load_parameters_path: Path, **changes: Any) -> 
     from maxtext.configs import pyconfig
     from maxtext.utils import maxtext_utils, model_creation_utils
 
-    from ping_llm.integrations.maxtext.launch import taken_hold
+    from ping_llm.integrations.maxtext.launch import patched
 
     keys = ON_A_CPU | {"run_name": "x", "base_output_directory": "x", "enable_checkpointing": False} | changes
     keys |= {"load_parameters_path": load_parameters_path, "per_device_batch_size": 3, "dataset_type": "synthetic"}
-    with taken_hold():
+    with patched():
         settings = pyconfig.initialize(["", str(config), *arguments(keys)])
     mesh = maxtext_utils.get_mesh_from_config(settings)
     model = model_creation_utils.from_pretrained(settings, mesh=mesh)

@@ -80,7 +80,8 @@ def predict(
     from ping_llm.predict.predictor import Predictor, add_answers, read_questions
 
     levels = _levels(quantiles)
-    check_table(output)
+    if output:
+        check_table(output)
     known = _read(history, columns)
     table = _questions(src or [], dst or [], questions, known if matrix else None, time)
     asked, nodes = read_questions(table, known.nodes)
@@ -102,7 +103,7 @@ def _read(files: list[str] | None, columns: list[str] | None) -> "MeasurementSet
     """Measurements, after a line for each reason why some could not be used; none without files."""
     from ping_llm.rows.measurement_set import read_observations, table_observations
 
-    names = renamed(columns)
+    names = renamed(columns) if columns else None
     if not files:
         return table_observations(None)
     with progress("reading") as advance:

@@ -1,5 +1,6 @@
-"""`ping-llm train`."""
+"""`train`, and what is done with the run afterwards: `export`, `convert`, `report`."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,12 +19,12 @@ def train(
         Path | None, typer.Option(help="Configuration file; see configs/ and docs/configuration.md.")
     ] = None,
     project: Annotated[str | None, typer.Option(help="Folder for runs that belong together; W&B's project.")] = None,
-    name: Annotated[str | None, typer.Option(help="Name of the run. The same name goes on where it stopped.")] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the run. The same name resumes where it stopped.")] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Steps of the whole run.")] = None,
-    batch_size: Annotated[int | None, typer.Option(min=1, help="Sequences a step, of all devices together.")] = None,
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Sequences per step, of all devices together.")] = None,
     json_output: Json = False,
 ) -> None:
-    """Train a model, or go on with a run that was interrupted: the same command does both.
+    """Train a model, or resume a run that was interrupted: the same command does both.
 
     The run's folder (runs/PROJECT/NAME) gets the configuration, checkpoints, metrics.jsonl, TensorBoard files, the loss
     curve as a picture and summary.json. SIGTERM and Ctrl-C save and end the run; after any interruption, `kill -9`
@@ -43,8 +44,8 @@ def train(
     given = {"project": project, "run_name": name, "steps": steps}
     overrides = [*(changes or []), *(f"{key}={value}" for key, value in given.items() if value is not None)]
     settings = load_config(config, overrides)
-    runs = settings.base_output_directory
-    check_folder(Path(runs), f"base_output_directory={runs}")
+    folder = settings.base_output_directory
+    check_folder(Path(folder), f"base_output_directory={folder}")
     start_processes(settings)
     if batch_size is not None:
         import jax
@@ -57,26 +58,22 @@ def train(
     if json_output:
         print_json(summary)
     else:
-        _show_summary(summary)
+        out.print("\n".join(_in_words(summary)), soft_wrap=True)
     if summary["stopped_by_signal"] == 2:
         raise typer.Exit(130)
 
 
-def _show_summary(summary: dict[str, Any]) -> None:
+def _in_words(summary: dict[str, Any]) -> Iterator[str]:
     if summary["complete"]:
-        out.print(f"done: {summary['steps']:,} steps, in {summary['run']}")
+        yield f"done: {summary['steps']:,} steps, in {summary['run']}"
     else:
-        out.print(f"stopped and saved after {summary['steps']:,} steps; the same command goes on from there")
+        yield f"stopped and saved after {summary['steps']:,} steps; the same command resumes from there"
     for key, label in (("final_loss", "loss"), ("eval_loss", "evaluation loss")):
         if summary[key] is not None:
-            out.print(f"  {label} {summary[key]:.4f}")
-    if summary["real_tokens_per_s"]:
+            yield f"  {label} {summary[key]:.4f}"
+    if rate := summary["real_tokens_per_s"]:
         mfu = "" if summary["mfu"] is None else f", MFU {summary['mfu']:.1%}"
-        wait = summary["data_wait_fraction"]
-        out.print(f"  {summary['real_tokens_per_s']:,} tokens/s{mfu}, {wait:.1%} of the time waiting for data")
-
-
-# `ping-llm export`: a trained model as plain files.
+        yield f"  {rate:,} tokens/s{mfu}, {summary['data_wait_fraction']:.1%} of the time waiting for data"
 
 
 def export(
@@ -89,7 +86,7 @@ def export(
     """Write a trained model as safetensors with its configuration and a model card.
 
     The folder can be given wherever a run can: to `predict`, `evaluate`, or as `load_parameters_path` of another run.
-    Weights have 16 bits there; the averaged ones if the run kept an average.
+    Weights are bfloat16 there; the averaged ones if the run kept an average.
 
     Example:
 
@@ -99,16 +96,15 @@ def export(
 
     check_folder(output, f"--output {output}")
     check_replaceable(output, overwrite=overwrite)
-    own_card = _read_card(card) if card else None
+    text = _read_card(card) if card else None
     trained = load_trained(run)
     with writing(output):
-        save_trained(trained, output, model_card(trained) if own_card is None else own_card, overwrite=overwrite)
+        save_trained(trained, output, model_card(trained) if text is None else text, overwrite=overwrite)
     files = sorted(output.iterdir())
     size = sum(file.stat().st_size for file in files)
     if json_output:
-        print_json(
-            {"folder": str(output), "files": [file.name for file in files], "bytes": size, "steps": trained.steps}
-        )
+        names = [file.name for file in files]
+        print_json({"folder": str(output), "files": names, "bytes": size, "steps": trained.steps})
     else:
         out.print(f"{len(files)} files, {size / 1e6:,.1f} MB, in {output}: the model after {trained.steps:,} steps")
 
@@ -119,9 +115,6 @@ def _read_card(path: Path) -> str:
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else "not UTF-8 text"
         raise PingLlmError(f"cannot read the model card {path}: {reason}") from error
-
-
-# `ping-llm convert`: trained models to MaxText and back.
 
 
 def convert(
@@ -140,7 +133,7 @@ def convert(
     overwrite: Overwrite = False,
     json_output: Json = False,
 ) -> None:
-    """Carry a trained language model over to MaxText, or back: the same logits, up to rounding. docs/maxtext.md.
+    """Convert a trained language model to MaxText, or back: the same logits, up to rounding. docs/maxtext.md.
 
     Examples:
 
@@ -162,21 +155,12 @@ def convert(
             done = convert_from_maxtext(model, output, config=config, changes=changes or (), overwrite=overwrite)
     path = done.load_parameters_path
     if json_output:
-        print_json(
-            {
-                "folder": str(done.folder),
-                "parameters": done.parameters,
-                "steps": done.steps,
-                "load_parameters_path": None if path is None else str(path),
-            }
-        )
+        result = {"folder": str(done.folder), "parameters": done.parameters, "steps": done.steps}
+        print_json(result | {"load_parameters_path": path and str(path)})
         return
     out.print(f"{done.parameters / 1e6:,.1f} M parameters after {done.steps:,} steps, in {done.folder}", soft_wrap=True)
     if path is not None:
         out.print(f"  load_parameters_path={path}", soft_wrap=True, markup=False)
-
-
-# `ping-llm report`: a run to look at, as one HTML file.
 
 
 def report(

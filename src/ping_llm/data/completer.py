@@ -17,7 +17,8 @@ from ping_llm.config import Config
 from ping_llm.core.errors import PingLlmError
 from ping_llm.core.observations import Observations
 from ping_llm.data.registry import Part, StepLoader
-from ping_llm.prior.fine_tuning import Measurements, on_device_measurements
+from ping_llm.prior.fine_tuning import on_device_measurements
+from ping_llm.prior.prng import Columns
 from ping_llm.prior.worlds import WorldSettings
 from ping_llm.rows.measurement_set import read_observations
 
@@ -84,7 +85,7 @@ class MeasuredData:
         return hashed.hexdigest()[:16]
 
     @cached_property
-    def on_device(self) -> Measurements:
+    def on_device(self) -> Columns:
         return on_device_measurements(self.observations, self.nodes)
 
 

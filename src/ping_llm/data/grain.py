@@ -25,11 +25,9 @@ from typing import Any, Final
 import numpy as np
 
 from ping_llm.batches.batch import PackedTokens, Stages
-from ping_llm.batches.contexts import ContextSettings
-from ping_llm.batches.loader import Loader, LoaderSettings
+from ping_llm.batches.loader import Loader, Source
 from ping_llm.batches.mixture import Mixture, Phase
-from ping_llm.batches.spec import DataSpec, DataState
-from ping_llm.batches.transport import Source
+from ping_llm.batches.spec import ContextSettings, DataSpec, DataState, LoaderSettings
 from ping_llm.config import Blend, Config, parse_blend
 from ping_llm.core.errors import PingLlmError
 from ping_llm.core.randomness import Purpose, key, permute
@@ -323,8 +321,8 @@ class TextLoader(Loader):
     def max_segments(self, step: int) -> int:
         return max_segments(self.text.config)
 
-    def _make_report(self) -> TextReport:
+    def make_report(self) -> TextReport:
         return TextReport(stages=self.stages, workers=self.settings.worker_count)
 
-    def _make_source(self) -> Source:
+    def make_source(self) -> Source:
         return TextSource(self.text, self._state.mixture)

@@ -1,7 +1,10 @@
-"""A command on a machine that is rented by the hour and may be taken away: what `modal.py` runs there.
+"""Preparation and training on rented machines of Modal (modal.com).
 
-Training is a program of its own, so that it can be asked to save (SIGTERM) when the time is over or the machine is
-taken away. Whenever it has saved, `commit` makes that safe.
+    modal run -m ping_llm.integrations.modal::prepare --input raw --output rows
+    modal run -m ping_llm.integrations.modal::run --run-name my-run --steps 5000 --batch-size 128 --gpu H100
+
+Data and runs are on two volumes, `ping-llm-data` and `ping-llm-runs`. A run that is interrupted, or reaches the 24
+hours that a call may take, is called again by Modal and resumes from its last checkpoint. See docs/modal.md.
 """
 
 import json
@@ -10,9 +13,8 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
 from typing import Any, Final
@@ -21,101 +23,6 @@ from ping_llm.config import load_config
 from ping_llm.core.console import err, out
 from ping_llm.core.errors import PingLlmError, need
 from ping_llm.rows.summary import render, summarise
-
-_LOOK_EVERY_S: Final = 2.0
-_SAVING_S: Final = 25.0
-"""For the last checkpoint when the machine is taken away; Modal gives 30 s."""
-
-_DONE, _WRONG_INPUT = 0, 1
-
-
-class NotFinishedError(Exception):
-    """The run has been saved, and there is more to do: call again, and it goes on."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Job:
-    config: str
-    """The configuration, as YAML."""
-    run: Path
-    """The run's folder."""
-    options: tuple[str, ...] = ()
-    """More options of `ping-llm train`."""
-    seconds: float
-    """How long it may take; it saves and ends, then."""
-
-
-def train_rented(job: Job, commit: Callable[[], None]) -> dict[str, Any]:
-    """Train until it is done, and return the summary.
-
-    What the user must mend is a `PingLlmError`: trying again does not help. Everything else, from the end of the
-    allotted time to a crash, is a `NotFinishedError` after which to call again.
-    """
-    file = job.run.parent / f".{job.run.name}.yml"
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(job.config)
-    command = [sys.executable, "-m", "ping_llm", "train", "--config", str(file), "--json", *job.options]
-    training = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONUNBUFFERED": "1"})
-    try:
-        _look_after(training, job, commit)
-    except BaseException:  # the machine is being taken away
-        _stop(training)
-        commit()
-        raise
-    output = training.communicate()[0]
-    commit()
-    if training.returncode == _WRONG_INPUT:
-        raise PingLlmError("the run could not go on; its last lines above say why")
-    if training.returncode != _DONE:
-        raise NotFinishedError(f"training ended with code {training.returncode}")
-    summary: dict[str, Any] = json.loads(output.splitlines()[-1])
-    if not summary["complete"]:
-        raise NotFinishedError(f"saved after {summary['steps']:,} steps; there are more to do")
-    return summary
-
-
-def _look_after(training: "subprocess.Popen[str]", job: Job, commit: Callable[[], None]) -> None:
-    end = time.monotonic() + job.seconds
-    saved = saved_steps(job.run)
-    asked = False
-    while training.poll() is None:
-        time.sleep(_LOOK_EVERY_S if end - time.monotonic() > _LOOK_EVERY_S else 0.1)
-        now = saved_steps(job.run)
-        if now - saved:
-            commit()
-        saved = now
-        if not asked and time.monotonic() > end:
-            training.terminate()
-            asked = True
-
-
-def saved_steps(run: Path) -> set[int]:
-    """Checkpoints that are whole: one that is being written has another name."""
-    return {int(path.name) for path in (run / "checkpoints").glob("[0-9]*") if path.name.isdecimal()}
-
-
-def _stop(training: "subprocess.Popen[str]") -> None:
-    training.terminate()
-    try:
-        training.wait(_SAVING_S)
-    except subprocess.TimeoutExpired:
-        training.kill()
-        training.wait()
-
-
-def sync_wandb(run: Path, tool: Sequence[str] = ("wandb",)) -> bool:
-    """Send what a run kept for Weights & Biases; its parts are sent in their order. Whether that worked."""
-    parts = sorted(str(path) for path in (run / "wandb").glob("offline-run-*"))
-    return not parts or subprocess.run([*tool, "sync", *parts], check=False).returncode == 0
-
-
-# Preparation and training on rented machines of Modal (modal.com).
-#
-#     modal run -m ping_llm.integrations.modal::prepare --input raw --output rows
-#     modal run -m ping_llm.integrations.modal::run --run-name my-run --steps 5000 --batch-size 128 --gpu H100
-#
-# Data and runs are on two volumes, `ping-llm-data` and `ping-llm-runs`. A run that is interrupted, or reaches the 24
-# hours that a call may take, is called again by Modal and goes on from its last checkpoint. See docs/modal.md.
 
 modal = need("modal", "modal", "ping_llm.integrations.modal")
 
@@ -126,24 +33,24 @@ _LOCK: Final = Path(__file__).resolve().parents[3] / "requirements.lock"
 _DAY_S: Final = 24 * 3600
 _MARGIN_S: Final = 900
 """Before the time that a call may take is over, a run saves and ends by itself."""
+_POLL_S: Final = 2.0
+_SAVING_S: Final = 25.0
+"""For the last checkpoint when the machine is taken away; Modal gives 30 s."""
 
 
 def _image(*more: str) -> Any:
     """What ping-llm needs, in the versions of the lock file if there is one, and the package as it is here."""
+    try:
+        packages = [line for line in requires("ping-llm") or [] if "extra ==" not in line]
+    except PackageNotFoundError:  # this module is read on the rented machine, too, where the image is made already
+        packages = []
     image = modal.Image.debian_slim(python_version=_PYTHON)
     options = ""
     if _LOCK.exists():
         image = image.add_local_file(_LOCK, "/requirements.lock", copy=True)
         options = "--constraint /requirements.lock"
-    image = image.pip_install(*_packages(), *more, extra_options=options)
+    image = image.pip_install(*packages, *more, extra_options=options)
     return image.add_local_python_source("ping_llm", ignore=["**/__pycache__/**"])
-
-
-def _packages() -> list[str]:
-    try:
-        return [line for line in requires("ping-llm") or [] if "extra ==" not in line]
-    except PackageNotFoundError:  # this module is read on the rented machine, too, where the image is made already
-        return []
 
 
 app = modal.App("ping-llm", include_source=False)  # the image has it, with the files that are not Python
@@ -151,50 +58,7 @@ _data = modal.Volume.from_name("ping-llm-data", create_if_missing=True)
 _runs = modal.Volume.from_name("ping-llm-runs", create_if_missing=True)
 
 
-@app.function(  # type: ignore[untyped-decorator]
-    image=_image("jax[cuda13]", "wandb>=0.30"),
-    gpu="H100",
-    cpu=8.0,
-    memory=32 * 1024,
-    volumes={DATA: _data, RUNS: _runs},
-    timeout=_DAY_S,
-    retries=modal.Retries(max_retries=10, initial_delay=1.0, backoff_coefficient=1.0),
-    single_use_containers=True,
-)
-def train_on_gpu(
-    config: str, options: list[str], run: str, wandb: bool = False, seconds: float = _DAY_S - _MARGIN_S
-) -> dict[str, Any]:
-    """Train, or go on: the summary, or `{"error": …}`. It raises where Modal is to call it again."""
-    _reload(_data, _runs)
-    folder = Path(run)
-    try:
-        job = Job(config=config, run=folder, options=tuple(options), seconds=seconds)
-        return train_rented(job, lambda: _commit(_runs))
-    except PingLlmError as error:
-        return {"error": str(error)}
-    finally:
-        if wandb and not sync_wandb(folder):
-            err.print(f"W&B: not sent; later: wandb sync {folder / 'wandb' / 'offline-run-*'}", soft_wrap=True)
-        _commit(_runs)
-
-
-@app.function(  # type: ignore[untyped-decorator]
-    image=_image(), cpu=8.0, memory=16 * 1024, volumes={DATA: _data}, timeout=_DAY_S
-)
-def prepare_on_cpus(inputs: list[str], output: str) -> dict[str, Any]:
-    """Make probe rows. If it is interrupted, call it again: it continues."""
-    from ping_llm.rows.prepare import PrepareSettings
-    from ping_llm.rows.prepare import prepare as make_rows
-    from ping_llm.storage import locate
-
-    _reload(_data)
-    try:
-        make_rows(PrepareSettings(inputs=tuple(inputs), output=output))
-        return summarise(locate(output))
-    except PingLlmError as error:
-        return {"error": str(error)}
-    finally:
-        _commit(_data)
+# -- on this machine: options are checked before anything is rented
 
 
 @app.local_entrypoint()  # type: ignore[untyped-decorator]
@@ -211,7 +75,7 @@ def run(
     gpu: str = "H100",
     hours: int = 24,
 ) -> None:
-    """Train on a GPU. The same --run-name goes on where it stopped.
+    """Train on a GPU. The same --run-name resumes where it stopped.
 
     --rows and --config: rows on the data volume (or s3://, gs://), and a configuration file of this machine.
     --set "key=value key=value": any other keys. --hours: the longest that one call may take.
@@ -228,7 +92,7 @@ def run(
             wandb=bool(wandb_project),
         )
         if not 1 <= hours <= 24:
-            raise PingLlmError(f"--hours {hours}: Modal allows 1 to 24; a longer run goes on by itself")
+            raise PingLlmError(f"--hours {hours}: Modal allows 1 to 24; a longer run resumes by itself")
         chosen: dict[str, Any] = {"gpu": gpu, "timeout": hours * 3600}
         if wandb_project:
             chosen["secrets"] = [modal.Secret.from_name(wandb_secret, required_keys=["WANDB_API_KEY"])]
@@ -245,39 +109,34 @@ def prepare(input: str = "raw", output: str = "rows", cpu: float = 8.0, memory_g
     with _one_line_errors():
         function = prepare_on_cpus.with_options(cpu=cpu, memory=memory_gb * 1024)
         inputs = [on_volume(DATA, name) for name in shlex.split(input)]
-        summary = _checked(function.remote(inputs, on_volume(DATA, output)))
-        out.print(render(summary))
+        out.print(render(_checked(function.remote(inputs, on_volume(DATA, output)))))
 
 
 def plan_run(
     *,
     run_name: str,
-    steps: int,
-    batch_size: int,
-    rows: str,
-    config: str,
+    steps: int = 0,
+    batch_size: int = 0,
+    rows: str = "rows",
+    config: str = "",
     changes: list[str],
-    project: str,
-    wandb: bool,
-    data: str = DATA,
-    runs: str = RUNS,
+    project: str = "ping-llm",
+    wandb: bool = False,
 ) -> dict[str, Any]:
-    """The arguments of `train_on_gpu`. What is wrong with them is said here, before a machine is rented."""
+    """The arguments of `train_on_gpu`. What is wrong with them is said here."""
     if not run_name or "/" in run_name:
         raise PingLlmError(f"--run-name {run_name!r}: write a name for the run, without /")
     given = ["wandb_mode=offline"] if wandb else []
     if rows:
-        where = on_volume(data, rows)
-        given += [f"network_train_files={where}", f"network_eval_files={where}"]
-    given += [*changes, f"run_name={run_name}", f"project={project}", f"base_output_directory={runs}"]
+        given += [f"network_{split}_files={on_volume(DATA, rows)}" for split in ("train", "eval")]
+    given += [*changes, f"run_name={run_name}", f"project={project}", f"base_output_directory={RUNS}"]
     if steps:
         given.append(f"steps={steps}")
     settings = load_config(config or None, given)
-    options = [f"--batch-size={batch_size}"] if batch_size else []
     return {
         "config": settings.to_yaml(),
-        "options": options,
-        "run": str(Path(runs) / settings.project / settings.run_name),
+        "options": [f"--batch-size={batch_size}"] if batch_size else [],
+        "run": f"{RUNS}/{settings.project}/{settings.run_name}",
         "wandb": wandb,
     }
 
@@ -289,17 +148,6 @@ def on_volume(volume: str, name: str) -> str:
     ('/data/rows', 's3://bucket/rows')
     """
     return name if "://" in name or name.startswith("/") else f"{volume}/{name}"
-
-
-def _reload(*volumes: Any) -> None:
-    if not modal.is_local():
-        for volume in volumes:
-            volume.reload()
-
-
-def _commit(volume: Any) -> None:
-    if not modal.is_local():
-        volume.commit()
 
 
 def _checked(result: dict[str, Any]) -> dict[str, Any]:
@@ -314,3 +162,121 @@ def _one_line_errors() -> Iterator[None]:
         yield
     except PingLlmError as error:
         raise SystemExit(f"error: {error}") from None
+
+
+# -- on the rented machine
+
+
+class NotFinishedError(Exception):
+    """The run has been saved, and there is more to do: call again, and it resumes."""
+
+
+@app.function(  # type: ignore[untyped-decorator]
+    image=_image(), cpu=8.0, memory=16 * 1024, volumes={DATA: _data}, timeout=_DAY_S
+)
+def prepare_on_cpus(inputs: list[str], output: str) -> dict[str, Any]:
+    """Make probe rows. If it is interrupted, call it again: it continues."""
+    from ping_llm.rows.prepare import PrepareSettings
+    from ping_llm.rows.prepare import prepare as make_rows
+    from ping_llm.storage import locate
+
+    with _volumes(_data, writes=_data):
+        try:
+            make_rows(PrepareSettings(inputs=tuple(inputs), output=output))
+            return summarise(locate(output))
+        except PingLlmError as error:
+            return {"error": str(error)}
+
+
+@app.function(  # type: ignore[untyped-decorator]
+    image=_image("jax[cuda13]", "wandb>=0.30"),
+    gpu="H100",
+    cpu=8.0,
+    memory=32 * 1024,
+    volumes={DATA: _data, RUNS: _runs},
+    timeout=_DAY_S,
+    retries=modal.Retries(max_retries=10, initial_delay=1.0, backoff_coefficient=1.0),
+    single_use_containers=True,
+)
+def train_on_gpu(
+    config: str, options: list[str], run: str, wandb: bool = False, seconds: float = _DAY_S - _MARGIN_S
+) -> dict[str, Any]:
+    """Train, or resume: the summary, or `{"error": …}`. It raises where Modal is to call it again."""
+    folder = Path(run)
+    with _volumes(_data, _runs, writes=_runs) as commit:
+        try:
+            return train_rented(config, options, folder, seconds, commit)
+        except PingLlmError as error:
+            return {"error": str(error)}
+        finally:
+            parts = sorted(str(path) for path in (folder / "wandb").glob("offline-run-*")) if wandb else []
+            if parts and subprocess.run(["wandb", "sync", *parts], check=False).returncode != 0:
+                err.print(f"W&B: not sent; later: wandb sync {folder / 'wandb' / 'offline-run-*'}", soft_wrap=True)
+
+
+@contextmanager
+def _volumes(*reads: Any, writes: Any) -> Iterator[Callable[[], None]]:
+    """See what is new on the volumes; at the end, and whenever the function given is called, keep what was written."""
+
+    def commit() -> None:
+        if not modal.is_local():
+            writes.commit()
+
+    if not modal.is_local():
+        for volume in reads:
+            volume.reload()
+    try:
+        yield commit
+    finally:
+        commit()
+
+
+def train_rented(
+    config: str, options: list[str], run: Path, seconds: float, commit: Callable[[], None]
+) -> dict[str, Any]:
+    """Train until it is done, and return the summary. `config` is YAML, `options` are more of `ping-llm train`.
+
+    Training is a program of its own, so that it can be asked to save (SIGTERM) when the `seconds` are over or the
+    machine is taken away. Whenever it has saved, `commit` makes that safe. What the user must mend is a `PingLlmError`:
+    trying again does not help. Everything else, from the end of the allotted time to a crash, is a `NotFinishedError`.
+    """
+    file = run.parent / f".{run.name}.yml"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(config)
+    command = [sys.executable, "-m", "ping_llm", "train", "--config", str(file), "--json", *options]
+    training = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONUNBUFFERED": "1"})
+    end = time.monotonic() + seconds
+    saved, stopping = _saved_steps(run), False
+    try:
+        while training.poll() is None:
+            time.sleep(_POLL_S if end - time.monotonic() > _POLL_S else 0.1)
+            before, saved = saved, _saved_steps(run)
+            if saved - before:
+                commit()
+            if not stopping and time.monotonic() > end:
+                training.terminate()
+                stopping = True
+    except BaseException:  # the machine is being taken away
+        training.terminate()
+        try:
+            training.wait(_SAVING_S)
+        except subprocess.TimeoutExpired:
+            training.kill()
+            training.wait()
+        commit()
+        raise
+    output = training.communicate()[0]
+    commit()
+    if training.returncode == 1:
+        raise PingLlmError("the run could not continue; its last lines above say why")
+    if training.returncode != 0:
+        raise NotFinishedError(f"training ended with code {training.returncode}")
+    summary: dict[str, Any] = json.loads(output.splitlines()[-1])
+    if not summary["complete"]:
+        raise NotFinishedError(f"saved after {summary['steps']:,} steps; there are more to do")
+    return summary
+
+
+def _saved_steps(run: Path) -> set[int]:
+    """Checkpoints that are whole: one that is being written has another name."""
+    return {int(path.name) for path in (run / "checkpoints").glob("[0-9]*") if path.name.isdecimal()}

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from ping_llm.models.lm.transformer import Transformer, rotation
+from ping_llm.models.lm.transformer import Transformer, rope_angles
 
 Layers = list[tuple[jax.Array, jax.Array]]
 
@@ -39,7 +39,7 @@ def prefill(graph: Any, weights: Any, tokens: jax.Array, sizes: jax.Array) -> KV
         return jax.nn.dot_product_attention(query, key, value, is_causal=True)
 
     position = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
-    rope = rotation(position, model.settings.head_dim, model.settings.rope_period)
+    rope = rope_angles(position, model.settings.head_dim, model.settings.rope_period)
     x = model.embed(tokens)
     for block in model.blocks:
         x = block(x, rope, attend)
@@ -66,7 +66,7 @@ def extend(
 
     begin = sum(cache.sizes.reshape(cache.sizes.shape + (1,) * (len(shape) - cache.sizes.ndim)) for cache in before)
     position = (jnp.broadcast_to(begin, shape)[..., None] + jnp.arange(length)).reshape(-1, length)
-    rope = rotation(position, model.settings.head_dim, model.settings.rope_period)
+    rope = rope_angles(position, model.settings.head_dim, model.settings.rope_period)
     x = model.embed(tokens.reshape(-1, length))
     for block in model.blocks:
         x = block(x, rope, attend)

@@ -23,7 +23,7 @@ from ping_llm.predict.kv_cache import KVCache, extend, prefill
 from ping_llm.predict.prompts import Prompt, Tokens
 from ping_llm.runs.task import model_settings
 from ping_llm.runs.trained import Trained
-from ping_llm.tokens.encode import FIRST_BYTE, Role
+from ping_llm.tokens import FIRST_BYTE, Role
 
 _BYTES: Final = np.arange(256)
 _NORMALISED: Final = (_BYTES < 8) | (_BYTES & 4 > 0)

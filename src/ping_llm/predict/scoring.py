@@ -27,7 +27,7 @@ from ping_llm.predict.kv_cache import KVCache
 from ping_llm.predict.language_model import LanguageModel, power_of_two, token_table
 from ping_llm.predict.prompts import RESULT_LAST, Prompt, TokenOffsets, Tokens, destination_prompt, pack, spell
 from ping_llm.rows.format import ProbeRow
-from ping_llm.tokens.encode import FIELD_ORDERS, FIRST_BYTE
+from ping_llm.tokens import FIELD_ORDERS, FIRST_BYTE
 
 _QUESTION_LENGTH: Final = 64
 """More than the longest measurement has."""

@@ -16,20 +16,11 @@ from ping_llm.config.keys import SECRETS
 from ping_llm.core.errors import PingLlmError
 from ping_llm.evaluate.scores import EVALUATION_FILE
 from ping_llm.report.charts import Floats
-from ping_llm.runs.folder import RunFolder
-from ping_llm.runs.metrics import SESSIONS, read_metrics
+from ping_llm.runs import RunFolder, read_metrics
 
 PIPELINE_FILE: Final = "pipeline.json"
 DATA_FILE: Final = "data.json"
-_COLUMNS: Final = (
-    "loss",
-    "grad_norm",
-    "learning_rate",
-    "real_tokens",
-    "real_tokens_per_s",
-    "mfu",
-    "data_wait_fraction",
-)
+_COLUMNS = ("loss", "grad_norm", "learning_rate", "real_tokens", "real_tokens_per_s", "mfu", "data_wait_fraction")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,10 +74,8 @@ def read_sessions(file: Path) -> list[Session]:
             continue
         if event.get("event") == "begin":
             machine = {key: value for key, value in event.items() if key not in ("event", "time", "first_step")}
-            first = event.get("first_step")
-            found.append(
-                Session(begun=_time(event), first_step=first if isinstance(first, int) else 0, machine=machine)
-            )
+            first = event["first_step"] if isinstance(event.get("first_step"), int) else 0
+            found.append(Session(begun=_time(event), first_step=first, machine=machine))
         elif event.get("event") == "end" and found:
             error = event.get("error")
             found[-1] = replace(found[-1], ended=_time(event), error=None if error is None else str(error))
@@ -160,7 +149,7 @@ def read_run(folder: Path, evaluation: Path | None = None) -> Run:
         settings=settings,
         curves=Curves.read(where.metrics),
         summary=_json(where.summary, problems) or {},
-        sessions=read_sessions(folder / SESSIONS),
+        sessions=read_sessions(where.sessions),
         pipeline=pipeline if pipeline and _is_pipeline(pipeline) else None,
         data=_data_state(where, problems),
         evaluation=_evaluation(evaluation) if evaluation else _json(folder / EVALUATION_FILE, problems),

@@ -1,4 +1,4 @@
-"""What is trained: a model, and the sums that its loss is made of.
+"""What a configuration trains: a model, and the sums that its loss is made of.
 
 `dataset_type=worlds` and `measured` train the completer, all others the language model.
 """
@@ -19,33 +19,54 @@ from ping_llm.core.errors import PingLlmError
 from ping_llm.data.completer import COMPLETER_DATA, measurements_of, world_settings
 from ping_llm.models.completer.mixture import loss_sums as completer_sums
 from ping_llm.models.completer.model import CompleterSettings, SetTransformer
-from ping_llm.models.lm import ModelSettings, Transformer, attention, float8
+from ping_llm.models.lm import ModelSettings, Transformer
+from ping_llm.models.lm.attention import choose_attention, is_hopper_or_newer
+from ping_llm.models.lm.float8 import choose_quantization
 from ping_llm.models.lm.transformer import Sums, loss_sums
-from ping_llm.prior.fine_tuning import Measurements, measured_batch
+from ping_llm.prior.fine_tuning import measured_batch
+from ping_llm.prior.prng import Columns
 from ping_llm.prior.worlds import Batch, WorldSettings, worlds_of
-from ping_llm.tokens.encode import VOCABULARY_SIZE
+from ping_llm.tokens import VOCABULARY_SIZE
 
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    description: str
-    """Its shape."""
+    shape: str
+    """Layers, heads and sizes, in words."""
+    cost: str
+    """Of a token, in words."""
     arithmetic: str
     parameters: int
     flops_per_token: int
-    """Of a training step. A token is a place of the model's input."""
+    """Of a training step. A token is a position of the model's input."""
     make: Callable[[nnx.Rngs], nnx.Module]
     sums: Callable[[Any, DeviceBatch, Any, int], Sums]
-    """Of the model, a batch, `data`, and the segments that a sequence has at most: `objective` is what is minimised,
+    """Of the model, a batch, `data`, and the most segments that a sequence has: `objective` is what is minimised,
     `cross_entropy` what is reported, `targets` what both are divided by, `real_tokens` what was not padding."""
     data: Callable[[], Any] = lambda: None
-    """Gives what every step needs on the device beside its batch. Only training asks for it."""
-    asks_for_segments: bool = False
-    """Whether the attention used has to be told how many segments there may be."""
+    """What every training step needs on the device beside its batch."""
+    needs_max_segments: bool = False
+    """Whether the attention is compiled for a number of segments."""
 
 
 def task_of(config: Config) -> Task:
     return _completer(config) if config.dataset_type in COMPLETER_DATA else _language_model(config)
+
+
+def graph(task: Task) -> Any:
+    """The model without its weights: what `nnx.merge` needs beside them."""
+    return nnx.split(nnx.eval_shape(lambda: task.make(nnx.Rngs(0))))[0]
+
+
+def weight_shapes(config: Config) -> Any:
+    """The weights of the configured model, without their values."""
+
+    def make() -> nnx.Module:  # as the task does, without the rest of it
+        if config.dataset_type in COMPLETER_DATA:
+            return SetTransformer(completer_settings(config), nnx.Rngs(0))
+        return Transformer(model_settings(config), nnx.Rngs(0))
+
+    return nnx.split(nnx.eval_shape(make))[1]
 
 
 def model_settings(config: Config) -> ModelSettings:
@@ -60,6 +81,10 @@ def model_settings(config: Config) -> ModelSettings:
     )
 
 
+def completer_settings(config: Config) -> CompleterSettings:
+    return CompleterSettings(**_of_either(config), identity=config.completer_identity)
+
+
 def vocabulary(config: Config) -> int:
     """Tokens that the language model knows: as configured, or those of the data."""
     if config.dataset_type in TEXT_DATASET_TYPES:
@@ -71,12 +96,7 @@ def vocabulary(config: Config) -> int:
     return config.vocab_size or VOCABULARY_SIZE
 
 
-def completer_settings(config: Config) -> CompleterSettings:
-    return CompleterSettings(**_of_either(config), identity=config.completer_identity)
-
-
 def _of_either(config: Config) -> dict[str, Any]:
-    """The settings that both models have."""
     return {
         "layers": config.base_num_decoder_layers,
         "width": config.base_emb_dim,
@@ -89,29 +109,34 @@ def _of_either(config: Config) -> dict[str, Any]:
     }
 
 
+def _shape(s: ModelSettings | CompleterSettings) -> str:
+    return f"{s.layers} layers of {s.width}, {s.heads} heads of {s.head_dim}, MLP {s.mlp_width}"
+
+
 def _language_model(config: Config) -> Task:
     s = model_settings(config)
     s = replace(
         s,
-        attention=attention.choose(s.attention, s.dtype),
-        quantization=float8.choose(s.quantization, s.dtype, has_units=attention.is_hopper_or_newer()),
+        attention=choose_attention(s.attention, s.dtype),
+        quantization=choose_quantization(s.quantization, s.dtype, has_fp8=is_hopper_or_newer()),
     )
+    fp8 = ", FP8 matmuls" if s.quantization == "fp8" else ""
 
-    def sums(model: Transformer, batch: DeviceBatch, data: None, most_segments: int) -> Sums:
-        logits = model(batch["inputs"], batch["inputs_position"], batch["inputs_segmentation"], most_segments)
+    def sums(model: Transformer, batch: DeviceBatch, data: None, max_segments: int) -> Sums:
+        logits = model(batch["inputs"], batch["inputs_position"], batch["inputs_segmentation"], max_segments)
         values = loss_sums(logits, batch["targets"], batch["targets_segmentation"], config.z_loss_multiplier)
         return {**values, "real_tokens": jnp.sum(batch["inputs_segmentation"] > 0, dtype=jnp.int32)}
 
+    flops = s.flops_per_token(config.max_target_length)
     return Task(
-        description=f"{s.layers} layers of {s.width}, {s.heads} heads of {s.head_dim}, MLP {s.mlp_width}), "
-        f"{s.flops_per_token(config.max_target_length) / 1e9:,.3f} GFLOP a token",
-        arithmetic=f"{s.dtype} on {s.weight_dtype} weights"
-        f"{', products in 8 bits' if s.quantization == 'fp8' else ''}, attention {s.attention}",
+        shape=_shape(s),
+        cost=f"{flops / 1e9:,.3f} GFLOP per token",
+        arithmetic=f"{s.dtype} on {s.weight_dtype} weights{fp8}, attention {s.attention}",
         parameters=s.parameters,
-        flops_per_token=s.flops_per_token(config.max_target_length),
+        flops_per_token=flops,
         make=partial(Transformer, s),
         sums=sums,
-        asks_for_segments=s.attention == "cudnn",
+        needs_max_segments=s.attention == "cudnn",
     )
 
 
@@ -119,12 +144,11 @@ def _completer(config: Config) -> Task:
     if config.quantization == "fp8":
         raise PingLlmError("quantization=fp8 is for the language model: leave it out for a completer")
     s = completer_settings(config)
-    s = replace(s, attention=attention.choose(s.attention, s.dtype))
+    s = replace(s, attention=choose_attention(s.attention, s.dtype))
     worlds = world_settings(config)
-    positions = worlds.context + worlds.questions
-    flops = s.flops_per_context(worlds.context, worlds.questions) // positions
+    flops = s.flops_per_context(worlds.context, worlds.questions) // (worlds.context + worlds.questions)
 
-    def sums(model: SetTransformer, batch: DeviceBatch, data: Measurements | None, most_segments: int) -> Sums:
+    def sums(model: SetTransformer, batch: DeviceBatch, data: Columns | None, max_segments: int) -> Sums:
         shown = jax.lax.stop_gradient(_contexts(worlds, data, config.measured_share, batch))
         values = completer_sums(model(shown), shown)
         return {
@@ -133,8 +157,8 @@ def _completer(config: Config) -> Task:
         }
 
     return Task(
-        description=f"completer, {s.layers} layers of {s.width}, {s.heads} heads of {s.head_dim}, MLP {s.mlp_width}), "
-        f"{worlds.context} measurements and {worlds.questions} questions a world, {flops / 1e9:,.3f} GFLOP a place",
+        shape=f"completer, {_shape(s)}",
+        cost=f"{worlds.context} measurements and {worlds.questions} questions per world, {flops / 1e9:,.3f} GFLOP each",
         arithmetic=f"{s.dtype} on {s.weight_dtype} weights, attention {s.attention}",
         parameters=s.parameters,
         flops_per_token=flops,
@@ -144,7 +168,7 @@ def _completer(config: Config) -> Task:
     )
 
 
-def _contexts(worlds: WorldSettings, data: Measurements | None, share: float, batch: DeviceBatch) -> Batch:
+def _contexts(worlds: WorldSettings, data: Columns | None, share: float, batch: DeviceBatch) -> Batch:
     """Of simulated worlds; of real measurements too, where there are any: the first rows of the batch are theirs."""
     numbers = batch["seed"], batch["step"], batch["row"]
     if data is None:

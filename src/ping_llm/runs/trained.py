@@ -1,28 +1,29 @@
 """Trained models: the newest checkpoint of a run, or a folder of plain files that can be given to anybody.
 
 config.yml                           what the model is made of, and how it was trained
-model-00001-of-00003.safetensors …   the weights, most often in 16 bits, in files of at most 12 MB
-model.safetensors.index.json         which array is in which file, as in other people's models, and checksums
+model-00001-of-00003.safetensors …   the weights, most often in bfloat16, in files of at most 12 MB
+model.safetensors.index.json         which array is in which file (Hugging Face's layout), and checksums
 README.md                            the model card
 """
 
 import json
-import shutil
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
+import orbax.checkpoint as ocp
 import safetensors.flax
+from jax.sharding import SingleDeviceSharding
 
 from ping_llm.config import Config, load_config
 from ping_llm.core.errors import PingLlmError
-from ping_llm.core.files import file_sha256
+from ping_llm.core.files import atomic_folder, file_sha256
 from ping_llm.data.completer import COMPLETER_DATA
-from ping_llm.runs.checkpoints import read_weights, weight_shapes
-from ping_llm.runs.folder import RunFolder
-from ping_llm.runs.task import task_of
+from ping_llm.runs import RunFolder
+from ping_llm.runs.task import task_of, weight_shapes
 from ping_llm.storage import locate
 from ping_llm.storage.mirror import fetch
 
@@ -53,15 +54,45 @@ def load_trained(where: Path | str | None = None) -> Trained:
     if where is None or (str(where) == "completer" and not Path(where).exists()):
         where = SHIPPED
     folder = fetch(locate(where)) if locate(where).is_remote else Path(where)
-    if (folder / _INDEX).exists():
-        return _from_files(folder)
     run = RunFolder(folder)
-    if not run.config.exists():
+    if not (folder / _INDEX).exists() and not run.config.exists():
         raise PingLlmError(f"{where} holds no trained model: give the folder of a run, or one that `export` wrote")
     config = load_config(run.config)
-    mesh = jax.make_mesh((1, 1), ("data", "fsdp"), devices=jax.local_devices()[:1])
-    steps, weights = read_weights(run.checkpoints, weight_shapes(config, mesh))
-    return Trained(config=config, weights=weights, steps=steps, where=str(where))
+    if not (folder / _INDEX).exists():
+        steps, weights = _newest_checkpoint(run.checkpoints, config)
+        return Trained(config=config, weights=weights, steps=steps, where=str(where))
+    metadata = json.loads((folder / _INDEX).read_text())["metadata"]
+    found: dict[str, jax.Array] = {}
+    for name, checksum in metadata["sha256"].items():
+        if not (folder / name).exists():
+            raise PingLlmError(f"{folder / name}, which holds some of the weights, is missing")
+        if file_sha256(folder / name) != checksum:
+            raise PingLlmError(f"{folder / name} is damaged: its checksum is not the one that was stored with it")
+        found |= safetensors.flax.load_file(folder / name)
+    weights = weights_of(config, found, folder)
+    return Trained(config=config, weights=weights, steps=metadata["steps"], where=str(folder))
+
+
+def quieten_orbax() -> None:
+    """It logs a line for every checkpoint it looks at or deletes; what matters to a user is said by us."""
+    for name in ("orbax", "absl"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+
+
+def _newest_checkpoint(folder: Path, config: Config) -> tuple[int, Any]:
+    """Steps done and weights, averaged if the run kept an average."""
+    if not folder.is_dir():
+        raise PingLlmError(f"{folder} is not there: give the folder of a run, such as runs/ping-llm/my-run")
+    quieten_orbax()
+    here = SingleDeviceSharding(jax.local_devices()[0])
+    like = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=here), weight_shapes(config))
+    with ocp.CheckpointManager(folder.absolute(), options=ocp.CheckpointManagerOptions(read_only=True)) as manager:
+        step = manager.latest_step()
+        if step is None:
+            raise PingLlmError(f"{folder} holds no checkpoint yet")
+        name = "average" if (folder / str(step) / "average").exists() else "weights"
+        items = manager.restore(step, args=ocp.args.Composite(**{name: ocp.args.StandardRestore(like)}))
+        return step, items[name]
 
 
 def save_trained(
@@ -69,37 +100,32 @@ def save_trained(
 ) -> None:
     """Write the files named above: whole or not at all."""
     check_replaceable(folder, overwrite=overwrite)
-    unfinished = folder.with_name(f".{folder.name}.unfinished")
-    shutil.rmtree(unfinished, ignore_errors=True)
-    unfinished.mkdir(parents=True)
     parts = _parts({name: array.astype(dtype) for name, array in by_name(trained.weights).items()})
     index: dict[str, Any] = {"metadata": {"steps": trained.steps, "sha256": {}}, "weight_map": {}}
-    for number, part in enumerate(parts, start=1):
-        name = f"model-{number:05d}-of-{len(parts):05d}.safetensors"
-        safetensors.flax.save_file(part, unfinished / name)
-        (unfinished / name).chmod(0o644)  # safetensors makes it readable by its owner only
-        index["metadata"]["sha256"][name] = file_sha256(unfinished / name)
-        index["weight_map"] |= dict.fromkeys(part, name)
-    (unfinished / _INDEX).write_text(json.dumps(index, indent=1) + "\n")
-    (unfinished / "config.yml").write_text(trained.config.to_yaml())
-    (unfinished / "README.md").write_text(card)
-    shutil.rmtree(folder, ignore_errors=True)
-    unfinished.rename(folder)
+    with atomic_folder(folder) as unfinished:
+        for number, part in enumerate(parts, start=1):
+            name = f"model-{number:05d}-of-{len(parts):05d}.safetensors"
+            safetensors.flax.save_file(part, unfinished / name)
+            (unfinished / name).chmod(0o644)  # safetensors makes it readable by its owner only
+            index["metadata"]["sha256"][name] = file_sha256(unfinished / name)
+            index["weight_map"] |= dict.fromkeys(part, name)
+        (unfinished / _INDEX).write_text(json.dumps(index, indent=1) + "\n")
+        (unfinished / "config.yml").write_text(trained.config.to_yaml())
+        (unfinished / "README.md").write_text(card)
 
 
-def check_replaceable(folder: Path, *, overwrite: bool) -> None:
-    """A model may be replaced if that is wanted, nothing else."""
+def check_replaceable(folder: Path, *, overwrite: bool, marker: str = _INDEX) -> None:
+    """A model (a folder that holds `marker`) may be replaced if that is wanted, nothing else."""
     if folder.exists() and not overwrite:
         raise PingLlmError(f"{folder} exists already; --overwrite replaces it")
-    if folder.exists() and any(folder.iterdir()) and not (folder / _INDEX).exists():
+    if folder.exists() and any(folder.iterdir()) and not (folder / marker).exists():
         raise PingLlmError(f"{folder} holds something else than a model: choose another folder")
 
 
 def begin_with(trained: Trained, weights: Any) -> Any:
     """The trained weights, laid out as the given ones, which a run would otherwise have begun with."""
     have, want = by_name(trained.weights), by_name(weights)
-    different = sorted(n for n in have.keys() | want.keys() if _shape(have, n) != _shape(want, n))
-    if different:
+    if different := _different(have, want):
         name = different[0]
         raise PingLlmError(
             f"{trained.where} is another model than this configuration describes: {len(different)} arrays differ, "
@@ -108,34 +134,24 @@ def begin_with(trained: Trained, weights: Any) -> Any:
     return jax.tree.map(lambda new, old: jax.device_put(new.astype(old.dtype), old.sharding), trained.weights, weights)
 
 
-def _from_files(folder: Path) -> Trained:
-    config = load_config(folder / "config.yml")
-    index = json.loads((folder / _INDEX).read_text())
-    found: dict[str, jax.Array] = {}
-    for file, checksum in index["metadata"]["sha256"].items():
-        if not (folder / file).exists():
-            raise PingLlmError(f"{folder / file}, which holds some of the weights, is missing")
-        if file_sha256(folder / file) != checksum:
-            raise PingLlmError(f"{folder / file} is damaged: its checksum is not the one that was stored with it")
-        found |= safetensors.flax.load_file(folder / file)
-    steps = index["metadata"]["steps"]
-    return Trained(config=config, weights=weights_of(config, found, folder), steps=steps, where=str(folder))
-
-
 def weights_of(config: Config, found: dict[str, Any], where: Path | str) -> Any:
     """The state of the model that the configuration describes, from its arrays by name."""
     shapes = weight_shapes(config)
-    wanted = by_name(shapes)
-    if different := sorted(n for n in found.keys() | wanted.keys() if _shape(found, n) != _shape(wanted, n)):
+    want = by_name(shapes)
+    if different := _different(found, want):
         raise PingLlmError(f"{where}: the weights do not fit the configuration beside them ({different[0]})")
-    leaves = [jnp.asarray(found[name], leaf.dtype) for name, leaf in wanted.items()]
+    leaves = [jnp.asarray(found[name], leaf.dtype) for name, leaf in want.items()]
     return jax.tree.unflatten(jax.tree.structure(shapes), leaves)
 
 
 def by_name(weights: Any) -> dict[str, Any]:
-    """Arrays by their place in the model, such as `blocks.0.qkv.kernel`, in the order of the tree."""
+    """Arrays by their path in the model, such as `blocks.0.qkv.kernel`, in the order of the tree."""
     found = jax.tree_util.tree_flatten_with_path(weights)[0]
     return {jax.tree_util.keystr(path, simple=True, separator=".").removesuffix(".value"): leaf for path, leaf in found}
+
+
+def _different(have: dict[str, Any], want: dict[str, Any]) -> list[str]:
+    return sorted(name for name in have.keys() | want.keys() if _shape(have, name) != _shape(want, name))
 
 
 def _shape(arrays: dict[str, Any], name: str) -> str:
@@ -145,17 +161,12 @@ def _shape(arrays: dict[str, Any], name: str) -> str:
 def _parts(arrays: dict[str, jax.Array]) -> list[dict[str, jax.Array]]:
     """As few files as there must be, none above the limit unless a single array is."""
     parts: list[dict[str, jax.Array]] = [{}]
-    size = 0
     for name, array in arrays.items():
-        if parts[-1] and size + array.nbytes > _FILE_BYTES:
+        if parts[-1] and sum(a.nbytes for a in parts[-1].values()) + array.nbytes > _FILE_BYTES:
             parts.append({})
-            size = 0
         parts[-1][name] = array
-        size += array.nbytes
     return parts
 
-
-# The card of a model: what it is, how it was made, how to use it.
 
 _COMPLETER = """Predicts round-trip times from measurements given as context. It has never seen a real measurement or an
 address: it was trained on simulated Internets only (`dataset_type: worlds`), and works for any addresses."""
@@ -166,11 +177,10 @@ answers for RTTs, addresses and times alike, best for what it was trained on."""
 
 
 def model_card(trained: Trained) -> str:
-    """In Markdown."""
+    """What the model is, how it was made, how to use it: in Markdown."""
     task, config = task_of(trained.config), trained.config
-    tuned = config.dataset_type == "measured"
-    what = (_TUNED if tuned else _COMPLETER) if trained.is_completer else _LANGUAGE_MODEL
-    sequences = f"{config.per_device_batch_size:g} {'contexts' if trained.is_completer else 'sequences'} a device"
+    what = {"worlds": _COMPLETER, "measured": _TUNED}.get(config.dataset_type, _LANGUAGE_MODEL)
+    sequences = f"{config.per_device_batch_size:g} {'contexts' if trained.is_completer else 'sequences'} per device"
     return f"""---
 library_name: ping-llm
 license: apache-2.0
@@ -180,7 +190,7 @@ license: apache-2.0
 
 {what}
 
-- {task.parameters / 1e6:.1f} million parameters: {task.description.replace("), ", ", ")}
+- {task.parameters / 1e6:.1f} million parameters: {task.shape}, {task.cost}
 - {trained.steps:,} steps of {sequences}, {config.opt_type}, learning rate {config.learning_rate:g}
 - `config.yml` beside this card has every setting; weights are bfloat16 safetensors
 

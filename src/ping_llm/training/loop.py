@@ -15,22 +15,27 @@ import numpy as np
 import optax
 
 from ping_llm.batches.device import on_device
-from ping_llm.batches.spec import DataState
 from ping_llm.config import Config
 from ping_llm.core.console import err, progress
 from ping_llm.core.errors import PingLlmError
-from ping_llm.data import registry as factory
+from ping_llm.data import registry
 from ping_llm.data.completer import COMPLETER_DATA
-from ping_llm.runs.checkpoints import Checkpoints, TrainState, create, laid_out
-from ping_llm.runs.devices import batch_sharding, make_mesh, peak_flops
-from ping_llm.runs.folder import RunFolder
-from ping_llm.runs.metrics import Metrics
+from ping_llm.runs import RunFolder
 from ping_llm.runs.task import task_of
 from ping_llm.runs.trained import begin_with, load_trained
-from ping_llm.training.processes import failing_together, start_processes
-from ping_llm.training.resume import check_unchanged, check_vocabulary, data_state
-from ping_llm.training.session import Pace, StopRequest, draw_losses
-from ping_llm.training.step import StepValues, make_eval_step, make_train_step, optimizer, rates
+from ping_llm.training.metrics import Metrics, Pace, draw_losses, peak_flops
+from ping_llm.training.processes import StopRequest, failing_together, start_processes
+from ping_llm.training.state import (
+    Checkpoints,
+    TrainState,
+    batch_sharding,
+    check_resumable,
+    create_state,
+    data_state,
+    make_mesh,
+    state_shapes,
+)
+from ping_llm.training.step import StepValues, learning_rates, make_eval_step, make_optimizer, make_train_step
 
 AtEnd = Callable[[RunFolder, Any], None]
 
@@ -45,64 +50,54 @@ def train(config: Config, *, at_end: AtEnd | None = None) -> dict[str, Any]:
     """
     start_processes(config)
     with failing_together():
-        return _train(config, at_end)
-
-
-def _train(config: Config, at_end: AtEnd | None) -> dict[str, Any]:
-    if not config.run_name:
-        config = config.replace(run_name=time.strftime("%Y%m%d-%H%M%S"))
-    try:
-        run = _Run(config, at_end)
-    except BaseException:
-        RunFolder.of(config).forget_if_empty()
-        raise
-    with run:
-        run.announce()
-        run.loop()
-        summary = run.finish()
-    if run.mirror is not None:
-        run.mirror.finish()
-    return summary
+        if not config.run_name:
+            config = config.replace(run_name=time.strftime("%Y%m%d-%H%M%S"))
+        try:
+            run = _Run(config, at_end)
+        except BaseException:
+            RunFolder.of(config).forget_if_empty()
+            raise
+        with run:
+            run.announce()
+            run.loop()
+            summary = run.finish()
+        if run.mirror is not None:
+            run.mirror.finish()
+        return summary
 
 
 class _Run:
+    # -- beginning
+
     def __init__(self, config: Config, at_end: AtEnd | None) -> None:
         self.config = config
         self.at_end = at_end
         self.folder = RunFolder.of(config)
         self.is_main = jax.process_index() == 0
         self.mirror = self.folder.mirror
+        self._check()
         if self.mirror is not None:
-            if jax.process_count() > 1:
-                raise PingLlmError(
-                    f"base_output_directory={config.base_output_directory}: a run of several processes needs a folder "
-                    "that all of them see; copy it to the store afterwards"
-                )
             self.mirror.pull()
         self.mesh = make_mesh(config)
         self.task = task_of(config)
-        self._check_batch()
-        factory.check_files(config)
+        registry.check_files(config)
         if self.folder.has_checkpoints:
-            check_unchanged(self.folder.config, config)
-            check_vocabulary(self.folder.config, config)
-        self.checkpoints = self._open_checkpoints()
-        change = optimizer(config)
-        restored = self.checkpoints and self.checkpoints.restore(laid_out(config, change, self.mesh))
-        if restored:
-            self.step, self.state, data = restored
-        else:
-            self.step, self.state, data = 0, self._first_state(change), None
+            check_resumable(self.folder.config, config)
+        self.checkpoints = Checkpoints(self.folder.checkpoints, config) if config.enable_checkpointing else None
+        optimizer = make_optimizer(config)
+        restored = self.checkpoints and self.checkpoints.restore(state_shapes(config, optimizer, self.mesh))
+        self.step, self.state, data = restored or (0, self._initial_state(optimizer), None)
         self.resumed_from = self.step if restored else None
-        self.loader = self._open_loader(data)
+        self.hosts = {"devices": jax.device_count(), "host": jax.process_index(), "hosts": jax.process_count()}
+        self.loader = registry.make_train_loader(config, **self.hosts, state=data)
         self.data_state = self.loader.state()
-        self.train_step = make_train_step(self.task, change, config)
+        self.train_step = make_train_step(self.task, optimizer, config)
         self.eval_step = make_eval_step(task_of(config.replace(quantization="none")))  # as the model will be used
-        self.rates = rates(config)
-        peak = peak_flops(config)
-        self.pace = Pace(self.task.flops_per_token, None if peak is None else peak * jax.device_count())
+        self.learning_rates = learning_rates(config)
+        self.peak = peak_flops(config)
+        self.pace = Pace(self.task.flops_per_token, self.peak and self.peak * jax.device_count())
         self.metrics = Metrics(config, self.folder, self.step, self.task.arithmetic) if self.is_main else None
-        self.most_segments = 1
+        self.max_segments = 1
         self.compiled_for = 0
         self.in_flight: deque[tuple[int, StepValues]] = deque()
         self.loss: float | None = None
@@ -112,137 +107,110 @@ class _Run:
         if self.is_main:  # not before: what could not begin leaves a run as it was
             self.folder.write(self.folder.config, config.to_yaml())
 
-    # -- beginning
-
-    def _check_batch(self) -> None:
-        sequences = self.config.per_device_batch_size * jax.device_count()
-        parts = self.config.gradient_accumulation_steps * jax.device_count()
-        if sequences % parts:
+    def _check(self) -> None:
+        c, devices = self.config, jax.device_count()
+        if self.mirror is not None and jax.process_count() > 1:
             raise PingLlmError(
-                f"a batch of {sequences:g} sequences cannot be split over {jax.device_count()} device(s) and "
-                f"gradient_accumulation_steps={self.config.gradient_accumulation_steps}"
+                f"base_output_directory={c.base_output_directory}: a run of several processes needs a folder "
+                "that all of them see; copy it to the store afterwards"
+            )
+        sequences = c.per_device_batch_size * devices
+        if sequences % (c.gradient_accumulation_steps * devices):
+            raise PingLlmError(
+                f"a batch of {sequences:g} sequences cannot be split over {devices} device(s) and "
+                f"gradient_accumulation_steps={c.gradient_accumulation_steps}"
             )
 
-    def _open_checkpoints(self) -> Checkpoints | None:
-        c = self.config
-        if not c.enable_checkpointing:
-            return None
-        return Checkpoints(
-            self.folder.checkpoints,
-            keep=c.max_num_checkpoints_to_keep,
-            keep_best=c.keep_best_checkpoints,
-            asynchronous=c.async_checkpointing,
-        )
-
-    def _first_state(self, change: optax.GradientTransformation) -> TrainState:
-        state = create(self.config, change, self.mesh)
+    def _initial_state(self, optimizer: optax.GradientTransformation) -> TrainState:
+        state = create_state(self.config, optimizer, self.mesh)
         if not self.config.load_parameters_path:
             return state
         weights = begin_with(load_trained(self.config.load_parameters_path), state.weights)
         average = None if state.average is None else jax.tree.map(jnp.copy, weights)
         return replace(state, weights=weights, average=average)
 
-    def _open_loader(self, data: DataState | None) -> factory.TrainLoader:
-        return factory.make_train_loader(
-            self.config,
-            devices=jax.device_count(),
-            host=jax.process_index(),
-            hosts=jax.process_count(),
-            state=data,
-        )
-
     def announce(self) -> None:
         if not self.is_main:
             return
-        c = self.config
-        devices = f"{jax.device_count()} × {jax.devices()[0].device_kind}"
-        err.print(f"run [bold]{self.folder}[/] on {devices}, {jax.process_count()} process(es)", soft_wrap=True)
-        err.print(
-            f"model: {self.task.parameters / 1e6:,.1f} M parameters ({self.task.description}, {self.task.arithmetic}",
-            soft_wrap=True,
-        )
+        c, task, devices = self.config, self.task, jax.device_count()
         what = "contexts" if c.dataset_type in COMPLETER_DATA else f"sequences of {c.max_target_length} tokens"
-        sequences = int(c.per_device_batch_size * jax.device_count())
-        err.print(
-            f"batch: {sequences} {what}; {c.steps:,} steps "
-            f"of {c.opt_type}, {c.learning_rate_schedule}, learning rate {c.learning_rate:g}",
-            soft_wrap=True,
-        )
-        peak = peak_flops(c)
-        known = f"{peak / 1e12:,.0f} TFLOP/s a device" if peak else "unknown for this device (peak_tflops sets it)"
-        err.print(f"peak for the utilisation (MFU): {known}", soft_wrap=True)
-        if self.resumed_from is not None:
-            err.print(f"resumed after {self.resumed_from:,} steps")
+        peak = f"{self.peak / 1e12:,.0f} TFLOP/s per device" if self.peak else "unknown here (peak_tflops sets it)"
+        for line in (
+            f"run [bold]{self.folder}[/] on {devices} × {jax.devices()[0].device_kind}, "
+            f"{jax.process_count()} process(es)",
+            f"model: {task.parameters / 1e6:,.1f} M parameters ({task.shape}), {task.cost}, {task.arithmetic}",
+            f"batch: {int(c.per_device_batch_size * devices)} {what}; {c.steps:,} steps of {c.opt_type}, "
+            f"{c.learning_rate_schedule}, learning rate {c.learning_rate:g}",
+            f"peak for model FLOPs utilization (MFU): {peak}",
+            *([f"resumed after {self.resumed_from:,} steps"] if self.resumed_from is not None else []),
+        ):
+            err.print(line, soft_wrap=True)
 
     # -- the loop
 
     def loop(self) -> None:
-        sharding = batch_sharding(self.mesh)
+        c = self.config
         with (
             StopRequest() as stop,
             self.loader,
-            on_device(self.loader, sharding) as batches,
-            progress("training", total=self.config.steps) as advance,
+            on_device(self.loader, batch_sharding(self.mesh)) as batches,
+            progress("training", total=c.steps) as advance,
         ):
             advance(self.step)
-            while self.step < self.config.steps:
+            while self.step < c.steps:
                 self._profile()
                 self._one_step(batches)
                 advance()
-                if self._is_time(self.config.eval_interval):
+                if c.eval_interval > 0 and self.step % c.eval_interval == 0:
                     self._evaluate()
-                if self._is_time(self.config.checkpoint_period) and self.step < self.config.steps:
+                if c.checkpoint_period > 0 and self.step % c.checkpoint_period == 0 and self.step < c.steps:
                     self._save()
                 if stop.agreed(self.step):
                     self.stopped_by = stop.signal
                     break
             if self.step != self.resumed_from:
-                self._end()
-
-    def _end(self) -> None:
-        self._drain(0)
-        if self.config.eval_interval > 0 and self.stopped_by is None and self.evaluated_at != self.step:
-            self._evaluate()
-        self._save()
+                self._drain(0)
+                if c.eval_interval > 0 and self.stopped_by is None and self.evaluated_at != self.step:
+                    self._evaluate()
+                self._save()
 
     def _one_step(self, batches: Iterator[Any]) -> None:
         asked = time.perf_counter()
         batch = next(batches)
         self.pace.wait(time.perf_counter() - asked)
-        most_segments = self._most_segments(self.loader, self.step)
-        if most_segments != self.compiled_for:  # compiling is not training time
+        max_segments = self._max_segments(self.loader, self.step)
+        if max_segments != self.compiled_for:  # compiling is not training time
             self._drain(0)
             self.pace.pause()
-            self.compiled_for = most_segments
-        self.state, values = self.train_step(self.state, batch, most_segments)
+            self.compiled_for = max_segments
+        self.state, values = self.train_step(self.state, batch, max_segments)
         self.in_flight.append((self.step, values))
         self.step += 1
         self._drain(_STEPS_IN_FLIGHT)
 
-    def _most_segments(self, loader: factory.EvalLoader, step: int) -> int:
+    def _max_segments(self, loader: registry.EvalLoader, step: int) -> int:
         """Rounded up and never less than before: each number is compiled for itself. Plain attention needs none."""
-        if self.task.asks_for_segments:
-            self.most_segments = max(self.most_segments, rounded_up(loader.max_segments(step)))
-        return self.most_segments
-
-    def _is_time(self, period: int) -> bool:
-        return period > 0 and self.step % period == 0
+        if self.task.needs_max_segments:
+            self.max_segments = max(self.max_segments, rounded_up(loader.max_segments(step)))
+        return self.max_segments
 
     def _drain(self, leave: int) -> None:
-        """Read the numbers of finished steps, but of the last few, which the device is still working on."""
+        """Read the numbers of finished steps, but for the last few, which the device is still working on."""
         while len(self.in_flight) > leave:
             step, values = self.in_flight.popleft()
             numbers = {name: np.asarray(value).item() for name, value in values.items()}
             self.pace.step(numbers["real_tokens"])
             self.loss = numbers["loss"]
             if self.metrics:
-                record = {"step": step, **numbers, "learning_rate": float(self.rates[step]), **self.pace.recent()}
+                rate = float(self.learning_rates[step])
+                record = {"step": step, **numbers, "learning_rate": rate, **self.pace.recent()}
                 is_time = (step + 1) % self.config.log_period == 0
                 self.metrics.write(record, everywhere=is_time)
                 if is_time:
                     self._log(record)
-            if not math.isfinite(numbers["loss"]) or not math.isfinite(numbers["grad_norm"]):
-                raise PingLlmError(self._broken(step, numbers))
+            for name, words in (("loss", "loss"), ("grad_norm", "gradient norm")):
+                if not math.isfinite(numbers[name]):
+                    raise PingLlmError(self._diverged(step, f"the {words} of step {step} is {numbers[name]}"))
 
     def _log(self, record: dict[str, Any]) -> None:
         rate, mfu, wait = (record[name] for name in ("real_tokens_per_s", "mfu", "data_wait_fraction"))
@@ -254,40 +222,31 @@ class _Run:
             soft_wrap=True,
         )
 
-    def _broken(self, step: int, numbers: dict[str, Any]) -> str:
-        what = "loss" if not math.isfinite(numbers["loss"]) else "gradient norm"
-        value = numbers["loss" if what == "loss" else "grad_norm"]
+    def _diverged(self, step: int, what: str) -> str:
+        source = f"{self.config.dataset_type} data"
+        if self.config.dataset_type == "network" and self.config.network_data_format == "probe_chunks":
+            from ping_llm.batches.explain import rows_of_batch
+
+            source = rows_of_batch(registry.spec_from_config(self.config, "train", jax.device_count()), step)
         saved = "no checkpoint was saved before" if self.checkpoints is None else "earlier checkpoints are sound"
         return (
-            f"the {what} of step {step} is {value}; {saved}. The batch came from {self._provenance(step)}. Look at it "
+            f"{what}; {saved}. The batch came from {source}. Look at it "
             f"with: ping-llm inspect batch --config {self.folder.config} --step {step}. Then lower learning_rate or "
             "gradient_clipping_threshold, or change data_shuffle_seed"
         )
-
-    def _provenance(self, step: int) -> str:
-        if self.config.dataset_type != "network" or self.config.network_data_format != "probe_chunks":
-            return f"{self.config.dataset_type} data"
-        from ping_llm.batches.explain import rows_of_batch
-
-        spec = factory.spec_from_config(self.config, "train", jax.device_count())
-        return rows_of_batch(spec, step)
-
-    # -- evaluation and checkpoints
 
     def _evaluate(self) -> None:
         self._drain(0)
         self.pace.pause()
         config = self.config.replace(grain_worker_count=0, grain_visualization_dir="", grain_debug_mode=False)
-        loader = factory.make_eval_loader(
-            config, devices=jax.device_count(), host=jax.process_index(), hosts=jax.process_count()
-        )
-        total: list[Any] = []
+        loader = registry.make_eval_loader(config, **self.hosts)
         with loader, on_device(loader, batch_sharding(self.mesh)) as batches:
-            for number, batch in enumerate(batches):
-                total.append(self.eval_step(self.state.best_weights, batch, self._most_segments(loader, number)))
-        entropy = sum(float(sums["cross_entropy"]) for sums in total)
-        targets = sum(int(sums["targets"]) for sums in total)
-        self.eval_loss = entropy / max(1, targets)
+            sums = [
+                self.eval_step(self.state.best_weights, batch, self._max_segments(loader, number))
+                for number, batch in enumerate(batches)
+            ]
+        targets = sum(int(part["targets"]) for part in sums)
+        self.eval_loss = sum(float(part["cross_entropy"]) for part in sums) / max(1, targets)
         self.evaluated_at = self.step
         if self.metrics:
             record = {"step": self.step, "eval_loss": self.eval_loss, "eval_targets": targets}
@@ -334,8 +293,8 @@ class _Run:
             "run": str(self.folder),
         }
         if self.is_main:
-            self.folder.write_summary(summary)
-            draw_losses(self.folder.metrics, self.folder.picture)
+            self.folder.write(self.folder.summary, json.dumps(summary, indent=1) + "\n")
+            draw_losses(self.folder)
         return summary
 
     def __enter__(self) -> "_Run":

@@ -1,6 +1,6 @@
 """Stock MaxText on our input pipeline: `python -m ping_llm.integrations.maxtext CONFIG key=value…`.
 
-No file of MaxText is changed. `seams` names the places where the engine takes hold and checks them at start, `config`
-adds our keys to MaxText's own configuration, `iterators` gives MaxText its batches, `launch` puts it together.
-`architecture`, `weights` and `checkpoints` carry trained models over, in both directions, and need no MaxText.
+No file of MaxText is changed. `launch` checks and replaces the few names in it where we take hold, and starts its
+trainer; `iterators` gives it checked batches. `convert` carries trained models over, in both directions, and needs no
+MaxText.
 """

@@ -1,8 +1,12 @@
-"""The weights of the language model in MaxText's layout, and back. Arrays in, arrays out; nothing is computed with them
-but the norms' scales and the queries' factor, see `architecture`."""
+"""A trained language model from our trainer to MaxText, and from MaxText to ours. Neither needs MaxText installed.
 
-import shutil
-from collections.abc import Sequence
+MaxText's `llama2` decoder is our model but for four things, which the conversion makes up for: its RMSNorms have scales
+(they become part of the matrices that follow), it divides queries by the root of the head size in their matrix and not
+at run time, its matrices are apart where ours are fused, and its embedding has no rows that only pad the vocabulary.
+Weights are carried over, not the optimizer. Checkpoints of both are Orbax's.
+"""
+
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -13,141 +17,20 @@ import numpy.typing as npt
 import yaml
 from orbax.checkpoint import v1 as ocp
 
-from ping_llm.core.errors import PingLlmError
-from ping_llm.integrations.maxtext.architecture import NOTE, maxtext_keys, our_config, read_keys
+from ping_llm.config import Config
+from ping_llm.core.errors import PingLlmError, one_line
+from ping_llm.core.files import atomic_folder
 from ping_llm.models.lm import ModelSettings
 from ping_llm.runs.task import model_settings
-from ping_llm.runs.trained import Trained, by_name, load_trained, save_trained, weights_of
+from ping_llm.runs.trained import Trained, by_name, check_replaceable, load_trained, save_trained, weights_of
+from ping_llm.tokens import VOCABULARY_SIZE
 
-Arrays = dict[str, npt.NDArray[Any]]
-"""Ours: by name, such as `blocks.0.qkv.kernel`. MaxText's: by path, such as `decoder/layers/mlp/wo/kernel`."""
-
-_QUERY = "self_attention/query/kernel"
-_ATTENTION_NORM = "pre_self_attention_layer_norm/scale"
-_MLP_NORM = "post_self_attention_layer_norm/scale"
-
-
-def to_maxtext(ours: Arrays, settings: ModelSettings) -> Arrays:
-    """With layers stacked along axis 1, as `scan_layers` wants them."""
-    layers = [_layer_to_maxtext(ours, f"blocks.{i}.", settings) for i in range(settings.layers)]
-    stacked = {f"decoder/layers/{name}": np.stack([layer[name] for layer in layers], axis=1) for name in layers[0]}
-    vocabulary = settings.vocabulary
-    return stacked | {
-        "token_embedder/embedding": ours["embedding"][:vocabulary],
-        "decoder/decoder_norm/scale": np.ones(settings.width, dtype=np.float32),
-        "decoder/logits_dense/kernel": ours["head.kernel"][:, :vocabulary],
-    }
-
-
-def from_maxtext(theirs: Arrays, settings: ModelSettings, scan_axis: int = 1) -> Arrays:
-    """The scales of norms become part of the matrices that follow them."""
-    padding = settings.padded_vocabulary - settings.vocabulary
-    embedding = _get(theirs, "token_embedder/embedding")[: settings.vocabulary]
-    head = _get(theirs, "decoder/logits_dense/kernel") * _get(theirs, "decoder/decoder_norm/scale")[:, None]
-    ours = {
-        "embedding": np.pad(embedding, ((0, padding), (0, 0))),
-        "head.kernel": np.pad(head[:, : settings.vocabulary], ((0, 0), (0, padding))),
-    }
-    for number in range(settings.layers):
-        layer = _layer(theirs, number, scan_axis, settings.layers)
-        ours |= {f"blocks.{number}.{name}": array for name, array in _layer_from_maxtext(layer, settings).items()}
-    return ours
-
-
-def _layer_to_maxtext(ours: Arrays, prefix: str, settings: ModelSettings) -> Arrays:
-    heads, size, width = settings.heads, settings.head_dim, settings.width
-    qkv = ours[f"{prefix}qkv.kernel"].reshape(width, 3, heads, size)
-    gate, up = np.split(ours[f"{prefix}gate_up.kernel"], 2, axis=1)
-    ones = np.ones(width, dtype=np.float32)
-    return {
-        _QUERY: qkv[:, 0] / np.float32(size**0.5),
-        "self_attention/key/kernel": qkv[:, 1],
-        "self_attention/value/kernel": qkv[:, 2],
-        "self_attention/out/kernel": ours[f"{prefix}out.kernel"].reshape(heads, size, width),
-        "mlp/wi_0/kernel": gate,
-        "mlp/wi_1/kernel": up,
-        "mlp/wo/kernel": ours[f"{prefix}down.kernel"],
-        _ATTENTION_NORM: ones,
-        _MLP_NORM: ones,
-    }
-
-
-def _layer_from_maxtext(layer: Arrays, settings: ModelSettings) -> Arrays:
-    heads, size, width = settings.heads, settings.head_dim, settings.width
-    query = _get(layer, _QUERY) * np.float32(size**0.5)
-    others = (_get(layer, f"self_attention/{name}/kernel") for name in ("key", "value"))
-    qkv = np.stack([query, *others], axis=1).reshape(width, 3 * heads * size)
-    gate_up = np.concatenate([_get(layer, f"mlp/{name}/kernel") for name in ("wi_0", "wi_1")], axis=1)
-    return {
-        "qkv.kernel": qkv * _get(layer, _ATTENTION_NORM)[:, None],
-        "out.kernel": _get(layer, "self_attention/out/kernel").reshape(heads * size, width),
-        "gate_up.kernel": gate_up * _get(layer, _MLP_NORM)[:, None],
-        "down.kernel": _get(layer, "mlp/wo/kernel"),
-    }
-
-
-def _layer(theirs: Arrays, number: int, axis: int, layers: int) -> Arrays:
-    """Of one layer, whether they are stacked or lie side by side."""
-    side_by_side = f"decoder/layers_{number}/"
-    found = {name.removeprefix(side_by_side): array for name, array in theirs.items() if name.startswith(side_by_side)}
-    if found:
-        return found
-    stacked = {name: array for name, array in theirs.items() if name.startswith("decoder/layers/")}
-    for name, array in stacked.items():
-        if array.shape[axis] != layers:
-            raise PingLlmError(f"{name} has {array.shape[axis]} layers, the configuration {layers}")
-    return {name.removeprefix("decoder/layers/"): np.take(array, number, axis) for name, array in stacked.items()}
-
-
-def _get(arrays: Arrays, name: str) -> npt.NDArray[Any]:
-    if name not in arrays:
-        raise PingLlmError(f"the checkpoint has no {name}: it is not of a model that can be converted")
-    return arrays[name].astype(np.float32)
-
-
-# MaxText's checkpoints as files: only weights, and without MaxText. They are Orbax's, and so are ours.
-
-_ITEM = "items"
-
-
-def write_weights(folder: Path, arrays: Arrays) -> Path:
-    """A checkpoint of weights alone; returns what MaxText's `load_parameters_path` wants."""
-    tree: dict[str, Any] = {}
-    for name, array in arrays.items():
-        *parents, last = name.split("/")
-        place = tree
-        for parent in parents:
-            place = place.setdefault(parent, {})
-        place[last] = jax.numpy.asarray(array)
-    ocp.save(folder.absolute(), {"params": {"params": tree}}, checkpointable_name=_ITEM)
-    return folder / _ITEM
-
-
-def read_weights(checkpoint: Path) -> Arrays:
-    """The weights in `RUN/checkpoints/STEP` (or its `items`), by path."""
-    root = checkpoint.absolute()
-    root = root.parent if root.name == _ITEM else root
-    if not (root / _ITEM).is_dir():
-        raise PingLlmError(f"{checkpoint} is not a checkpoint of MaxText: give RUN/checkpoints/STEP")
-    try:
-        stored: Any = ocp.metadata(root, checkpointable_name=_ITEM).metadata
-        wanted = stored["params"]["params"]
-        place = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-        like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), wanted)
-        only_weights = ocp.Context()
-        only_weights.pytree.loading.partial_load = True
-        with only_weights:
-            found: Any = ocp.load(root, {"params": {"params": like}}, checkpointable_name=_ITEM)
-    except (KeyError, TypeError) as error:
-        raise PingLlmError(f"{checkpoint} holds no weights of MaxText ({error!r})") from None
-    leaves = jax.tree_util.tree_flatten_with_path(found["params"]["params"])[0]
-    return {jax.tree_util.keystr(path, simple=True, separator="/"): np.asarray(leaf) for path, leaf in leaves}
-
-
-# A trained language model from our trainer to MaxText, and from MaxText to ours. Neither needs MaxText installed.
+NOTE: Final = "architecture.yml"
+"""In the folder of a MaxText run: the keys below, as the launcher found them."""
 
 _CHECKPOINT: Final = "checkpoint"
 _CONFIG: Final = "config.yml"
+_ITEM: Final = "items"
 
 _HEADER: Final = """# {name}: the model of {where} after {steps:,} steps, for MaxText.
 #
@@ -183,63 +66,266 @@ def convert_to_maxtext(run: Path, output: Path, *, overwrite: bool = False) -> C
     if trained.is_completer:
         raise PingLlmError(f"{run} is a completer: only language models can be converted")
     keys = maxtext_keys(trained.config)
-    _check_output(output, _CHECKPOINT, overwrite=overwrite)
+    check_replaceable(output, overwrite=overwrite, marker=_CHECKPOINT)
     settings = model_settings(trained.config)
     ours = {name: np.asarray(array, dtype=np.float32) for name, array in by_name(trained.weights).items()}
-    unfinished = output.with_name(f".{output.name}.unfinished")
-    shutil.rmtree(unfinished, ignore_errors=True)
-    unfinished.mkdir(parents=True)
-    write_weights(unfinished / _CHECKPOINT, to_maxtext(ours, settings))
-    path = (output / _CHECKPOINT / "items").absolute()
+    path = (output / _CHECKPOINT / _ITEM).absolute()
     name = trained.config.run_name or output.name
     header = _HEADER.format(name=name, where=trained.where, steps=trained.steps, folder=output, path=path)
     settings_of_run = {"base_config": "base.yml", "dataset_type": "network", "num_epoch": -1} | keys
-    (unfinished / _CONFIG).write_text(header + yaml.safe_dump(settings_of_run, sort_keys=False))
-    shutil.rmtree(output, ignore_errors=True)
-    unfinished.rename(output)
+    with atomic_folder(output) as unfinished:
+        write_weights(unfinished / _CHECKPOINT, to_maxtext(ours, settings))
+        (unfinished / _CONFIG).write_text(header + yaml.safe_dump(settings_of_run, sort_keys=False))
     return Converted(folder=output, parameters=settings.parameters, steps=trained.steps, load_parameters_path=path)
 
 
 def convert_from_maxtext(
-    checkpoint: Path,
-    output: Path,
-    *,
-    config: Path | None = None,
-    changes: Sequence[str] = (),
-    overwrite: bool = False,
+    checkpoint: Path, output: Path, *, config: Path | None = None, changes: Sequence[str] = (), overwrite: bool = False
 ) -> Converted:
     """Write the weights of a MaxText checkpoint as one of our models.
 
-    What the model is made of stands in `config`, as changed by `changes`; None = in the note that the engine left in
+    What the model is made of stands in `config`, as changed by `changes`; None = in the note that the launcher left in
     the run's folder, or in the configuration beside a converted checkpoint.
     """
-    _check_output(output, "*.safetensors", overwrite=overwrite)
-    root = checkpoint.parent if checkpoint.name == "items" else checkpoint
-    keys = read_keys(config or _note_of(root), changes)
-    name = root.absolute().parents[1].name if root.name.isdigit() else output.name
+    check_replaceable(output, overwrite=overwrite)
+    root = checkpoint.parent if checkpoint.name == _ITEM else checkpoint
+    is_step = root.name.isdigit()
+    if config is None:
+        notes = (root.parent.parent / NOTE, root.parent / _CONFIG)
+        config = next((note for note in notes if note.is_file()), None)
+    if config is None:
+        raise PingLlmError(f"there is no {NOTE} in the folder of the run: name its MaxText configuration with --config")
+    keys = read_keys(config, changes)
+    name = root.absolute().parents[1].name if is_step else output.name
+    steps = int(root.name) + 1 if is_step else 0
     ours = our_config(keys, name)
     settings = model_settings(ours)
     arrays = from_maxtext(read_weights(checkpoint), settings, int(keys["param_scan_axis"]))
-    steps = int(root.name) + 1 if root.name.isdigit() else 0
-    weights: Any = weights_of(ours, arrays, checkpoint)
-    trained = Trained(config=ours, weights=weights, steps=steps, where=str(checkpoint))
-    card = _CARD.format(name=name, where=checkpoint)
-    save_trained(trained, output, card, overwrite=overwrite, dtype="float32")
+    trained = Trained(config=ours, weights=weights_of(ours, arrays, checkpoint), steps=steps, where=str(checkpoint))
+    save_trained(trained, output, _CARD.format(name=name, where=checkpoint), overwrite=overwrite, dtype="float32")
     return Converted(folder=output, parameters=settings.parameters, steps=steps)
 
 
-def _note_of(checkpoint: Path) -> Path:
-    for note in (checkpoint.parent.parent / NOTE, checkpoint.parent / _CONFIG):
-        if note.is_file():
-            return note
-    raise PingLlmError(f"there is no {NOTE} in the folder of the run: name its MaxText configuration with --config")
+# -- the architecture, in MaxText's keys
+
+_SAME_NAME: Final = ("base_num_decoder_layers", "base_emb_dim", "base_num_query_heads", "head_dim", "base_mlp_dim")
+
+_MUST_BE: Final[dict[str, Any]] = {
+    "decoder_block": "llama2",
+    "normalization_layer_epsilon": 1e-6,
+    "mlp_activations": ["silu", "linear"],
+    "mlp_bias": False,
+    "logits_via_embedding": False,
+    "attention_type": "global",
+    "attn_logits_soft_cap": 0.0,
+    "num_experts": 1,
+    "use_qk_norm": False,
+    "fused_qkv": False,
+    "fused_mlp": False,
+    "rope_type": "default",
+    "rope_min_timescale": 1,
+    "rope_linear_scaling_factor": 1.0,
+    "nope_layer_interval": -1,
+}
+"""Whatever the size of the model."""
+
+_BASE: Final[dict[str, Any]] = _MUST_BE | {
+    "normalization_layer_epsilon": 1e-5,
+    "base_num_decoder_layers": 16,
+    "base_emb_dim": 2048,
+    "base_num_query_heads": 16,
+    "base_num_kv_heads": 16,
+    "head_dim": 128,
+    "base_mlp_dim": 7168,
+    "vocab_size": 32_000,
+    "rope_max_timescale": 10_000,
+    "max_target_length": 2048,
+    "scan_layers": True,
+    "param_scan_axis": 1,
+    "dtype": "bfloat16",
+    "weight_dtype": "float32",
+}
+"""What MaxText's base.yml says on these keys."""
 
 
-def _check_output(output: Path, marker: str, *, overwrite: bool) -> None:
-    """A model may be replaced, nothing else."""
-    if not output.exists():
-        return
-    if not overwrite:
-        raise PingLlmError(f"{output} exists already; --overwrite replaces it")
-    if any(output.iterdir()) and not any(output.glob(marker)):
-        raise PingLlmError(f"{output} holds something else than a converted model: choose another folder")
+def maxtext_keys(config: Config) -> dict[str, Any]:
+    """What MaxText must be told to make this model."""
+    if config.final_logits_soft_cap:
+        raise PingLlmError(
+            f"final_logits_soft_cap={config.final_logits_soft_cap:g}: MaxText squeezes logits only where they share "
+            "the embedding's matrix, which ours do not"
+        )
+    if config.rope_max_timescale != int(config.rope_max_timescale):
+        raise PingLlmError(f"rope_max_timescale={config.rope_max_timescale:g}: MaxText takes whole numbers only")
+    return _MUST_BE | {name: getattr(config, name) for name in _SAME_NAME} | {
+        "base_num_kv_heads": config.base_num_query_heads,
+        "vocab_size": VOCABULARY_SIZE,
+        "rope_max_timescale": int(config.rope_max_timescale),
+        "max_target_length": config.max_target_length,
+        "scan_layers": True,
+        "param_scan_axis": 1,
+        "dtype": config.dtype,
+        "weight_dtype": config.weight_dtype,
+    }  # fmt: skip
+
+
+def our_config(keys: Mapping[str, Any], run_name: str) -> Config:
+    """The configuration of a model that MaxText made with these keys; an error if ours cannot express it."""
+    for name, wanted in _MUST_BE.items():
+        if _plain(keys[name]) != _plain(wanted):
+            raise PingLlmError(f"{name}={keys[name]}: only models with {name}={wanted} can be converted")
+    if int(keys["base_num_kv_heads"]) != int(keys["base_num_query_heads"]):
+        raise PingLlmError("base_num_kv_heads differs from base_num_query_heads: our model has no grouped heads")
+    if int(keys["vocab_size"]) < VOCABULARY_SIZE:
+        raise PingLlmError(f"vocab_size={keys['vocab_size']}: a model of network data has at least {VOCABULARY_SIZE}")
+    return Config(run_name=run_name).replace(
+        rope_max_timescale=float(keys["rope_max_timescale"]),
+        max_target_length=int(keys["max_target_length"]),
+        dtype=str(keys["dtype"]),
+        **{name: int(keys[name]) for name in _SAME_NAME},
+    )
+
+
+def read_keys(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """The keys that matter here, from a MaxText configuration and `key=value`; the rest as in MaxText's base.yml."""
+    try:
+        found = yaml.safe_load(path.read_text()) or {}
+    except (OSError, yaml.YAMLError) as error:
+        raise PingLlmError(f"cannot read the configuration {path}: {one_line(error)}") from None
+    if not isinstance(found, dict):
+        raise PingLlmError(f"{path} is not a configuration: it must hold lines of the form key: value")
+    base = found.get("base_config")
+    keys = read_keys(path.parent / str(base)) if base and (path.parent / str(base)).is_file() else dict(_BASE)
+    keys |= {name: value for name, value in found.items() if name in _BASE}
+    for text in overrides:
+        name, equals, value = text.partition("=")
+        if not equals or name not in _BASE:
+            raise PingLlmError(f"{text}: write key=value with a key of {', '.join(sorted(_BASE))}")
+        keys[name] = yaml.safe_load(value)
+    return keys
+
+
+def note(config: Any) -> str:
+    """Of MaxText's own configuration object: a file that `read_keys` reads."""
+    values = {name: getattr(config, name) for name in _BASE}
+    plain = {name: getattr(value, "value", value) for name, value in values.items()}
+    plain |= {name: str(plain[name]) for name in ("dtype", "weight_dtype")}
+    return yaml.safe_dump(plain | {"mlp_activations": list(plain["mlp_activations"])})
+
+
+def _plain(value: Any) -> Any:
+    """Numbers alike, however YAML read them; MaxText says None for a cap of 0."""
+    try:
+        return float(value or 0)
+    except (TypeError, ValueError):
+        return value
+
+
+# -- weights: arrays in, arrays out
+
+Arrays = dict[str, npt.NDArray[Any]]
+"""Ours: by name, such as `blocks.0.qkv.kernel`. MaxText's: by path, such as `decoder/layers/mlp/wo/kernel`."""
+
+_QUERY, _KEY, _VALUE, _OUT = (f"self_attention/{name}/kernel" for name in ("query", "key", "value", "out"))
+_GATE, _UP, _DOWN = (f"mlp/{name}/kernel" for name in ("wi_0", "wi_1", "wo"))
+_ATTENTION_NORM, _MLP_NORM = (f"{name}_self_attention_layer_norm/scale" for name in ("pre", "post"))
+
+
+def to_maxtext(ours: Arrays, settings: ModelSettings) -> Arrays:
+    """With layers stacked along axis 1, as `scan_layers` wants them."""
+    heads, size, width = settings.heads, settings.head_dim, settings.width
+    ones = np.ones(width, dtype=np.float32)
+    layers = []
+    for prefix in (f"blocks.{i}" for i in range(settings.layers)):
+        qkv = ours[f"{prefix}.qkv.kernel"].reshape(width, 3, heads, size)
+        gate, up = np.split(ours[f"{prefix}.gate_up.kernel"], 2, axis=1)
+        layer = {_QUERY: qkv[:, 0] / np.float32(size**0.5), _KEY: qkv[:, 1], _VALUE: qkv[:, 2]}
+        layer[_OUT] = ours[f"{prefix}.out.kernel"].reshape(heads, size, width)
+        layer |= {_GATE: gate, _UP: up, _DOWN: ours[f"{prefix}.down.kernel"]}
+        layers.append(layer | {_ATTENTION_NORM: ones, _MLP_NORM: ones})
+    stacked = {f"decoder/layers/{name}": np.stack([layer[name] for layer in layers], axis=1) for name in layers[0]}
+    return stacked | {
+        "token_embedder/embedding": ours["embedding"][: settings.vocabulary],
+        "decoder/decoder_norm/scale": ones,
+        "decoder/logits_dense/kernel": ours["head.kernel"][:, : settings.vocabulary],
+    }
+
+
+def from_maxtext(theirs: Arrays, settings: ModelSettings, scan_axis: int = 1) -> Arrays:
+    heads, size, width = settings.heads, settings.head_dim, settings.width
+    padding = settings.padded_vocabulary - settings.vocabulary
+    embedding = _get(theirs, "token_embedder/embedding")[: settings.vocabulary]
+    head = _get(theirs, "decoder/logits_dense/kernel") * _get(theirs, "decoder/decoder_norm/scale")[:, None]
+    ours = {
+        "embedding": np.pad(embedding, ((0, padding), (0, 0))),
+        "head.kernel": np.pad(head[:, : settings.vocabulary], ((0, 0), (0, padding))),
+    }
+    for number in range(settings.layers):
+        layer = _layer(theirs, number, scan_axis, settings.layers)
+        query = _get(layer, _QUERY) * np.float32(size**0.5)
+        qkv = np.stack([query, _get(layer, _KEY), _get(layer, _VALUE)], axis=1).reshape(width, 3 * heads * size)
+        gate_up = np.concatenate([_get(layer, _GATE), _get(layer, _UP)], axis=1)
+        ours |= {
+            f"blocks.{number}.qkv.kernel": qkv * _get(layer, _ATTENTION_NORM)[:, None],
+            f"blocks.{number}.out.kernel": _get(layer, _OUT).reshape(heads * size, width),
+            f"blocks.{number}.gate_up.kernel": gate_up * _get(layer, _MLP_NORM)[:, None],
+            f"blocks.{number}.down.kernel": _get(layer, _DOWN),
+        }
+    return ours
+
+
+def _layer(theirs: Arrays, number: int, axis: int, layers: int) -> Arrays:
+    """Of one layer, whether they are stacked or lie side by side."""
+
+    def under(prefix: str) -> Arrays:
+        return {name.removeprefix(prefix): array for name, array in theirs.items() if name.startswith(prefix)}
+
+    if found := under(f"decoder/layers_{number}/"):
+        return found
+    stacked = under("decoder/layers/")
+    for name, array in stacked.items():
+        if array.shape[axis] != layers:
+            raise PingLlmError(f"decoder/layers/{name} has {array.shape[axis]} layers, the configuration {layers}")
+    return {name: np.take(array, number, axis) for name, array in stacked.items()}
+
+
+def _get(arrays: Arrays, name: str) -> npt.NDArray[Any]:
+    if name not in arrays:
+        raise PingLlmError(f"the checkpoint has no {name}: it is not of a model that can be converted")
+    return arrays[name].astype(np.float32)
+
+
+# -- MaxText's checkpoints as files, only the weights of them
+
+
+def write_weights(folder: Path, arrays: Arrays) -> None:
+    tree: dict[str, Any] = {}
+    for name, array in arrays.items():
+        *parents, last = name.split("/")
+        branch = tree
+        for parent in parents:
+            branch = branch.setdefault(parent, {})
+        branch[last] = jax.numpy.asarray(array)
+    ocp.save(folder.absolute(), {"params": {"params": tree}}, checkpointable_name=_ITEM)
+
+
+def read_weights(checkpoint: Path) -> Arrays:
+    """The weights in `RUN/checkpoints/STEP` (or its `items`), by path."""
+    root = checkpoint.absolute()
+    root = root.parent if root.name == _ITEM else root
+    if not (root / _ITEM).is_dir():
+        raise PingLlmError(f"{checkpoint} is not a checkpoint of MaxText: give RUN/checkpoints/STEP")
+    try:
+        stored: Any = ocp.metadata(root, checkpointable_name=_ITEM).metadata
+        here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+        like = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=here), stored["params"]["params"]
+        )
+        only_weights = ocp.Context()
+        only_weights.pytree.loading.partial_load = True
+        with only_weights:
+            found: Any = ocp.load(root, {"params": {"params": like}}, checkpointable_name=_ITEM)
+    except (KeyError, TypeError) as error:
+        raise PingLlmError(f"{checkpoint} holds no weights of MaxText ({error!r})") from None
+    leaves = jax.tree_util.tree_flatten_with_path(found["params"]["params"])[0]
+    return {jax.tree_util.keystr(path, simple=True, separator="/"): np.asarray(leaf) for path, leaf in leaves}

@@ -1,13 +1,13 @@
-"""Which part of a batch this process gives.
+"""What MaxText is given: an iterator over checked global batches, whose position its checkpoints store and restore.
 
-MaxText's global array has `to_load` rows, laid out over all devices of the mesh in order. It trains on the first
-`to_use` of them; with `expansion_factor_real_data`, or less than one sequence a device, that is not all.
+MaxText's global array has `global_batch_size_to_load` rows, laid out over all devices of the mesh in order. It trains
+on the first of them; with `expansion_factor_real_data`, or less than one sequence per device, that is not all.
 """
 
 import json
 import logging
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
@@ -16,14 +16,27 @@ import numpy as np
 from grain.experimental import ElasticIterator
 from jax.sharding import NamedSharding, PartitionSpec
 
-from ping_llm.batches.batch import Batch
 from ping_llm.batches.loader import Loader
 from ping_llm.batches.source import BatchSource
-from ping_llm.batches.spec import DataState
+from ping_llm.batches.spec import Batch, DataState
 from ping_llm.config import Config
 from ping_llm.core.errors import PingLlmError
 from ping_llm.data.registry import make_eval_loader, make_train_loader
-from ping_llm.integrations.maxtext.config import NETWORK_KEYS
+from ping_llm.integrations.maxtext.launch import NETWORK_KEYS
+
+ARRAYS: Final = (
+    "inputs", "inputs_position", "inputs_segmentation", "targets", "targets_position", "targets_segmentation",
+)  # fmt: skip
+
+_SAME_IN_MAXTEXT: Final = (
+    "data_shuffle_seed", "max_target_length", "eval_steps", "grain_worker_count", "grain_per_worker_buffer_size",
+    "grain_ram_budget_mb",
+)  # fmt: skip
+"""Keys that MaxText has too, with the same meaning."""
+
+_STATE: Final = "ping_llm_data_state"
+_log = logging.getLogger(__name__)
+_open: "weakref.WeakSet[NetworkIterator]" = weakref.WeakSet()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,8 +59,8 @@ def share_of(mesh: Any, *, to_load: int, to_use: int) -> Share:
     """
     sharding = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
     first: dict[int, int] = {}
-    places: Any = sharding.devices_indices_map((to_load, 1))
-    for device, (rows, *_) in places.items():
+    indices: Any = sharding.devices_indices_map((to_load, 1))
+    for device, (rows, *_) in indices.items():
         first[device.process_index] = min(first.get(device.process_index, to_load), rows.start or 0)
     order = sorted(first, key=first.__getitem__)
     rows_each = to_load // len(order)
@@ -63,11 +76,7 @@ def share_of(mesh: Any, *, to_load: int, to_use: int) -> Share:
     return Share(host=host, hosts=hosts, rows=rows_each, sharding=sharding, global_rows=to_load)
 
 
-# What a batch must be before MaxText sees it, which itself trains on anything: wrong lengths, positions, numbers.
-
-ARRAYS: Final = (
-    "inputs", "inputs_position", "inputs_segmentation", "targets", "targets_position", "targets_segmentation",
-)  # fmt: skip
+# -- what a batch must be. MaxText itself trains on anything: wrong lengths, positions, numbers
 
 
 def check_batch(batch: Mapping[str, Any], *, sequences: int, length: int, vocabulary: int) -> None:
@@ -95,45 +104,30 @@ def check_batch(batch: Mapping[str, Any], *, sequences: int, length: int, vocabu
     shifted[:, :-1] = inputs[:, 1:]
     _require(batch["targets"] == shifted * predicts, "targets are not the inputs shifted by one within each segment")
     for part, wanted in (("position", position), ("segmentation", segment)):
-        _require(batch[f"targets_{part}"] == wanted * predicts, f"targets_{part} marks other places than have a target")
+        _require(batch[f"targets_{part}"] == wanted * predicts, f"targets_{part} marks what has no target")
 
 
-def check_segments(batch: Mapping[str, Any], most: int | None) -> None:
+def check_segments(batch: Mapping[str, Any], limit: int | None) -> None:
     """That no sequence has more segments than the attention was compiled for. None = any number."""
     found = int(batch["inputs_segmentation"].max(initial=0))
-    if most is not None and found > most:
+    if limit is not None and found > limit:
         raise PingLlmError(
-            f"a sequence has {found} segments, but attention=cudnn_flash_te was told of max_segments_per_seq={most}: "
+            f"a sequence has {found} segments, but attention=cudnn_flash_te was told of max_segments_per_seq={limit}: "
             "raise it, or choose another attention"
         )
 
 
 def _require(holds: Any, rule: str, shift: int = 0) -> None:
     if not holds.all():
-        sequence, place = np.argwhere(~holds)[0].tolist()
-        raise _broken(f"{rule} (sequence {sequence}, place {place + shift})")
+        sequence, position = np.argwhere(~holds)[0].tolist()
+        raise _broken(f"{rule} (sequence {sequence}, position {position + shift})")
 
 
 def _broken(what: str) -> PingLlmError:
     return PingLlmError(f"a batch was refused before it reached MaxText: {what}")
 
 
-# What MaxText asks for: an iterator over global batches whose place in the data its checkpoints store and restore.
-
-_STATE: Final = "ping_llm_data_state"
-
-_SAME_IN_MAXTEXT: Final = (
-    "data_shuffle_seed",
-    "max_target_length",
-    "eval_steps",
-    "grain_worker_count",
-    "grain_per_worker_buffer_size",
-    "grain_ram_budget_mb",
-)
-"""Keys that MaxText has too, with the same meaning."""
-
-_log = logging.getLogger(__name__)
-_open: "weakref.WeakSet[NetworkIterator]" = weakref.WeakSet()
+# -- iterators
 
 
 class LocalBatches(ElasticIterator):  # type: ignore[misc]
@@ -166,14 +160,11 @@ class LocalBatches(ElasticIterator):  # type: ignore[misc]
             raise PingLlmError(f"the checkpoint was written with another dataset_type: its data state is {state}")
         found = DataState.from_json(json.dumps(state[_STATE]))
         self.loader.restore(found, allow_change=self._allow_data_change)
-        _log.info("network data goes on with batch %d", found.next_step)
+        _log.info("network data resumes with batch %d", found.next_step)
 
     def rewind(self) -> None:
         if self.loader.state() != self._start:
             self.loader.restore(self._start)
-
-    def close(self) -> None:
-        self.loader.close()
 
 
 class NetworkIterator:
@@ -182,8 +173,9 @@ class NetworkIterator:
     def __init__(self, local: LocalBatches, share: Share, config: Any, *, pads_at_the_end: bool) -> None:
         self.local_iterator = local
         self._share = share
+        self._length = local.loader.spec.contexts.length
         self._vocabulary = config.vocab_size
-        self._most_segments = config.max_segments_per_seq if config.attention == "cudnn_flash_te" else None
+        self._max_segments = config.max_segments_per_seq if config.attention == "cudnn_flash_te" else None
         self._pads_at_the_end = pads_at_the_end
         self.failure: Exception | None = None
         """What went wrong. MaxText takes any error of an iterator for the end of the data, and ends in peace."""
@@ -206,33 +198,29 @@ class NetworkIterator:
         sharding = self._share.sharding
         return {name: jax.make_array_from_process_local_data(sharding, batch[name], shape) for name in ARRAYS}
 
-    @property
-    def _length(self) -> int:
-        return self.local_iterator.loader.spec.contexts.length
-
     def _whole(self, batch: Batch) -> Batch:
         """The rows this process must give: those of the batch, checked, and padding that is never trained on."""
         sequences = self.local_iterator.loader.batch_size
         check_batch(batch, sequences=sequences, length=self._length, vocabulary=self._vocabulary)
-        check_segments(batch, self._most_segments)
+        check_segments(batch, self._max_segments)
         if self._share.rows == sequences:
             return batch
         missing = self._padding(self._share.rows - sequences)
-        return {name: np.concatenate([array, missing[name]]) for name, array in batch.items()}
+        return {name: np.concatenate([batch[name], missing[name]]) for name in ARRAYS}
 
     def _padding(self, sequences: int) -> Batch:
         return {name: np.zeros((sequences, self._length), dtype=np.int32) for name in ARRAYS}
 
     def reset(self) -> None:
-        """From the beginning: MaxText asks for it before each evaluation."""
+        """From the beginning: MaxText does it before each evaluation."""
         self.local_iterator.rewind()
 
     def close(self) -> None:
-        self.local_iterator.close()
+        self.local_iterator.loader.close()
 
 
-def make_train_iterator(config: Any, global_mesh: Any, process_indices: Sequence[int]) -> NetworkIterator:
-    """As MaxText's own makers of iterators. `num_epoch` above 0 ends the data, as it does there."""
+def make_train_iterator(config: Any, global_mesh: Any) -> NetworkIterator:
+    """`num_epoch` above 0 ends the data, as it does in MaxText."""
     batch = config.global_batch_size_to_train_on
     share = share_of(global_mesh, to_load=config.global_batch_size_to_load, to_use=batch)
     loader = make_train_loader(_keys(config, batch), host=share.host, hosts=share.hosts)
@@ -244,7 +232,7 @@ def make_train_iterator(config: Any, global_mesh: Any, process_indices: Sequence
     return NetworkIterator(local, share, config, pads_at_the_end=config.generate_padding_batch_train)
 
 
-def make_eval_iterator(config: Any, global_mesh: Any, process_indices: Sequence[int]) -> NetworkIterator:
+def make_eval_iterator(config: Any, global_mesh: Any) -> NetworkIterator:
     """Finite, and the same every time."""
     batch = config.global_batch_size_to_eval_on
     share = share_of(global_mesh, to_load=config.global_batch_size_to_load_eval, to_use=batch)

@@ -1,11 +1,15 @@
-"""Where the engine takes hold of MaxText, checked before anything is touched.
+"""From the command line into MaxText's own trainer, with our batches and our keys.
 
-MaxText has no plug-in mechanism. Four of its names are replaced for the time of a run: the one that reads the
-configuration, so that it knows our keys; the two that make Grain iterators, so that `network` gets ours; and the one
-that looks for orphaned worker processes, because it ends those of everybody on the machine.
+MaxText has no plug-in mechanism. For the time of a run (`patched`) four of its names are replaced: the one that reads
+the configuration, so that it knows our keys; the two that make Grain iterators, so that `dataset_type=network` gets
+ours; and the one that looks for orphaned worker processes, because it ends those of everybody on the machine. What we
+replace or rely on is checked first (`check_seams`), against the versions we know.
+
+This module imports MaxText, Grain and JAX only inside functions: worker processes of the loader import it.
 """
 
 import difflib
+import functools
 import importlib
 import importlib.metadata
 import importlib.util
@@ -13,192 +17,32 @@ import inspect
 import logging
 import os
 import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import yaml
 
+from ping_llm.config import KEYS, check_value
 from ping_llm.core.console import err
-from ping_llm.core.errors import PingLlmError
-from ping_llm.integrations.maxtext import iterators
-from ping_llm.integrations.maxtext.architecture import NOTE, note
-
-KNOWN_VERSIONS: Final = ("0.2.5",)
-
-_TRAIN: Final = "maxtext.trainers.pre_train.train"
-_CONFIG: Final = "maxtext.configs.pyconfig"
-_PIPELINE: Final = "maxtext.input_pipeline.input_pipeline_interface"
-_LOADING: Final = "maxtext.input_pipeline.multihost_dataloading"
-_STATE: Final = "maxtext.common.grain_utility"
-_CHECKPOINTS: Final = "maxtext.common.checkpointing"
-
-_ITERATOR: Final = ("config", "global_mesh", "process_indices")
-_PARAMETERS: Final[dict[tuple[str, str], tuple[str, ...]]] = {
-    (_TRAIN, "main"): ("argv",),
-    (_CONFIG, "initialize"): ("argv", "config_class", "kwargs"),
-    (_PIPELINE, "make_grain_train_iterator"): _ITERATOR,
-    (_PIPELINE, "make_grain_eval_iterator"): _ITERATOR,
-    (_LOADING, "_cleanup_orphaned_multiprocessing_processes"): (),
-    (_STATE, "for_save"): ("step", "data_iterator", "expansion_factor_real_data"),
-    (_STATE, "for_restore"): ("checkpoint_manager", "step", "data_iterator", "expansion_factor_real_data"),
-}
-"""Functions that are called or replaced, with their parameters."""
-
-_USES: Final[dict[tuple[str, str], tuple[str, ...]]] = {
-    (_TRAIN, "initialize"): ("pyconfig", "initialize"),
-    (_PIPELINE, "create_data_iterator"): ("make_grain_train_iterator", "make_grain_eval_iterator", "grain"),
-    (_LOADING, "MultiHostDataLoadIterator.close"): ("_cleanup_orphaned_multiprocessing_processes",),
-    (_STATE, "for_save"): ("ElasticIterator", "local_iterator"),
-    (_STATE, "for_restore"): ("ElasticIterator", "local_iterator"),
-    (_CHECKPOINTS, "save_checkpoint"): ("grain", "iter"),
-    (_CHECKPOINTS, "load_state_if_possible"): ("grain", "iter"),
-}
-"""Functions of which we rely on what they look up, at the time when they are called."""
-
-_FIELDS: Final = (
-    "dataset_type", "grain_worker_count", "grain_per_worker_buffer_size", "grain_ram_budget_mb",
-    "grain_worker_count_eval", "grain_per_worker_buffer_size_eval", "data_shuffle_seed", "max_target_length",
-    "eval_steps", "num_epoch", "vocab_size", "attention", "max_segments_per_seq", "generate_padding_batch_train",
-    "generate_padding_batch_eval", "expansion_factor_real_data", "global_batch_size_to_load",
-    "global_batch_size_to_load_eval", "global_batch_size_to_train_on", "global_batch_size_to_eval_on",
-)  # fmt: skip
-"""Keys of MaxText's that we read."""
-
-
-def check_seams() -> str:
-    """The installed version; an error of one line that says what differs from the versions we know."""
-    try:
-        version = importlib.metadata.version("maxtext")
-    except importlib.metadata.PackageNotFoundError:
-        raise PingLlmError('MaxText is not installed: pip install "ping-llm[maxtext]" (Python 3.12 or newer)') from None
-    if difference := _difference():
-        raise PingLlmError(
-            f"MaxText {version} is not one this engine fits: {difference}. "
-            f"Known to work: maxtext=={', '.join(KNOWN_VERSIONS)}"
-        )
-    return version
-
-
-def _difference() -> str | None:
-    for (module, name), wanted in _PARAMETERS.items():
-        found = _find(module, name)
-        if found is None:
-            return f"{module}.{name} is missing"
-        parameters = tuple(inspect.signature(found).parameters)
-        if parameters != wanted:
-            return f"{module}.{name} takes ({', '.join(parameters)}), not ({', '.join(wanted)})"
-    for (module, name), uses in _USES.items():
-        found = _find(module, name)
-        if found is None:
-            return f"{module}.{name} is missing"
-        code = inspect.unwrap(found).__code__
-        for use in uses:
-            if use not in code.co_names and not any(use == c or use in _strings(c) for c in code.co_consts):
-                return f"{module}.{name} does not use {use}"
-    from grain.experimental import ElasticIterator
-
-    if _find(_STATE, "ElasticIterator") is not ElasticIterator:
-        return f"{_STATE}.ElasticIterator is not Grain's"
-    fields = importlib.import_module("maxtext.configs.types").MaxTextConfig.model_fields
-    if missing := [name for name in _FIELDS if name not in fields]:
-        return f"there is no key {missing[0]}"
-    return None
-
-
-def _strings(constant: Any) -> tuple[Any, ...]:
-    return constant if isinstance(constant, tuple) else ()
-
-
-def _find(module: str, name: str) -> Any:
-    found: Any
-    try:
-        found = importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name and error.name.partition(".")[0] == "maxtext":
-            return None
-        raise PingLlmError(f'MaxText needs the package {error.name}: pip install "ping-llm[maxtext]"') from None
-    for part in name.split("."):
-        found = getattr(found, part, None)
-    return found
-
-
-@contextmanager
-def taken_hold() -> Iterator[None]:
-    """Replace the names, and put them back."""
-    from ping_llm.integrations.maxtext.config import NetworkConfig
-
-    config, pipeline, loading = (importlib.import_module(name) for name in (_CONFIG, _PIPELINE, _LOADING))
-    initialize = config.initialize
-
-    def with_our_keys(argv: Any = None, config_class: Any = NetworkConfig, **kwargs: Any) -> Any:
-        try:
-            settings = initialize(argv, config_class=config_class, **kwargs)
-        except (ValueError, TypeError) as error:
-            raise PingLlmError(f"the configuration is refused: {_reasons(error)}") from error
-        _note_architecture(settings)
-        return settings
-
-    def leave_alone() -> None:
-        """Instead of ending every orphaned worker process of the machine, other people's included."""
-
-    train = _for_network(iterators.make_train_iterator, pipeline.make_grain_train_iterator)
-    evaluation = _for_network(iterators.make_eval_iterator, pipeline.make_grain_eval_iterator)
-    with ExitStack() as stack:
-        for module, name, ours in (
-            (config, "initialize", with_our_keys),
-            (pipeline, "make_grain_train_iterator", train),
-            (pipeline, "make_grain_eval_iterator", evaluation),
-            (loading, "_cleanup_orphaned_multiprocessing_processes", leave_alone),
-        ):
-            stack.callback(setattr, module, name, getattr(module, name))
-            setattr(module, name, ours)
-        yield
-
-
-def _reasons(error: Exception) -> str:
-    """On one line; of Pydantic's errors, only what they say about the keys."""
-    if not hasattr(error, "errors"):
-        return " ".join(str(error).split())
-    reasons = []
-    for found in error.errors():
-        key = "".join(f"{place}: " for place in found["loc"])
-        reasons.append(key + found["msg"].removeprefix("Value error, "))
-    return "; ".join(reasons)
-
-
-def _note_architecture(config: Any) -> None:
-    """MaxText's checkpoints do not say what the model is made of: `ping-llm convert` reads it here."""
-    import jax
-
-    if config.network_enabled and config.enable_checkpointing and jax.process_index() == 0:
-        path = importlib.import_module("etils.epath").Path  # also of a bucket
-        folder = path(config.base_output_directory) / config.run_name
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / NOTE).write_text(note(config))
-
-
-def _for_network(ours: Callable[..., Any], theirs: Callable[..., Any]) -> Callable[..., Any]:
-    def make(config: Any, global_mesh: Any, process_indices: Any) -> Any:
-        if config.network_enabled:
-            return ours(config, global_mesh, process_indices)
-        if config.grain_debug_mode:
-            import grain
-
-            grain.config.update("py_debug_mode", True)
-        return theirs(config, global_mesh, process_indices)
-
-    return make
-
-
-# From the command line into MaxText's own trainer.
+from ping_llm.core.errors import PingLlmError, one_line
+from ping_llm.tokens import VOCABULARY_SIZE
 
 USAGE: Final = """usage: python -m ping_llm.integrations.maxtext CONFIG key=value…
 
 Trains with stock MaxText. CONFIG is a MaxText configuration, such as configs/maxtext/latency_network.yml or MaxText's
 own base.yml; every key of MaxText can be given, and those of dataset_type=network (docs/maxtext.md).
 """
+
+KNOWN_VERSIONS: Final = ("0.2.5",)
+
+NETWORK_KEYS: Final = (
+    "network_data_format", "network_train_files", "network_eval_files", "network_context_measurements",
+    "network_max_contexts", "network_skip_corrupt_rows", "allow_data_change", "grain_debug_mode",
+    "grain_visualization_dir",
+)  # fmt: skip
+"""Keys of ours that `dataset_type=network` adds to MaxText's configuration: type, default, help and rule are ours."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -217,48 +61,40 @@ def run(argv: Sequence[str]) -> None:
     """A whole training run, with the arguments of `python -m maxtext.trainers.pre_train.train`."""
     if sys.version_info < (3, 12):
         raise PingLlmError("MaxText needs Python 3.12 or newer")
-    if not _is_installed("google.cloud.storage"):
+    try:
+        has_gcloud = importlib.util.find_spec("google.cloud.storage") is not None
+    except ModuleNotFoundError:
+        has_gcloud = False
+    if not has_gcloud:
         os.environ.setdefault("DECOUPLE_GCLOUD", "TRUE")
-    from ping_llm.integrations.maxtext import iterators
-
     version = check_seams()
     if version not in KNOWN_VERSIONS:
         err.print(f"note: MaxText {version} looks as expected, but was not tried; known: {', '.join(KNOWN_VERSIONS)}")
+    from ping_llm.integrations.maxtext.iterators import close_all
+
     arguments = [argv[0], str(_config_file(argv[1])), *argv[2:]]
     _check_names(arguments)
     _join_processes()
-    train = importlib.import_module("maxtext.trainers.pre_train.train")
+    train = importlib.import_module(TRAIN)
     _log_as_maxtext_does()
-    with taken_hold():
+    with patched():
         try:
             train.main(arguments)
         except Exception as error:
-            if ours := _cause(error):
-                raise ours from error
+            cause: BaseException | None = error  # one of ours may be wrapped in those of Orbax and MaxText
+            while cause is not None and not isinstance(cause, PingLlmError):
+                cause = cause.__cause__ or cause.__context__
+            if cause is not None:
+                raise cause from error
             raise
         finally:
-            iterators.close_all()
-
-
-def _cause(error: BaseException | None) -> PingLlmError | None:
-    """The error of ours that others on the way up (Orbax, MaxText) wrapped in theirs."""
-    while error is not None and not isinstance(error, PingLlmError):
-        error = error.__cause__ or error.__context__
-    return error
-
-
-def _is_installed(module: str) -> bool:
-    try:
-        return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:
-        return False
+            close_all()
 
 
 def _config_file(name: str) -> Path:
     """A file of the user's, or one of those that come with MaxText, such as `base.yml`."""
     folder = Path(importlib.import_module("maxtext.utils.globals").MAXTEXT_CONFIGS_DIR)
-    relative = name.removeprefix("src/maxtext/configs/")
-    for candidate in (Path(name), folder / relative):
+    for candidate in (Path(name), folder / name.removeprefix("src/maxtext/configs/")):
         if candidate.is_file():
             return candidate
     raise PingLlmError(f"cannot find the configuration {name}: give a file, or one of MaxText's such as base.yml")
@@ -266,13 +102,11 @@ def _config_file(name: str) -> Path:
 
 def _check_names(arguments: Sequence[str]) -> None:
     """A misspelt key gets a suggestion; MaxText would answer with the list of all its keys."""
-    from ping_llm.integrations.maxtext.config import NetworkConfig
-
-    known = _names(NetworkConfig)
+    known = _names(network_config())
     try:
         in_file = yaml.safe_load(Path(arguments[1]).read_text()) or {}
     except (OSError, yaml.YAMLError) as error:
-        raise PingLlmError(f"{arguments[1]} is not a configuration: {' '.join(str(error).split())}") from None
+        raise PingLlmError(f"{arguments[1]} is not a configuration: {one_line(error)}") from None
     if not isinstance(in_file, dict):
         raise PingLlmError(f"{arguments[1]} is not a configuration: it must hold lines of the form key: value")
     given = [(name, arguments[1]) for name in in_file if name != "base_config"]
@@ -288,29 +122,25 @@ def _check_names(arguments: Sequence[str]) -> None:
             raise PingLlmError(f"{where}: unknown key {name}: {advice}")
 
 
-def _names(model: Any) -> Collection[str]:
-    names: set[str] = set()
-    for name, field in model.model_fields.items():
-        names.add(name)
-        if hasattr(field.annotation, "model_fields"):
-            names |= set(_names(field.annotation))
-    return names
+def _names(model: Any) -> set[str]:
+    """Of a Pydantic model and those in it."""
+    nested = [field.annotation for field in model.model_fields.values() if hasattr(field.annotation, "model_fields")]
+    return set(model.model_fields).union(*map(_names, nested))
 
 
 def _join_processes() -> None:
     """With JAX_COORDINATOR_ADDRESS set, as for our own trainer. Otherwise MaxText finds the others in its own ways."""
-    if not os.environ.get("JAX_COORDINATOR_ADDRESS"):
-        return
-    import jax
+    if os.environ.get("JAX_COORDINATOR_ADDRESS"):
+        import jax
 
-    from ping_llm.training.processes import find_place
+        from ping_llm.training.processes import find_coordinates
 
-    if place := find_place(os.environ):
-        jax.distributed.initialize(**place)
+        if coordinates := find_coordinates(os.environ):
+            jax.distributed.initialize(**coordinates)
 
 
 def _log_as_maxtext_does() -> None:
-    """What `absl.app.run` would have set up. Grain's worker processes ask for absl's flags."""
+    """What `absl.app.run` would have set up. Grain's worker processes need absl's flags to be parsed."""
     from absl import flags
     from absl import logging as absl_logging
 
@@ -319,3 +149,244 @@ def _log_as_maxtext_does() -> None:
     absl_logging.use_absl_handler()
     absl_logging.set_verbosity(absl_logging.INFO)
     logging.getLogger("ping_llm").setLevel(logging.INFO)
+
+
+# -- the seams
+
+TRAIN: Final = "maxtext.trainers.pre_train.train"
+CONFIG: Final = "maxtext.configs.pyconfig"
+PIPELINE: Final = "maxtext.input_pipeline.input_pipeline_interface"
+LOADING: Final = "maxtext.input_pipeline.multihost_dataloading"
+STATE: Final = "maxtext.common.grain_utility"
+CHECKPOINTS: Final = "maxtext.common.checkpointing"
+
+_ITERATOR: Final = ("config", "global_mesh", "process_indices")
+PARAMETERS: Final[dict[tuple[str, str], tuple[str, ...]]] = {
+    (TRAIN, "main"): ("argv",),
+    (CONFIG, "initialize"): ("argv", "config_class", "kwargs"),
+    (PIPELINE, "make_grain_train_iterator"): _ITERATOR,
+    (PIPELINE, "make_grain_eval_iterator"): _ITERATOR,
+    (LOADING, "_cleanup_orphaned_multiprocessing_processes"): (),
+    (STATE, "for_save"): ("step", "data_iterator", "expansion_factor_real_data"),
+    (STATE, "for_restore"): ("checkpoint_manager", "step", "data_iterator", "expansion_factor_real_data"),
+}
+"""Functions that are called or replaced, with their parameters."""
+
+_USES: Final[dict[tuple[str, str], tuple[str, ...]]] = {
+    (TRAIN, "initialize"): ("pyconfig", "initialize"),
+    (PIPELINE, "create_data_iterator"): ("make_grain_train_iterator", "make_grain_eval_iterator", "grain"),
+    (LOADING, "MultiHostDataLoadIterator.close"): ("_cleanup_orphaned_multiprocessing_processes",),
+    (STATE, "for_save"): ("ElasticIterator", "local_iterator"),
+    (STATE, "for_restore"): ("ElasticIterator", "local_iterator"),
+    (CHECKPOINTS, "save_checkpoint"): ("grain", "iter"),
+    (CHECKPOINTS, "load_state_if_possible"): ("grain", "iter"),
+}
+"""Functions of which we rely on what they look up, at the time when they are called."""
+
+KEYS_READ: Final = (
+    "dataset_type", "grain_worker_count", "grain_per_worker_buffer_size", "grain_ram_budget_mb",
+    "grain_worker_count_eval", "grain_per_worker_buffer_size_eval", "data_shuffle_seed", "max_target_length",
+    "eval_steps", "num_epoch", "vocab_size", "attention", "max_segments_per_seq", "generate_padding_batch_train",
+    "generate_padding_batch_eval", "expansion_factor_real_data", "global_batch_size_to_load",
+    "global_batch_size_to_load_eval", "global_batch_size_to_train_on", "global_batch_size_to_eval_on",
+)  # fmt: skip
+"""Keys of MaxText's that we read."""
+
+
+def check_seams(keys: Sequence[str] = KEYS_READ) -> str:
+    """The installed version; an error of one line that says what differs from the versions we know."""
+    try:
+        version = importlib.metadata.version("maxtext")
+    except importlib.metadata.PackageNotFoundError:
+        raise PingLlmError('MaxText is not installed: pip install "ping-llm[maxtext]" (Python 3.12 or newer)') from None
+    if difference := _difference(keys):
+        raise PingLlmError(
+            f"MaxText {version} is not one this engine fits: {difference}. "
+            f"Known to work: maxtext=={', '.join(KNOWN_VERSIONS)}"
+        )
+    return version
+
+
+def _difference(keys: Sequence[str]) -> str | None:
+    for module, name in (*PARAMETERS, *_USES):
+        if _find(module, name) is None:
+            return f"{module}.{name} is missing"
+    for (module, name), wanted in PARAMETERS.items():
+        parameters = tuple(inspect.signature(_find(module, name)).parameters)
+        if parameters != wanted:
+            return f"{module}.{name} takes ({', '.join(parameters)}), not ({', '.join(wanted)})"
+    for (module, name), uses in _USES.items():
+        code = inspect.unwrap(_find(module, name)).__code__
+        constants = [part for c in code.co_consts for part in (c if isinstance(c, tuple) else [c])]
+        for use in uses:
+            if use not in code.co_names and use not in constants:
+                return f"{module}.{name} does not use {use}"
+    from grain.experimental import ElasticIterator
+
+    if _find(STATE, "ElasticIterator") is not ElasticIterator:
+        return f"{STATE}.ElasticIterator is not Grain's"
+    fields = importlib.import_module("maxtext.configs.types").MaxTextConfig.model_fields
+    return next((f"there is no key {name}" for name in keys if name not in fields), None)
+
+
+def _find(module: str, name: str) -> Any:
+    try:
+        found: Any = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name and error.name.partition(".")[0] == "maxtext":
+            return None
+        raise PingLlmError(f'MaxText needs the package {error.name}: pip install "ping-llm[maxtext]"') from None
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found
+
+
+@contextmanager
+def patched() -> Iterator[None]:
+    """Replace the names, and put them back."""
+    from ping_llm.integrations.maxtext import iterators
+
+    config, pipeline, loading = (importlib.import_module(name) for name in (CONFIG, PIPELINE, LOADING))
+    initialize = config.initialize
+
+    def with_our_keys(argv: Any = None, config_class: Any = None, **kwargs: Any) -> Any:
+        try:
+            settings = initialize(argv, config_class=config_class or network_config(), **kwargs)
+        except (ValueError, TypeError) as error:
+            raise PingLlmError(f"the configuration is refused: {_reasons(error)}") from error
+        _note_architecture(settings)
+        return settings
+
+    def leave_alone() -> None:
+        """Instead of ending every orphaned worker process of the machine, other people's included."""
+
+    with ExitStack() as stack:
+        for module, name, ours in (
+            (config, "initialize", with_our_keys),
+            (pipeline, "make_grain_train_iterator", iterators.make_train_iterator),
+            (pipeline, "make_grain_eval_iterator", iterators.make_eval_iterator),
+            (loading, "_cleanup_orphaned_multiprocessing_processes", leave_alone),
+        ):
+            theirs = getattr(module, name)
+            stack.callback(setattr, module, name, theirs)
+            setattr(module, name, ours if module is not pipeline else for_network(ours, theirs))
+        yield
+
+
+def for_network(ours: Callable[..., Any], theirs: Callable[..., Any]) -> Callable[..., Any]:
+    """Makes our iterator for `dataset_type=network`, and MaxText's for all other data."""
+
+    def make(config: Any, global_mesh: Any, process_indices: Any) -> Any:
+        if config.network_enabled:
+            return ours(config, global_mesh)
+        if config.grain_debug_mode:
+            import grain
+
+            grain.config.update("py_debug_mode", True)
+        return theirs(config, global_mesh, process_indices)
+
+    return make
+
+
+def _reasons(error: Exception) -> str:
+    """On one line; of Pydantic's errors, only what they say about the keys."""
+    if not hasattr(error, "errors"):
+        return one_line(error, 1000)
+    return "; ".join(
+        "".join(f"{key}: " for key in found["loc"]) + found["msg"].removeprefix("Value error, ")
+        for found in error.errors()
+    )
+
+
+def _note_architecture(config: Any) -> None:
+    """MaxText's checkpoints do not say what the model is made of: `ping-llm convert` reads it here."""
+    import jax
+
+    from ping_llm.integrations.maxtext.convert import NOTE, note
+
+    if config.network_enabled and config.enable_checkpointing and jax.process_index() == 0:
+        path = importlib.import_module("etils.epath").Path  # also of a bucket
+        folder = path(config.base_output_directory) / config.run_name
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / NOTE).write_text(note(config))
+
+
+# -- MaxText's configuration with our keys
+
+
+@functools.cache
+def network_config() -> Any:
+    """A subclass of MaxText's configuration, for `pyconfig.initialize`.
+
+    `dataset_type=network` is known to MaxText as `grain`, because only iterators of that type are saved in its
+    checkpoints; `network_enabled` tells the two apart.
+    """
+    from pydantic import AfterValidator, Field, create_model, model_validator
+
+    def field(name: str) -> Any:
+        def checked(value: Any) -> Any:
+            try:
+                return check_value(name, value)
+            except PingLlmError as error:
+                raise ValueError(str(error)) from None
+
+        key = KEYS[name]
+        return Annotated[key.annotation, AfterValidator(checked)], Field(key.default, description=key.description)
+
+    theirs = importlib.import_module("maxtext.configs.types").MaxTextConfig
+    with_keys: Any = create_model("_WithKeys", __base__=theirs, **{name: field(name) for name in NETWORK_KEYS})
+
+    class NetworkConfig(with_keys):  # type: ignore[misc]
+        network_enabled: bool = Field(False, description="Set by the launcher: whether dataset_type is network.")
+
+        @model_validator(mode="before")
+        @classmethod
+        def _network_is_a_kind_of_grain(cls, values: dict[str, Any]) -> dict[str, Any]:
+            return _as_grain(values)
+
+    return NetworkConfig
+
+
+def _as_grain(values: dict[str, Any]) -> dict[str, Any]:
+    is_network = values.get("dataset_type") == "network"
+    values = {**values, "network_enabled": is_network}
+    folder = str(values.get("base_output_directory") or "")
+    if folder and "://" not in folder:  # MaxText's checkpoints want the whole path
+        values["base_output_directory"] = str(Path(folder).absolute())
+    if not is_network:
+        if values.get("grain_visualization_dir"):
+            raise ValueError("grain_visualization_dir is for dataset_type=network: Grain itself writes no graph")
+        return values
+    if problem := _problem(values):
+        raise ValueError(problem)
+    # MaxText wants to see files of its own before it believes in a grain dataset.
+    return values | {
+        "dataset_type": "grain",
+        "grain_file_type": "arrayrecord",
+        "grain_train_files": values["network_train_files"],
+        "grain_eval_files": values.get("network_eval_files", ""),
+    }
+
+
+def _problem(values: dict[str, Any]) -> str | None:
+    """What cannot go together with network data, with the reason."""
+    if not values.get("network_train_files"):
+        return "dataset_type=network needs network_train_files: a folder that `ping-llm prepare` wrote"
+    if values.get("eval_interval", -1) > 0 and not values.get("network_eval_files"):
+        return "eval_interval is set, but network_eval_files is empty: name the evaluation data, or set it to -1"
+    if values.get("attention") == "cudnn_flash_jax":  # MaxText's issue 4476
+        return (
+            "attention=cudnn_flash_jax ignores where segments end, so packed contexts would see each other; "
+            "use autoselected, flash, cudnn_flash_te or dot_product"
+        )
+    if not values.get("packing", True):
+        return "packing=false: batches of dataset_type=network are always packed"
+    if not values.get("enable_data_shuffling", True):
+        return "enable_data_shuffling=false: the order of dataset_type=network is always a seeded permutation"
+    if values.get("vocab_size", VOCABULARY_SIZE) < VOCABULARY_SIZE:
+        return f"vocab_size must be at least {VOCABULARY_SIZE}, the tokens of dataset_type=network"
+    if 0 < values.get("expansion_factor_real_data", -1) < 1:
+        return "expansion_factor_real_data below 1 is not needed: dataset_type=network resumes on any number of hosts"
+    if values.get("colocated_python_data_input"):
+        return "colocated_python_data_input is not supported by dataset_type=network"
+    return None

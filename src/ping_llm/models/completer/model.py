@@ -21,7 +21,7 @@ from flax import nnx
 
 from ping_llm.core.errors import PingLlmError
 from ping_llm.models.completer.mixture import PRECISIONS, Mixture
-from ping_llm.models.lm.attention import choose, norm
+from ping_llm.models.lm.attention import choose_attention, rms_norm
 from ping_llm.models.lm.transformer import Layer, linear
 from ping_llm.prior.selection import ANSWERED, EMPTY, LEVELS
 
@@ -114,7 +114,7 @@ class SetTransformer(nnx.Module):
     def __call__(self, batch: Batch) -> Mixture:
         s = self.settings
         dtype = jnp.dtype(s.dtype)
-        implementation = choose(s.attention, s.dtype)
+        implementation = choose_attention(s.attention, s.dtype)
         context, questions = batch["context_source"].shape[1], batch["question_source"].shape[1]
         source = jnp.concatenate([batch["context_source"], batch["question_source"]], axis=1)
         destination = jnp.concatenate([batch["context_destination"], batch["question_destination"]], axis=1)
@@ -128,10 +128,10 @@ class SetTransformer(nnx.Module):
         for block in blocks:
             x = block(x, context, batch["context_length"], implementation)
         measured = x[:, :context]
-        x = norm(last(x, context, batch["context_length"], implementation, first=context))
+        x = rms_norm(last(x, context, batch["context_length"], implementation, first=context))
         logits = self.head(x).astype(jnp.float32)
         counts = jnp.arange(context) < batch["context_length"][:, None]
-        log_share, pointer = self._pointer(x, norm(measured), counts & (batch["context_kind"] == ANSWERED))
+        log_share, pointer = self._pointer(x, rms_norm(measured), counts & (batch["context_kind"] == ANSWERED))
         return Mixture(
             bin_logits=logits[..., :-1],
             failure_logit=logits[..., -1],
@@ -142,7 +142,7 @@ class SetTransformer(nnx.Module):
 
     def _pointer(self, x: jax.Array, measured: jax.Array, is_answered: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Log shares of bins and precisions, and of the measurements that have an RTT to copy."""
-        query, key = norm(self.point_from(x)), norm(self.point_at(measured))
+        query, key = rms_norm(self.point_from(x)), rms_norm(self.point_at(measured))
         score = jnp.einsum("bqh,bkh->bqk", query * _SHARPNESS, key, preferred_element_type=jnp.float32)
         score = jnp.where(is_answered[:, None], score / query.shape[-1] ** 0.5, _NEVER)
         choice = self.choice(x).astype(jnp.float32) + jnp.array([_BINS_AHEAD] + [0.0] * PRECISIONS)
@@ -164,7 +164,7 @@ class ContextBlock(Layer):
         """Positions from `first` on: the last layer needs the questions only. `length` slots count, at least one."""
         query, key, value = self.query_key_value(x)
         query, x = query[:, first:], x[:, first:]
-        query, key, value = norm(query) * _SHARPNESS, norm(key[:, :context]), value[:, :context]
+        query, key, value = rms_norm(query) * _SHARPNESS, rms_norm(key[:, :context]), value[:, :context]
         mask: dict[str, Any]
         if implementation == "cudnn":  # which skips what lies behind the lengths; a mask would become a bias, slower
             positions = jnp.full_like(length, query.shape[1])

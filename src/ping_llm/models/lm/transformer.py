@@ -1,4 +1,10 @@
-"""The shape of the model, and what follows from it: parameters and floating-point operations."""
+"""The language model: a decoder-only transformer with RoPE, RMSNorm and SwiGLU, over packed sequences.
+
+Layers are unrolled, not scanned: compiling takes longer, but the compiler then fuses across layers and keeps no stacked
+copies, which makes a training step a quarter faster. Query, key and value come from one matrix, as do gate and up of
+SwiGLU: fewer, larger matmuls. Embedding is a matmul with one-hot vectors: with so few tokens it costs next to nothing,
+and its gradient is a matmul instead of millions of colliding additions, whose order would differ from run to run.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,19 +15,16 @@ import jax.numpy as jnp
 from flax import nnx
 
 from ping_llm.models.lm import float8
-from ping_llm.models.lm.attention import attend, choose, norm, segments_of
-from ping_llm.tokens.encode import VOCABULARY_SIZE
+from ping_llm.models.lm.attention import attend, choose_attention, rms_norm, segments_of
+from ping_llm.tokens import VOCABULARY_SIZE
 
 _VOCABULARY_MULTIPLE: Final = 64
-"""Matrix units are fastest on round sizes. The rows that fill up the embedding stand for no token and are cut off."""
+"""Tensor cores are fastest on round sizes. The rows that pad the embedding stand for no token and are cut off."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSettings:
-    """A decoder with rotary positions, root-mean-square norms without scales, and gated MLPs.
-
-    The defaults are `latency_network`: 112 M parameters.
-    """
+    """The shape of the model. The defaults are `latency_network`: 112 M parameters."""
 
     layers: int = 20
     width: int = 640
@@ -33,14 +36,14 @@ class ModelSettings:
     logits_soft_cap: float = 0.0
     """Logits are squeezed into ± this by tanh; 0 = not."""
     dtype: str = "bfloat16"
-    """Of activations and of the matrices they are multiplied with. Norms, angles, logits and the loss are float32."""
+    """Of activations and of the matrices they are multiplied with. RMSNorm, RoPE, logits and the loss are float32."""
     weight_dtype: str = "float32"
     """Of the parameters that the optimizer changes."""
     quantization: str = "none"
-    """`fp8`: the products of the layers, and their slopes, in 8 bits (`model.float8`)."""
+    """`fp8`: the matmuls of the layers, and their gradients, in FP8 (`models/lm/float8.py`)."""
     attention: str = "auto"
     remat: str = "none"
-    """`none` keeps all activations for the backward pass; `full` keeps a layer's input and computes the rest again."""
+    """`none` keeps all activations for the backward pass; `full` keeps a layer's input and recomputes the rest."""
 
     @property
     def padded_vocabulary(self) -> int:
@@ -48,35 +51,33 @@ class ModelSettings:
 
     @property
     def parameters(self) -> int:
-        """Counted without the rows that only fill up the embedding."""
+        """Without the rows that pad the embedding."""
         attention = 4 * self.width * self.heads * self.head_dim
         return self.layers * (attention + 3 * self.width * self.mlp_width) + 2 * self.vocabulary * self.width
 
     def flops_per_token(self, length: int) -> int:
-        """Of a training step, by the usual convention: 6 a parameter, and causal attention over the whole sequence.
+        """Of a training step, by the usual convention: 6 per parameter, and causal attention over the whole sequence.
 
-        Attention within segments does less than that, and padding does none, so this neither counts what was computed
-        again nor what was not needed: it is a yardstick that is the same for every implementation.
+        Attention within segments needs less and padding nothing, and recomputation is not counted: a yardstick that is
+        the same for every implementation.
         """
         return 6 * self.parameters + 6 * self.layers * self.heads * self.head_dim * length
 
-
-# Cross entropy of the next token, over the places that predict something.
 
 Sums = dict[str, jax.Array]
 
 
 def loss_sums(logits: jax.Array, targets: jax.Array, targets_segmentation: jax.Array, z_loss: float = 0.0) -> Sums:
-    """Sums, not means, so that parts of a batch (micro-batches, hosts, evaluation batches) add up exactly.
+    """Cross entropy of the next token, over the positions that have a target.
 
-    `z_loss` pulls the logarithm of the normaliser to zero, which keeps logits from drifting; what is reported as
-    `cross_entropy` is without it.
+    Sums, not means, so that parts of a batch (micro-batches, hosts, evaluation batches) add up exactly. `z_loss` pulls
+    the logarithm of the softmax's normalizer to zero, which keeps logits from drifting; `cross_entropy` is without it.
     """
     counted = targets_segmentation > 0
-    normaliser = jax.nn.logsumexp(logits, axis=-1)
+    normalizer = jax.nn.logsumexp(logits, axis=-1)
     right = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
-    cross_entropy = jnp.sum(jnp.where(counted, normaliser - right, 0.0))
-    penalty = z_loss * jnp.sum(jnp.where(counted, normaliser**2, 0.0)) if z_loss else 0.0
+    cross_entropy = jnp.sum(jnp.where(counted, normalizer - right, 0.0))
+    penalty = z_loss * jnp.sum(jnp.where(counted, normalizer**2, 0.0)) if z_loss else 0.0
     return {
         "objective": cross_entropy + penalty,
         "cross_entropy": cross_entropy,
@@ -84,20 +85,11 @@ def loss_sums(logits: jax.Array, targets: jax.Array, targets_segmentation: jax.A
     }
 
 
-# The transformer: from tokens, positions and segments to logits.
-#
-# Layers are unrolled, not scanned: compiling takes longer, but the compiler then fuses across layers and keeps no
-# stacked copies, which makes a training step a quarter faster. Query, key and value come from one matrix, as do gate
-# and input of the MLP: fewer, larger products. Embedding is a product with one-hot vectors: with so few tokens it
-# costs next to nothing, and its gradient is a matrix product instead of millions of colliding additions, whose order
-# would differ from run to run.
-
-Attention = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
-"""From query, key and value, [batch, length, heads, head size] each, to what was attended to."""
+Rope = tuple[jax.Array, jax.Array]
 
 
-def rotation(position: jax.Array, head_dim: int, period: float) -> tuple[jax.Array, jax.Array]:
-    """Cosine and signed sine of each place's angles, [batch, length, 1, 2, head size / 2]."""
+def rope_angles(position: jax.Array, head_dim: int, period: float) -> Rope:
+    """Cosine and signed sine of each position's angles, [batch, length, 1, 2, head size / 2]."""
     half = head_dim // 2
     frequency = period ** (-jnp.arange(half, dtype=jnp.float32) / half)
     angle = position[..., None, None, None].astype(jnp.float32) * frequency
@@ -105,8 +97,8 @@ def rotation(position: jax.Array, head_dim: int, period: float) -> tuple[jax.Arr
     return jnp.cos(angle), jnp.concatenate([-sine, sine], axis=-2)
 
 
-def rotate(x: jax.Array, cosine: jax.Array, sine: jax.Array) -> jax.Array:
-    """Turn each pair (i, i + head size / 2). A flip compiles to one pass over memory, a concatenation to two."""
+def apply_rope(x: jax.Array, cosine: jax.Array, sine: jax.Array) -> jax.Array:
+    """Rotate each pair (i, i + head size / 2). A flip compiles to one pass over memory, a concatenation to two."""
     halves = x.astype(jnp.float32).reshape(*x.shape[:-1], 2, -1)
     return (halves * cosine + jnp.flip(halves, axis=-2) * sine).astype(x.dtype).reshape(x.shape)
 
@@ -131,7 +123,7 @@ class LayerSettings(Protocol):
 
 
 class Layer(nnx.Module):
-    """Attention, then a gated MLP, each added to its input. A model's own layer says who attends to what."""
+    """Attention, then a SwiGLU MLP, each added to its input. A model's own layer says who attends to what."""
 
     def __init__(self, settings: LayerSettings, rngs: nnx.Rngs) -> None:
         heads = settings.heads * settings.head_dim
@@ -143,44 +135,45 @@ class Layer(nnx.Module):
 
     def query_key_value(self, x: jax.Array) -> list[jax.Array]:
         s = self.settings
-        return jnp.split(self._project(x).reshape(*x.shape[:2], 3 * s.heads, s.head_dim), 3, axis=2)
+        return jnp.split(self.project(x).reshape(*x.shape[:2], 3 * s.heads, s.head_dim), 3, axis=2)
 
     def add(self, x: jax.Array, attended: jax.Array) -> jax.Array:
-        """To `x` what was attended to, and what the MLP makes of both."""
-        x = x + self._join(attended.reshape(*x.shape[:2], self.settings.heads * self.settings.head_dim))
-        return x + self._mlp(x)
+        """The residual stream after attention and MLP."""
+        x = x + self.join(attended.reshape(*x.shape[:2], self.settings.heads * self.settings.head_dim))
+        return x + self.mlp(x)
 
-    def _project(self, x: jax.Array) -> jax.Array:
-        return self.qkv(norm(x))
+    def project(self, x: jax.Array) -> jax.Array:
+        return self.qkv(rms_norm(x))
 
-    def _join(self, attended: jax.Array) -> jax.Array:
+    def join(self, attended: jax.Array) -> jax.Array:
         return self.out(attended)
 
-    def _mlp(self, x: jax.Array) -> jax.Array:
-        gate, up = jnp.split(self.gate_up(norm(x)), 2, axis=-1)
+    def mlp(self, x: jax.Array) -> jax.Array:
+        gate, up = jnp.split(self.gate_up(rms_norm(x)), 2, axis=-1)
         return self.down(jax.nn.silu(gate) * up)
 
 
 class Block(Layer):
-    """A layer whose queries and keys are turned by their places."""
+    """A layer with RoPE."""
 
-    def __call__(self, x: jax.Array, turn: tuple[jax.Array, jax.Array], look: Attention) -> jax.Array:
+    def __call__(self, x: jax.Array, rope: Rope, attention: Callable[..., jax.Array]) -> jax.Array:
+        """`attention` takes query, key and value, [batch, length, heads, head size] each."""
         query, key, value = self.query_key_value(x)
-        return self.add(x, look(rotate(query, *turn), rotate(key, *turn), value))
+        return self.add(x, attention(apply_rope(query, *rope), apply_rope(key, *rope), value))
 
 
 class Float8Block(Block):
-    """The same layer, its products in 8 bits."""
+    """The same layer with FP8 matmuls."""
 
-    def _project(self, x: jax.Array) -> jax.Array:
+    def project(self, x: jax.Array) -> jax.Array:
         return float8.normed_linear(x, self.qkv.kernel[...])
 
-    def _join(self, attended: jax.Array) -> jax.Array:
-        value = self.qkv.kernel[..., -attended.shape[-1] :]  # what is attended to is an average of values
+    def join(self, attended: jax.Array) -> jax.Array:
+        value = self.qkv.kernel[..., -attended.shape[-1] :]  # attention returns averages of values
         return float8.linear(attended, self.out.kernel[...], float8.product_bound(value))
 
-    def _mlp(self, x: jax.Array) -> jax.Array:
-        return float8.normed_mlp(x, self.gate_up.kernel[...], self.down.kernel[...])
+    def mlp(self, x: jax.Array) -> jax.Array:
+        return float8.normed_swiglu(x, self.gate_up.kernel[...], self.down.kernel[...])
 
 
 class Transformer(nnx.Module):
@@ -195,24 +188,18 @@ class Transformer(nnx.Module):
         self.blocks = nnx.List([kind(settings, rngs) for _ in range(settings.layers)])
         self.head = linear(settings, settings.width, settings.padded_vocabulary, rngs)
 
-    def __call__(
-        self, tokens: jax.Array, position: jax.Array, segmentation: jax.Array, most_segments: int
-    ) -> jax.Array:
-        """Logits, float32 [batch, length, vocabulary]. No sequence may have more than `most_segments` segments."""
+    def __call__(self, tokens: jax.Array, position: jax.Array, segmentation: jax.Array, max_segments: int) -> jax.Array:
+        """Logits, float32 [batch, length, vocabulary]. No sequence may have more than `max_segments` segments."""
         s = self.settings
-        segments = segments_of(segmentation, most_segments)
-        implementation = choose(s.attention, s.dtype)
-
-        def look(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
-            return attend(query, key, value, segments, implementation)
-
-        turn = rotation(position, s.head_dim, s.rope_period)
-        x = self.embed(tokens)
+        segments = segments_of(segmentation, max_segments)
+        implementation = choose_attention(s.attention, s.dtype)
+        rope = rope_angles(position, s.head_dim, s.rope_period)
 
         def layer(block: Block, x: jax.Array) -> jax.Array:
-            return block(x, turn, look)
+            return block(x, rope, lambda query, key, value: attend(query, key, value, segments, implementation))
 
         run: Any = nnx.remat(layer) if s.remat == "full" else layer
+        x = self.embed(tokens)
         for block in self.blocks:
             x = run(block, x)
         return self.logits(x)
@@ -223,10 +210,8 @@ class Transformer(nnx.Module):
 
     def logits(self, x: jax.Array) -> jax.Array:
         s = self.settings
-        logits = self.head(norm(x))[..., : s.vocabulary].astype(jnp.float32)
-        if s.logits_soft_cap:
-            logits = s.logits_soft_cap * jnp.tanh(logits / s.logits_soft_cap)
-        return logits
+        logits = self.head(rms_norm(x))[..., : s.vocabulary].astype(jnp.float32)
+        return s.logits_soft_cap * jnp.tanh(logits / s.logits_soft_cap) if s.logits_soft_cap else logits
 
 
 def linear(

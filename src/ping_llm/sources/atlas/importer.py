@@ -132,7 +132,7 @@ def import_atlas(
     """Import ping results, in the order of the files, into the folder `output`.
 
     `packets` is "min" (one measurement per result, its minimum RTT) or "each" (one per packet). `strict` stops at the
-    first result that cannot be used. `on_progress` is told bytes of input, as stored.
+    first result that cannot be used. `on_progress` gets bytes of input, as stored.
     """
     started = time.perf_counter()
     _check_packets(packets)

@@ -1,0 +1,155 @@
+"""A parent for each process of a distributed run, which says in one line why it ended.
+
+JAX ends a process that has lost the others from inside its C++ library, by `abort()` and with a stack trace: nothing
+written in Python gets a chance to explain. So the process forks before it joins the others. The child trains; the
+parent passes on what the child writes and the signals that come, waits, and explains. It also ends the worker processes
+that an aborted child leaves behind, and goes down together with the child.
+"""
+
+import contextlib
+import ctypes
+import json
+import os
+import re
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from typing import Final, NoReturn
+
+from ping_llm.core.console import err
+
+LOST: Final = 75
+"""Exit code of a process that ended because another was lost (`EX_TEMPFAIL`): start all again, and the run resumes."""
+
+Hosts = dict[int, str]
+"""The machine of each process."""
+
+_FORWARDED: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+_LAST_WORDS: Final = b"Terminating process because the JAX distributed service"
+_PR_SET_PDEATHSIG: Final = 1
+
+
+def fork_guarded() -> Callable[[Hosts], None]:
+    """Fork. Returns in the child, which continues; the function it gets tells the parent who takes part."""
+    stderr_read, stderr_write = os.pipe()
+    hosts_read, hosts_write = os.pipe()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    parent = os.getpid()
+    child = os.fork()
+    if child:
+        os.close(stderr_write)
+        os.close(hosts_write)
+        _guard(child, stderr_read, hosts_read)
+    os.close(stderr_read)
+    os.close(hosts_read)
+    os.setpgid(0, 0)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before that
+        os._exit(1)
+    os.dup2(stderr_write, 2)
+    os.close(stderr_write)
+    os.set_blocking(hosts_write, False)  # nobody reads it before the end
+
+    def tell(hosts: Hosts) -> None:
+        with contextlib.suppress(OSError), os.fdopen(hosts_write, "w") as file:
+            json.dump(hosts, file)
+
+    return tell
+
+
+def _guard(child: int, stderr_read: int, hosts_read: int) -> NoReturn:
+    for number in _FORWARDED:
+        signal.signal(number, lambda number, _frame: os.kill(child, number))
+    listener = _Listener(stderr_read)
+    listener.start()
+    os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)  # not reaped yet, so that its number stays its own
+    listener.join(timeout=0.5)
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(child, signal.SIGKILL)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    listener.join(timeout=5)
+    hosts: Hosts = {}  # none, if the child never got so far
+    os.set_blocking(hosts_read, False)
+    with contextlib.suppress(OSError, ValueError), os.fdopen(hosts_read) as file:
+        hosts = {int(number): host for number, host in json.load(file).items()}
+    explanation = explain(code, listener.last_words.decode(errors="replace"), hosts)
+    if explanation:
+        err.print(f"[bold red]error:[/] {explanation}", soft_wrap=True)
+    else:
+        listener.pass_on(listener.last_words)
+    sys.stderr.flush()
+    os._exit(LOST if code == -signal.SIGABRT and explanation else code if code >= 0 else 128 - code)
+
+
+class _Listener(threading.Thread):
+    """Passes on what the child writes, but for JAX's last words, which `explain` puts in a line."""
+
+    def __init__(self, source: int) -> None:
+        super().__init__(daemon=True)
+        self._source = source
+        self.last_words = b""
+
+    def run(self) -> None:
+        line = b""  # what the child has written of it so far; it is passed on already
+        while data := os.read(self._source, 1 << 16):
+            if self.last_words:
+                self.last_words += data
+                continue
+            text = line + data
+            found = text.find(_LAST_WORDS)
+            if found >= 0:
+                start = text.rfind(b"\n", 0, found) + 1
+                self.pass_on(text[len(line) : start])
+                self.last_words = text[start:]
+                continue
+            self.pass_on(data)
+            line = text[text.rfind(b"\n") + 1 :][-4096:]
+
+    def pass_on(self, data: bytes) -> None:
+        with contextlib.suppress(OSError):
+            while data:
+                data = data[os.write(2, data) :]
+
+
+def explain(code: int, last_words: str, hosts: Hosts) -> str | None:
+    """Why a process ended with this exit code (negative: a signal); None if it has said so itself."""
+    if code >= 0 or (code == -signal.SIGABRT and not last_words):
+        return None
+    if code != -signal.SIGABRT:
+        memory = " (the machine may have run out of memory)" if code == -signal.SIGKILL else ""
+        return f"this process was ended by {signal.Signals(-code).name}{memory}"
+    reason = " ".join(last_words.partition("absl::Status:")[2].partition("*** Check")[0].split())
+    if "RegisterTask" in reason:
+        return f"the processes could not be joined: {_why_not_joined(reason)}"
+    return (
+        f"{_who(reason, hosts)}, so this process stops. Start all processes again with the same command, in the same "
+        "or another number: the run resumes from its last checkpoint, with the batches that would have come next"
+    )
+
+
+def _who(reason: str, hosts: Hosts) -> str:
+    silent = re.search(r"stopped sending heartbeats\):(.*?)The tasks have crashed", reason)
+    if silent and (lost := [int(number) for number in re.findall(r"(?:^|\s|task:)(\d+)(?=\s|$)", silent[1])]):
+        return f"lost {', '.join(_named(number, hosts) for number in lost)} of {len(hosts) or 'all'}: no sign of life"
+    if "Failed to send RPC" in reason or "Socket closed" in reason:
+        return f"lost {_named(0, hosts)}, which holds the processes together, or the network to it"
+    return f"lost another process ({reason[:300]})"
+
+
+def _named(number: int, hosts: Hosts) -> str:
+    return f"process {number}" + (f" on {hosts[number]}" if number in hosts else "")
+
+
+def _why_not_joined(reason: str) -> str:
+    if "ALREADY_EXISTS" in reason:
+        return "another process has the same number (JAX_PROCESS_ID)"
+    if "Unexpected task" in reason:
+        return "process 0 was told of fewer processes (JAX_NUM_PROCESSES)"
+    if "DEADLINE_EXCEEDED" in reason:
+        return (
+            "not all came in time: see that every process was started, reaches the host and port of process 0, and has "
+            "the same number of processes; PING_LLM_JOIN_S is how many seconds they wait"
+        )
+    return reason[:300]

@@ -1,0 +1,287 @@
+"""The state of a run: weights, optimizer and data position, laid out over devices, saved, and restored exactly.
+
+A checkpoint holds weights, optimizer, the data state and the configuration, and with them a digest of every array, made
+on the device before anything was written. It is written while training continues, whole or not at all. What is read
+back must have the same digest; a checkpoint that has not is set aside and the one before it is used.
+"""
+
+import json
+import shutil
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import orbax.checkpoint as ocp
+from flax import nnx
+from jax.experimental import multihost_utils
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from orbax.checkpoint import checkpoint_managers
+
+from ping_llm.batches.spec import DataState
+from ping_llm.config import Config, load_config
+from ping_llm.core.console import err
+from ping_llm.core.errors import PingLlmError, one_line
+from ping_llm.data.completer import COMPLETER_DATA
+from ping_llm.data.registry import TrainLoader
+from ping_llm.data.stream import POSITIONS, StreamLoader
+from ping_llm.runs.task import task_of, vocabulary
+from ping_llm.runs.trained import quieten_orbax
+
+_SMALLEST_SHARDED: Final = 2**12
+"""Arrays smaller than this stay whole on every device: sharding them saves nothing."""
+_DAMAGED: Final = "damaged-checkpoints"
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class TrainState:
+    weights: Any
+    optimizer: Any
+    average: Any = None
+    """Of the weights over the last steps, if the run keeps one."""
+
+    @property
+    def best_weights(self) -> Any:
+        """What is evaluated and used."""
+        return self.weights if self.average is None else self.average
+
+
+# -- over devices
+
+
+def make_mesh(config: Config) -> Mesh:
+    """All devices, as `data` × `fsdp`."""
+    devices = jax.device_count()
+    fsdp, data = config.ici_fsdp_parallelism, config.ici_data_parallelism
+    if data < 0:
+        data = max(1, devices // fsdp)
+    if data * fsdp != devices:
+        raise PingLlmError(
+            f"ici_data_parallelism × ici_fsdp_parallelism = {data} × {fsdp}, but there are {devices} devices"
+        )
+    return jax.make_mesh((data, fsdp), ("data", "fsdp"), axis_types=(AxisType.Auto, AxisType.Auto))
+
+
+def batch_sharding(mesh: Mesh) -> NamedSharding:
+    """The sequences of a batch are split over all devices."""
+    return NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
+
+
+def _weight_sharding(mesh: Mesh, shape: tuple[int, ...]) -> NamedSharding:
+    """Along the largest axis that `fsdp` divides; copies over `data`."""
+    fsdp = mesh.shape["fsdp"]
+    axes: list[str | None] = [None] * len(shape)
+    divisible = [i for i, size in enumerate(shape) if size % fsdp == 0]
+    if fsdp > 1 and divisible and np.prod(shape) >= _SMALLEST_SHARDED:
+        axes[max(divisible, key=lambda i: shape[i])] = "fsdp"
+    return NamedSharding(mesh, PartitionSpec(*axes))
+
+
+def initial_state(config: Config, optimizer: optax.GradientTransformation) -> TrainState:
+    """What a run begins with: a function of the configuration alone, whatever the devices."""
+    weights = nnx.split(task_of(config).make(nnx.Rngs(config.init_weights_seed)))[1]
+    average = jax.tree.map(jnp.copy, weights) if config.average_decay else None
+    return TrainState(weights=weights, optimizer=optimizer.init(weights), average=average)
+
+
+def state_shapes(config: Config, optimizer: optax.GradientTransformation, mesh: Mesh) -> TrainState:
+    """Shapes and shardings of the state, without the values."""
+    return jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=_weight_sharding(mesh, leaf.shape)),
+        jax.eval_shape(lambda: initial_state(config, optimizer)),
+    )
+
+
+def create_state(config: Config, optimizer: optax.GradientTransformation, mesh: Mesh) -> TrainState:
+    """The initial state, made on the devices where it is to lie."""
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, state_shapes(config, optimizer, mesh))
+    return jax.jit(lambda: initial_state(config, optimizer), out_shardings=shardings)()
+
+
+# -- checkpoints
+
+
+@jax.jit
+def digest(tree: Any) -> jax.Array:
+    """One number per array that changes with every bit and its index, and not with the sharding."""
+
+    def of(leaf: jax.Array) -> jax.Array:
+        unsigned = jnp.dtype(f"uint{8 * leaf.dtype.itemsize}")
+        bits = jax.lax.bitcast_convert_type(leaf, unsigned).astype(jnp.uint32).reshape(-1)
+        index = jnp.arange(bits.size, dtype=jnp.uint32)
+        return jnp.sum(bits * (index * jnp.uint32(2654435761) | jnp.uint32(1)), dtype=jnp.uint32)
+
+    return jnp.stack([of(leaf) for leaf in jax.tree.leaves(tree)])
+
+
+def _items(state: TrainState, digests: Any) -> dict[str, Any]:
+    items = {"weights": state.weights, "optimizer": state.optimizer, "digest": {"digest": digests}}
+    return items if state.average is None else items | {"average": state.average}
+
+
+class Checkpoints:
+    """The checkpoints of a run, by the number of steps that were done."""
+
+    def __init__(self, folder: Path, config: Config) -> None:
+        quieten_orbax()
+        self._folder = folder
+        policies: list[Any] = [checkpoint_managers.LatestN(config.max_num_checkpoints_to_keep)]
+        if config.keep_best_checkpoints:
+            best = checkpoint_managers.BestN(
+                get_metric_fn=lambda metrics: metrics["eval_loss"],
+                reverse=True,
+                n=config.keep_best_checkpoints,
+                keep_checkpoints_without_metrics=False,
+            )
+            policies.append(best)
+        self._options = ocp.CheckpointManagerOptions(
+            preservation_policy=checkpoint_managers.AnyPreservationPolicy(policies),
+            enable_async_checkpointing=config.async_checkpointing,
+            cleanup_tmp_directories=True,
+        )
+        self._manager = self._open()
+
+    def _open(self) -> ocp.CheckpointManager:
+        return ocp.CheckpointManager(self._folder.absolute(), options=self._options)
+
+    def save(self, step: int, state: TrainState, data: DataState, config: str, eval_loss: float | None) -> None:
+        """Begin to save; returns when the state may be changed again. `eval_loss`: measured after just this step."""
+        if step in self._manager.all_steps():
+            return
+        items = ocp.args.Composite(
+            **{name: ocp.args.StandardSave(tree) for name, tree in _items(state, digest(state)).items()},
+            run=ocp.args.JsonSave({"data": data.to_json(), "config": config}),
+        )
+        metrics = None if eval_loss is None else {"eval_loss": eval_loss}
+        self._manager.save(step, args=items, metrics=metrics, force=True)
+
+    def restore(self, like: TrainState) -> tuple[int, TrainState, DataState] | None:
+        """The newest checkpoint that is sound, laid out as `like` says; None if there never was any."""
+        found = sorted(self._manager.all_steps(), reverse=True)
+        for step in found:
+            outcome = self._try(step, like)
+            if not isinstance(outcome, str):
+                return outcome
+            err.print(
+                f"[bold yellow]warning:[/] checkpoint {step} is damaged ({outcome}); going back to the one before",
+                soft_wrap=True,
+            )
+            self._set_aside(step)
+        if found:
+            raise PingLlmError(
+                f"none of the {len(found)} checkpoints in {self._folder} can be read; they are in "
+                f"{self._folder.parent / _DAMAGED}. Use another run_name to begin again"
+            )
+        return None
+
+    def _try(self, step: int, like: TrainState) -> tuple[int, TrainState, DataState] | str:
+        """The checkpoint, or what is wrong with it."""
+        leaves = jax.tree.leaves(like)
+        everywhere = NamedSharding(leaves[0].sharding.mesh, PartitionSpec())
+        digests = jax.ShapeDtypeStruct((len(leaves),), np.uint32, sharding=everywhere)
+        failure, result = "", None
+        try:
+            trees = {name: ocp.args.StandardRestore(tree) for name, tree in _items(like, digests).items()}
+            items = self._manager.restore(step, args=ocp.args.Composite(**trees, run=ocp.args.JsonRestore()))
+            average = items["average"] if like.average is not None else None
+            state = TrainState(weights=items["weights"], optimizer=items["optimizer"], average=average)
+            result = step, state, DataState.from_json(items["run"]["data"])
+            if not np.array_equal(np.asarray(items["digest"]["digest"]), np.asarray(digest(state))):
+                failure = "its arrays are not those that were saved"
+        except Exception as error:  # whatever a damaged file makes the reader raise
+            failure = one_line(error)
+        if jax.process_count() > 1 and np.any(multihost_utils.process_allgather(np.array(bool(failure)))):
+            failure = failure or "another process could not read it"
+        return failure or result or "empty"
+
+    def _set_aside(self, step: int) -> None:
+        self._manager.close()
+        if jax.process_index() == 0:
+            target = self._folder.parent / _DAMAGED / str(step)
+            target.parent.mkdir(exist_ok=True)
+            shutil.rmtree(target, ignore_errors=True)
+            shutil.move(self._folder / str(step), target)
+        if jax.process_count() > 1:
+            multihost_utils.sync_global_devices(f"set aside {step}")
+        self._manager = self._open()
+
+    def wait(self) -> None:
+        """Until everything is on disk."""
+        self._manager.wait_until_finished()
+
+    def close(self) -> None:
+        self._manager.close()
+
+
+def data_state(loader: TrainLoader, begun_with: DataState, step: int) -> DataState:
+    """Where to resume after so many steps; the loader itself is ahead. Of text read in order, each host's position."""
+    state = replace(begun_with, next_step=step)
+    if not isinstance(loader, StreamLoader):
+        return state
+    positions = [json.loads(text) for text in _of_all_processes(loader.position(step))]
+    return replace(state, identity={**state.identity, POSITIONS: positions})
+
+
+def _of_all_processes(text: str) -> list[str]:
+    """The texts of all processes, in their order; each must call this."""
+    if jax.process_count() == 1:
+        return [text]
+    data = np.frombuffer(text.encode(), dtype=np.uint8)
+    sizes = np.asarray(multihost_utils.process_allgather(np.array([len(data)]))).reshape(-1)
+    padded = np.zeros(int(sizes.max()), dtype=np.uint8)
+    padded[: len(data)] = data
+    rows: Any = np.asarray(multihost_utils.process_allgather(padded)).reshape(len(sizes), -1)
+    return [rows[i, :size].tobytes().decode() for i, size in enumerate(sizes.tolist())]
+
+
+# -- what may change between the sessions of a run
+
+_FIXED: Final = (
+    "base_num_decoder_layers", "base_emb_dim", "base_num_query_heads", "head_dim", "base_mlp_dim", "rope_max_timescale",
+    "final_logits_soft_cap", "weight_dtype", "init_weights_seed", "opt_type", "completer_identity",
+)  # fmt: skip
+"""Weights and optimizer state mean nothing with other values. (The data is checked by its own state.)"""
+
+_NOTED: Final = (
+    "learning_rate", "learning_rate_schedule", "steps", "dtype", "quantization", "adam_weight_decay",
+    "z_loss_multiplier",
+)  # fmt: skip
+"""May change, but the run is then not the one it would have been."""
+
+
+def check_resumable(stored: Path, config: Config) -> None:
+    """Refuse what the run's checkpoints cannot be continued with; they would seem damaged. `stored`: its config.yml."""
+    if not stored.exists():
+        return
+    before = load_config(stored)
+
+    def differences(names: tuple[str, ...]) -> str:
+        return "; ".join(
+            f"{name}: {getattr(before, name)} then, {getattr(config, name)} now"
+            for name in names
+            if getattr(before, name) != getattr(config, name)
+        )
+
+    different = differences(("average_decay", "dataset_type")) if _kind(before) != _kind(config) else ""
+    if different := different or differences(_FIXED):
+        raise PingLlmError(
+            f"the run {stored.parent} was started with another model or optimizer: {different}. "
+            "Use the same settings to resume it, or another run_name"
+        )
+    if before.vocab_size != config.vocab_size and vocabulary(before) != vocabulary(config):
+        raise PingLlmError(
+            f"the run {stored.parent} was started with vocab_size={before.vocab_size}, not {config.vocab_size}: "
+            "use the same to resume it, or another run_name"
+        )
+    if different := differences(_NOTED):
+        err.print(f"[bold yellow]note:[/] other settings than before: {different}", soft_wrap=True)
+
+
+def _kind(config: Config) -> tuple[bool, str]:
+    """Whether an average is kept (how slow it is may change), and which model is trained on what kind of data."""
+    is_completer = config.dataset_type in COMPLETER_DATA
+    return bool(config.average_decay), config.dataset_type if is_completer else "language model"
