@@ -136,10 +136,7 @@ class PrepareSettings:
     @property
     def engine_choice(self) -> EngineChoice:
         return EngineChoice(
-            name=self.engine,
-            address=self.address,
-            workers=self.workers,
-            memory_limit_bytes=self.memory_limit_bytes,
+            name=self.engine, address=self.address, workers=self.workers, memory_limit_bytes=self.memory_limit_bytes
         )
 
 
