@@ -16,10 +16,13 @@ import numpy as np
 import numpy.typing as npt
 from array_record.python.array_record_module import ArrayRecordReader
 
-from ping_llm.batches.contexts import MODE_SHARES, UNTIMED_SHARES, ContextSettings
+from ping_llm.batches.plan import MODE_SHARES
+from ping_llm.batches.segments import UNTIMED_SHARES
+from ping_llm.batches.spec import ContextSettings
 from ping_llm.rows.dataset import RowSet
 from ping_llm.rows.format import LONG_GAP_S, ProbeRow, decode_row
-from ping_llm.tokens.encode import FIELD_ORDERS, EncodableMeasurements, TimeKind, encode, token_counts
+from ping_llm.tokens import FIELD_ORDERS, TimeKind, token_counts
+from ping_llm.tokens.encode import encode
 
 Tokens = npt.NDArray[np.uint16]
 Ints = npt.NDArray[np.int64]
@@ -109,16 +112,15 @@ def draw_context(record: bytes, rng: np.random.Generator, length: int) -> Tokens
     position = position[order]
     destination = np.zeros((len(position), 16), dtype=np.uint8)
     destination[:, : row.destinations.shape[1]] = row.destinations[position]
-    measurements = EncodableMeasurements(
+    return encode(
         family=np.full(len(position), row.family, dtype=np.uint8),
-        source=np.frombuffer(row.source.ljust(16, b"\0"), dtype=np.uint8),
+        source=np.tile(np.frombuffer(row.source.ljust(16, b"\0"), dtype=np.uint8), (len(position), 1)),
         destination=destination,
         rtt_ms=row.rtt_ms[position],
         time_kind=kind[order],
         time_value=value[order],
         order=rng.integers(len(FIELD_ORDERS), size=len(position), dtype=np.uint8),
-    )
-    return encode(measurements)[0]
+    )[0]
 
 
 def _share_without_time(rng: np.random.Generator) -> float:

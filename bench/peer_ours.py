@@ -1,9 +1,8 @@
 """The product's own loader."""
 
 from peer_common import PREFETCH, Batch, Task
-from ping_llm.batches.contexts import ContextSettings
-from ping_llm.batches.loader import Loader, LoaderSettings
-from ping_llm.batches.spec import DataSpec, DataState, RowsSpec
+from ping_llm.batches.loader import Loader
+from ping_llm.batches.spec import ContextSettings, DataSpec, DataState, LoaderSettings, RowsSpec
 
 
 class OurLoader:

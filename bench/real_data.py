@@ -1,7 +1,7 @@
 """Real measurements, all predictors: `python bench/real_data.py FOLDER [--model completer] [--seeds 3] …`.
 
 FOLDER holds `planetlab-rtt-frame1.npz` and `ripe-atlas-ping-menog.jsonl.bz2`. A part of the pairs is known, the others
-are asked about (`ping_llm.evaluate.real`). Classical methods are fitted to the known part and asked about
+are asked about (`real_data_sets.py`). Classical methods are fitted to the known part and asked about
 everything else; models get the known part as context and are asked a random part of the same questions. And single
 pings of pairs that were measured before, each asked from what lies before it.
 
@@ -18,11 +18,10 @@ from pathlib import Path
 import numpy as np
 
 from ping_llm import Predictor
-from ping_llm.baselines.interface import Baseline
-from ping_llm.baselines.prefix_trees import PrefixTrees
-from ping_llm.baselines.tuning import standard_baselines
+from ping_llm.baselines import Baseline, standard_baselines
 from ping_llm.core.observations import Observations
-from ping_llm.evaluate.real import (
+from ping_llm.evaluate.scores import Scores, point_scores, scores
+from real_data_sets import (
     MENOG_KNOWN,
     PLANETLAB_KNOWN,
     Pings,
@@ -32,7 +31,6 @@ from ping_llm.evaluate.real import (
     parted,
     planetlab_pairs,
 )
-from ping_llm.evaluate.scores import Scores, point_scores, scores
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,10 +42,9 @@ class Set:
     symmetric: bool
 
     def baselines(self, seed: int) -> list[Baseline]:
-        standard = [
-            b for b in standard_baselines(symmetric=self.symmetric, seed=seed) if not b.causal and "pair" not in b.name
-        ]
-        return [*standard, PrefixTrees(nodes=self.nodes, seed=seed)] if not self.symmetric else standard
+        nodes = None if self.symmetric else self.nodes
+        every = standard_baselines(nodes, symmetric=self.symmetric, seed=seed)
+        return [baseline for baseline in every if not baseline.causal and "pair" not in baseline.name]
 
 
 def sets(folder: Path, pings: Pings) -> Iterator[Set]:

@@ -107,9 +107,8 @@ def prepare(scratch: Path, measurements: int, workers: int, memory_limit_gb: flo
 
 def load(folder: Path) -> dict[str, Any]:
     """Runs in its own process. What was allocated is told apart from what is only mapped, which the system may drop."""
-    from ping_llm.batches.contexts import ContextSettings
-    from ping_llm.batches.loader import Loader, LoaderSettings
-    from ping_llm.batches.spec import DataSpec, RowsSpec
+    from ping_llm.batches.loader import Loader
+    from ping_llm.batches.spec import ContextSettings, DataSpec, LoaderSettings, RowsSpec
 
     before = private_mb()
     started = time.perf_counter()

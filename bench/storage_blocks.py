@@ -11,10 +11,9 @@ from collections import OrderedDict
 
 import numpy as np
 
-from ping_llm.batches.contexts import ContextSettings
 from ping_llm.batches.plan import SequencePlan
 from ping_llm.batches.source import BatchSource
-from ping_llm.batches.spec import DataSpec, RowsSpec
+from ping_llm.batches.spec import ContextSettings, DataSpec, RowsSpec
 from ping_llm.core.console import out
 from ping_llm.rows import format as layout
 from ping_llm.rows.dataset import RowSet

@@ -10,9 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from array_record.python.array_record_module import ArrayRecordWriter
 
-from ping_llm.batches.batch import Batch
-from ping_llm.batches.explain import digest
-from ping_llm.batches.spec import DataState
+from ping_llm.batches.batch import digest
+from ping_llm.batches.spec import Batch, DataState
 from ping_llm.config import Config
 from ping_llm.data.registry import TrainLoader, make_train_loader
 from ping_llm.training.state import data_state

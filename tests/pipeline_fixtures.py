@@ -14,9 +14,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ping_llm.batches.batch import BatchBuilder
-from ping_llm.batches.contexts import ContextSettings, RowFacts
-from ping_llm.batches.plan import SequencePlan
+from ping_llm.batches.plan import RowFacts, SequencePlan
+from ping_llm.batches.source import BatchBuilder
+from ping_llm.batches.spec import ContextSettings
 from ping_llm.core.measurements import SCHEMA
 from ping_llm.rows.dataset import RowSet
 from ping_llm.rows.prepare import PrepareSettings, prepare
@@ -48,9 +48,7 @@ class Dataset:
         return RowSet(self.folder)
 
     def plan(self, seed: int = 1, **settings: int) -> SequencePlan:
-        rows = self.rows
-        columns = {name: rows.column(name) for name in ("count", "failed", "long_gaps", "family")}
-        return SequencePlan(RowFacts(**columns), seed, ContextSettings(**settings))
+        return SequencePlan(RowFacts.of(self.rows), seed, ContextSettings(**settings))
 
     def builder(self, seed: int = 1, **settings: int) -> BatchBuilder:
         return BatchBuilder(self.rows, self.plan(seed, **settings))

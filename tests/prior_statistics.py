@@ -53,7 +53,8 @@ class Character:
 
 def character(source: Ints, destination: Ints, rtt_ms: Floats, *, seed: int = 0) -> Character:
     """Of the RTTs of distinct pairs."""
-    from ping_llm.baselines import LogFactors, Observations
+    from ping_llm.baselines import LogFactors
+    from ping_llm.core.observations import Observations
 
     log_rtt = np.log(rtt_ms)
     low, middle, high = np.quantile(log_rtt, [0.16, 0.5, 0.84])

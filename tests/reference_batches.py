@@ -3,24 +3,25 @@
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Final
 
 import numpy as np
 
 import reference_rows
-from ping_llm.batches.batch import Batch, BatchBuilder, PackedTokens
-from ping_llm.batches.contexts import Flags, RowFacts, Units
-from ping_llm.batches.plan import PackedBlock, SequencePlan, _make_room
+from ping_llm.batches.batch import PackedTokens
+from ping_llm.batches.plan import Block, Flags, Samples, SequencePlan, make_room
+from ping_llm.batches.source import BatchBuilder
+from ping_llm.batches.spec import Batch
 from ping_llm.core.randomness import Ints, Purpose, key
-from ping_llm.tokens.encode import EncodableMeasurements, encode
+from ping_llm.tokens.encode import encode
 from reference_contexts import (
     Arrangement,
     arrange,
     candidate_limit,
     count_tokens,
     draw_positions,
-    draw_units,
-    first_measurement,
+    draw_samples,
     keeps_time,
     largest_increase,
     late_absolute_time,
@@ -34,10 +35,10 @@ _GROWTH_ROUNDS: Final = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Candidates:
-    """Measurements that units may use, by unit and in time order. A unit that uses k takes those of rank below k."""
+    """Measurements that samples may use, by sample and in time order. One that uses k takes those of rank below k."""
 
-    units: Units
-    unit: Ints
+    samples: Samples
+    sample: Ints
     rank: Ints
     time_s: Ints
     timed: Flags
@@ -45,56 +46,48 @@ class Candidates:
 
     def take(self, chosen: Flags | Ints) -> "Candidates":
         """Some of the candidates."""
-        columns = ("unit", "rank", "time_s", "timed", "failed")
-        return Candidates(units=self.units, **{name: getattr(self, name)[chosen] for name in columns})
+        columns = ("sample", "rank", "time_s", "timed", "failed")
+        return Candidates(samples=self.samples, **{name: getattr(self, name)[chosen] for name in columns})
 
-    def of_units(self, which: Ints) -> "Candidates":
-        """The candidates of some of the units, numbered anew."""
-        number = np.full(len(self.units), -1)
+    def of_samples(self, which: Ints) -> "Candidates":
+        """The candidates of some of the samples, numbered anew."""
+        number = np.full(len(self.samples), -1)
         number[which] = np.arange(len(which))
-        mine = self.take(np.flatnonzero(number[self.unit] >= 0))
-        return replace(mine, units=self.units.take(which), unit=number[mine.unit])
+        mine = self.take(np.flatnonzero(number[self.sample] >= 0))
+        return replace(mine, samples=self.samples.take(which), sample=number[mine.sample])
 
     def tokens(self, counts: Ints) -> Ints:
-        """Tokens of each unit's context when it uses so many measurements."""
-        used = self.rank < counts[self.unit]
-        return count_tokens(self.units, self.unit[used], self.time_s[used], self.timed[used], self.failed[used])
+        """Tokens of each sample's context when it uses so many measurements."""
+        used = self.rank < counts[self.sample]
+        return count_tokens(self.samples, self.sample[used], self.time_s[used], self.timed[used], self.failed[used])
 
 
-def fill(
-    candidates: Candidates,
-    elastic: Flags,
-    wanted: Ints,
-    sequence: Ints,
-    sequences: int,
-    length: int,
-) -> Ints:
-    """Measurements for each unit: all of its window, or for an elastic one as many as still fit its sequence.
+def fill(candidates: Candidates, sequence: Ints, sequences: int, length: int) -> Ints:
+    """Measurements for each sample: all of its window, or for an shrinkable one as many as still fit its sequence.
 
-    Elastic units first share what the others leave open in proportion to what was planned for them. Then one in each
+    Elastic samples first share what the others leave open in proportion to what was planned for them. Then one in each
     sequence grows while another measurement of any length fits; at last one that may just fit is tried.
     """
-    units = candidates.units
-    of_rigid = candidates.take(~elastic[candidates.unit])
-    rigid_tokens = np.bincount(sequence, of_rigid.tokens(units.size), sequences).astype(np.int64)
-    which = np.flatnonzero(elastic)
-    counts = units.size.copy()
-    counts[which] = _fill_elastic(candidates.of_units(which), wanted[which], sequence[which], length - rigid_tokens)
+    samples, shrinkable = candidates.samples, candidates.samples.shrinkable
+    of_rigid = candidates.take(~shrinkable[candidates.sample])
+    rigid_tokens = np.bincount(sequence, of_rigid.tokens(samples.size), sequences).astype(np.int64)
+    which = np.flatnonzero(shrinkable)
+    counts = samples.size.copy()
+    counts[which] = _fill_shrinkable(candidates.of_samples(which), sequence[which], length - rigid_tokens)
     return counts
 
 
-def _fill_elastic(candidates: Candidates, wanted: Ints, sequence: Ints, open_tokens: Ints) -> Ints:
-    """The same for elastic units alone, and what the others leave open in each sequence."""
-    units = candidates.units
-    most = np.bincount(candidates.unit, minlength=len(units))  # candidates of each unit
-    increase, late = largest_increase(units), late_absolute_time(units)
-    least = np.minimum(first_measurement(units), units.most)
+def _fill_shrinkable(candidates: Candidates, sequence: Ints, open_tokens: Ints) -> Ints:
+    """The same for shrinkable samples alone, and what the others leave open in each sequence."""
+    samples = candidates.samples
+    most = np.bincount(candidates.sample, minlength=len(samples))  # candidates of each sample
+    increase, late = largest_increase(samples), late_absolute_time(samples)
 
     def summed(values: Ints) -> Ints:
         return np.bincount(sequence, values, len(open_tokens)).astype(np.int64)
 
-    share = wanted / np.bincount(sequence, wanted, len(open_tokens))[sequence]
-    spare = (open_tokens - summed(least))[sequence]
+    share = samples.target_tokens / np.bincount(sequence, samples.target_tokens, len(open_tokens))[sequence]
+    spare = (open_tokens - summed(samples.min_tokens))[sequence]
     counts = np.clip(1 + (spare * share).astype(np.int64) // increase, 1, most)
     tokens = candidates.tokens(counts)
     for last in (*[False] * _GROWTH_ROUNDS, True):
@@ -113,51 +106,42 @@ def _fill_elastic(candidates: Candidates, wanted: Ints, sequence: Ints, open_tok
 
 
 def _one_of_each(sequence: Ints, eligible: Flags, score: Ints) -> Ints:
-    """Of each sequence that has an eligible unit, the index of the one with the highest score."""
+    """Of each sequence that has an eligible sample, the index of the one with the highest score."""
     candidates = np.flatnonzero(eligible)
     order = candidates[np.lexsort((-score[candidates], sequence[candidates]))]
     return order[np.flatnonzero(np.diff(sequence[order], prepend=-1))]
 
 
-def draw_block_units(plan: SequencePlan, epoch: int, block: int) -> Units:
-    """The units of a block before they are packed."""
-    begin, end = (b * plan.units_per_epoch // plan.blocks for b in (block, block + 1))
-    count, failed, long_gaps, family = plan._facts
-    facts = RowFacts(count=count, failed=failed, long_gaps=long_gaps, family=family)
-    epoch_key = key(plan._seed, epoch)
-    number = permute(key(epoch_key, Purpose.EPOCH_ORDER), plan.units_per_epoch, np.arange(begin, end))
-    row = np.searchsorted(plan._first_unit, number, side="right") - 1
-    return draw_units(epoch_key, row, number, facts.take(row), plan.settings)
-
-
-def pack_block(plan: SequencePlan, epoch: int, number: int) -> PackedBlock:
+def pack_block(plan: SequencePlan, epoch: int, number: int) -> Block:
     """A block as the plan should pack it."""
     length, sequences = plan.settings.length, plan.sequences_per_block
-    units = draw_block_units(plan, epoch, number)
-    wanted = np.where(units.likely > length, length * 85 // 100, units.likely)
-    sequence = share_out(wanted, sequences)
-    least = np.minimum(first_measurement(units), units.most)
-    _make_room(sequence, least, sequences, length)
-    order_key = key(plan._seed, epoch, Purpose.SEQUENCE_ORDER, number)
+    begin, end = (b * plan.samples_per_epoch // plan.blocks for b in (number, number + 1))
+    epoch_key = key(plan.seed, epoch)
+    drawn = permute(key(epoch_key, Purpose.EPOCH_ORDER), plan.samples_per_epoch, np.arange(begin, end))
+    row = np.searchsorted(plan.first_sample, drawn, side="right") - 1
+    samples = draw_samples(epoch_key, row, drawn, plan.facts, plan.settings)
+
+    sequence = share_out(samples.target_tokens, sequences)
+    make_room(sequence, samples.min_tokens, sequences, length)
+    order_key = key(plan.seed, epoch, Purpose.SEQUENCE_ORDER, number)
     sequence = permute(order_key, sequences, np.arange(sequences))[sequence]
-    order = np.lexsort((-units.most, units.whole, sequence))
-    units, wanted, sequence, least = units.take(order), wanted[order], sequence[order], least[order]
-    first = np.searchsorted(sequence, np.arange(sequences + 1))
+    order = np.lexsort((-samples.max_tokens, samples.whole, sequence))
+    samples, first = samples.take(order), np.searchsorted(sequence[order], np.arange(sequences + 1))
+    for begin, end in pairwise(first.tolist()):
+        tokens = int(samples.max_tokens[begin:end].sum())
+        for sample in range(begin, end):
+            samples.shrinkable[sample] = sample == begin or tokens > length
+            tokens -= int(samples.max_tokens[sample] - samples.min_tokens[sample])
+    return Block(samples=samples, first=first)
 
-    given = np.cumsum(units.most - least) - (units.most - least)
-    given_before = given - given[first[sequence]]
-    most_in_all = np.bincount(sequence, units.most, sequences).astype(np.int64)[sequence]
-    elastic = (np.arange(len(units)) == first[sequence]) | (most_in_all - given_before > length)
-    return PackedBlock(units=units, elastic=elastic, wanted=wanted, first=first)
 
-
-def share_out(wanted: Ints, sequences: int) -> Ints:
-    """The sequence of each unit: the largest first, each to the sequence with the least in it so far."""
-    sequence_of = np.empty(len(wanted), dtype=np.int64)
+def share_out(target_tokens: Ints, sequences: int) -> Ints:
+    """The sequence of each sample: the largest first, each to the sequence with the least in it so far."""
+    sequence_of = np.empty(len(target_tokens), dtype=np.int64)
     filled = [(0, sequence) for sequence in range(sequences)]
-    for unit in np.argsort(-wanted, kind="stable").tolist():
-        load, sequence_of[unit] = filled[0]
-        heapq.heapreplace(filled, (load + int(wanted[unit]), filled[0][1]))
+    for sample in np.argsort(-target_tokens, kind="stable").tolist():
+        load, sequence_of[sample] = filled[0]
+        heapq.heapreplace(filled, (load + int(target_tokens[sample]), filled[0][1]))
     return sequence_of
 
 
@@ -165,8 +149,8 @@ def share_out(wanted: Ints, sequences: int) -> Ints:
 class ReferenceSegments:
     """What `BatchBuilder.segments` should give."""
 
-    units: Units
-    unit: Ints
+    samples: Samples
+    sample: Ints
     position: Ints
     arrangement: Arrangement
     packed: PackedTokens
@@ -175,43 +159,40 @@ class ReferenceSegments:
 def segments(builder: BatchBuilder, sequences: Sequence[int]) -> ReferenceSegments:
     """The contexts of these sequences, from the plan's blocks to tokens. Blocks and rows are taken to be sound."""
     length = builder.plan.settings.length
-    parts = []
+    parts: list[Samples] = []
+    blocks: dict[tuple[int, int], Block] = {}
     for number in sequences:
-        epoch, block_number, place = builder.plan.locate(number)
-        block = pack_block(builder.plan, epoch, block_number)
-        parts.append((block, slice(int(block.first[place]), int(block.first[place + 1]))))
-    names = Units.__dataclass_fields__
-    units = Units(**{n: np.concatenate([getattr(block.units, n)[part] for block, part in parts]) for n in names})
-    elastic = np.concatenate([block.elastic[part] for block, part in parts])
-    wanted = np.concatenate([block.wanted[part] for block, part in parts])
-    sequence = np.repeat(np.arange(len(parts)), [part.stop - part.start for _, part in parts])
+        epoch, block_number, index = builder.plan.locate(number)
+        at = epoch, block_number
+        blocks[at] = block = blocks[at] if at in blocks else pack_block(builder.plan, *at)
+        parts.append(block.samples.take(slice(int(block.first[index]), int(block.first[index + 1]))))
+    samples = Samples.concatenate(parts)
+    sequence = np.repeat(np.arange(len(parts)), list(map(len, parts)))
 
-    unit, position, rank = draw_positions(units, candidate_limit(units, length), elastic)
-    words = measurement_words(units, unit, position)
-    timed = keeps_time(units, unit, words)
-    picked = reference_rows.pick(builder.rows, units.row[unit], position)
+    sample, position, rank = draw_positions(samples, candidate_limit(samples, length), samples.shrinkable)
+    words = measurement_words(samples, sample, position)
+    timed = keeps_time(samples, sample, words)
+    picked = reference_rows.pick(builder.rows, samples.row[sample], position)
     candidates = Candidates(
-        units=units, unit=unit, rank=rank, time_s=picked.time_s, timed=timed, failed=np.isnan(picked.rtt_ms)
+        samples=samples, sample=sample, rank=rank, time_s=picked.time_s, timed=timed, failed=np.isnan(picked.rtt_ms)
     )
-    used = np.flatnonzero(rank < fill(candidates, elastic, wanted, sequence, len(sequences), length)[unit])
-    unit = unit[used]
-    arrangement = arrange(unit, words[used], picked.time_s[used], timed[used])
-    chosen, unit = used[arrangement.order], unit[arrangement.order]
+    used = np.flatnonzero(rank < fill(candidates, sequence, len(sequences), length)[sample])
+    sample = sample[used]
+    arrangement = arrange(sample, words[used], picked.time_s[used], timed[used])
+    chosen, sample = used[arrangement.order], sample[arrangement.order]
     tokens, lengths = encode(
-        EncodableMeasurements(
-            family=units.family[unit],
-            source=builder.rows.column("source")[units.row[unit]],
-            destination=picked.destination[chosen],
-            rtt_ms=picked.rtt_ms[chosen],
-            time_kind=arrangement.time_kind,
-            time_value=arrangement.time_value,
-            order=arrangement.field_order,
-        )
+        family=samples.family[sample],
+        source=builder.rows.column("source")[samples.row[sample]],
+        destination=picked.destination[chosen],
+        rtt_ms=picked.rtt_ms[chosen],
+        time_kind=arrangement.time_kind,
+        time_value=arrangement.time_value,
+        order=arrangement.field_order,
     )
-    sizes = np.bincount(unit, weights=lengths, minlength=len(units)).astype(np.int32)
+    sizes = np.bincount(sample, weights=lengths, minlength=len(samples)).astype(np.int32)
     return ReferenceSegments(
-        units=units,
-        unit=unit,
+        samples=samples,
+        sample=sample,
         position=position[chosen],
         arrangement=arrangement,
         packed=PackedTokens(tokens=tokens, sizes=sizes, sequence=sequence.astype(np.int32)),
@@ -241,7 +222,7 @@ def expand(packed: PackedTokens, sequences: int, length: int) -> Batch:
     segment[padding] = 0
     position[padding] = 0
 
-    # A segment's last token has nothing to predict within it: that place carries no loss.
+    # A segment's last token has nothing to predict within it: that index carries no loss.
     predicts = np.zeros((sequences, length), dtype=np.int32)
     predicts[:, :-1] = (segment[:, 1:] == segment[:, :-1]) & (segment[:, :-1] > 0)
     targets = np.zeros_like(inputs)

@@ -1,4 +1,4 @@
-"""Contexts in NumPy, a column at a time: the specification of `ping_llm.batches.kernels`.
+"""Contexts in NumPy, a column at a time: the specification of the compiled `batches/plan.py` and `segments.py`.
 
 The statistical tests are of these functions; `test_kernels.py` checks that the kernels do the same to the last bit.
 """
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ping_llm.batches.contexts import (
+from ping_llm.batches.plan import (
     ABSOLUTE,
     BARE_4,
     BARE_6,
@@ -17,21 +17,21 @@ from ping_llm.batches.contexts import (
     DELTA4,
     FAILED_SAVES,
     MODE_SHARES,
-    UNTIMED_SHARES,
-    ContextSettings,
     Flags,
     Mode,
     RowFacts,
-    Units,
+    Samples,
 )
+from ping_llm.batches.segments import UNTIMED_SHARES
+from ping_llm.batches.spec import ContextSettings
 from ping_llm.core.randomness import Ints, Purpose, Words, extend, uniform
-from ping_llm.rows.format import LONG_GAP_S
-from ping_llm.tokens.encode import FIELD_ORDERS, TimeKind, token_counts
+from ping_llm.tokens import FIELD_ORDERS, LONGEST_DELTA1_S, TimeKind, token_counts
 from reference_randomness import below, bits, log_uniform, permute
 
 
-def draw_units(seed_key: Any, row: Ints, number: Ints, facts: RowFacts, settings: ContextSettings) -> Units:
-    """Draw mode and window of each unit, and work out its size in tokens. `facts` are those of the unit's row."""
+def draw_samples(seed_key: Any, row: Ints, number: Ints, facts: RowFacts, settings: ContextSettings) -> Samples:
+    """Draw mode and window of each sample, and work out its size in tokens. `facts` are those of all rows."""
+    facts = RowFacts(*(column[row].astype(np.int64) for column in facts.columns))
     word = extend(seed_key, number)
     mode = np.searchsorted(np.cumsum(MODE_SHARES)[:2], uniform(extend(word, Purpose.MODE)), side="right").astype(
         np.uint8
@@ -41,17 +41,21 @@ def draw_units(seed_key: Any, row: Ints, number: Ints, facts: RowFacts, settings
     size = np.where(whole, facts.count, log_uniform(extend(word, Purpose.WINDOW_SIZE), facts.count))
     start = below(extend(word, Purpose.WINDOW_OFFSET), facts.count - size + 1)
     most, likely = _tokens(facts, size, mode, np.minimum(facts.long_gaps, size))
-    return Units(
+    likely = np.where(whole, likely_of_row, likely)
+    first = first_measurement(facts.family, mode)
+    return Samples(
         row=row,
         number=number,
         key=word,
-        family=facts.family,
+        family=facts.family.astype(np.uint8),
         mode=mode,
         start=start,
         size=size,
         whole=whole,
-        most=most,
-        likely=np.where(whole, likely_of_row, likely),
+        max_tokens=most,
+        min_tokens=np.minimum(first, most),
+        target_tokens=np.where(likely > settings.length, settings.length * 85 // 100, likely),
+        shrinkable=np.zeros(len(row), dtype=bool),
     )
 
 
@@ -75,91 +79,88 @@ def _tokens(facts: RowFacts, size: Ints, mode: Any, long_gaps: Ints) -> tuple[In
     return most, likely - likely_failed
 
 
-def largest_increase(units: Units) -> Ints:
+def largest_increase(samples: Samples) -> Ints:
     """The most tokens that each measurement after the first adds to a context.
 
     Its own, with a long delta. Its successor's delta only gets shorter. If it becomes the first one, it takes over the
     absolute time, and the one that had it gets a delta instead. So k measurements have at most
     `first_measurement + (k - 1) * largest_increase` tokens. (In partial mode the absolute time may be added late.)
     """
-    timed = DELTA4
-    return np.where(units.family == 6, BARE_6, BARE_4) + np.where(units.mode == Mode.NONE, 0, timed)
+    return np.where(samples.family == 6, BARE_6, BARE_4) + np.where(samples.mode == Mode.NONE, 0, DELTA4)
 
 
-def late_absolute_time(units: Units) -> Ints:
+def late_absolute_time(samples: Samples) -> Ints:
     """Tokens that the first timed measurement of a partial context can add on top of the largest increase."""
-    late = ABSOLUTE - DELTA4
-    return np.where(units.mode == Mode.PARTIAL, late, 0)
+    return np.where(samples.mode == Mode.PARTIAL, ABSOLUTE - DELTA4, 0)
 
 
-def first_measurement(units: Units) -> Ints:
+def first_measurement(family: Any, mode: Any) -> Ints:
     """The most tokens that a context of a single measurement can have."""
-    timed = ABSOLUTE
-    return np.where(units.family == 6, BARE_6, BARE_4) + np.where(units.mode == Mode.NONE, 0, timed)
+    return np.where(family == 6, BARE_6, BARE_4) + np.where(mode == Mode.NONE, 0, ABSOLUTE)
 
 
-def candidate_limit(units: Units, length: int) -> Ints:
-    """The most measurements of its window that a unit can use: as many as fit a sequence if all failed."""
-    shortest = np.where(units.family == 6, BARE_6, BARE_4) - FAILED_SAVES
-    return np.minimum(units.size, length // shortest)
+def candidate_limit(samples: Samples, length: int) -> Ints:
+    """The most measurements of its window that a sample can use: as many as fit a sequence if all failed."""
+    shortest = np.where(samples.family == 6, BARE_6, BARE_4) - FAILED_SAVES
+    return np.minimum(samples.size, length // shortest)
 
 
-def draw_positions(units: Units, counts: Ints, in_part: Flags) -> tuple[Ints, Ints, Ints]:
-    """`counts[i]` measurements of unit i's window, drawn without replacement.
+def draw_positions(samples: Samples, counts: Ints, in_part: Flags) -> tuple[Ints, Ints, Ints]:
+    """`counts[i]` measurements of sample i's window, drawn without replacement.
 
-    For each: its unit, its position in the row, and its rank: the first k ranks are a sample of size k. They come by
-    unit and in time order. Of a unit that is not used `in_part` all are wanted, and all have rank 0.
+    For each: its sample, its position in the row, and its rank: the first k ranks are a sample of size k. They come by
+    sample and in time order. Of a sample that is not used `in_part` all are target_tokens, and all have rank 0.
     """
-    unit = np.repeat(np.arange(len(units)), counts)
-    nth = np.arange(len(unit)) - np.repeat(np.cumsum(counts) - counts, counts)
-    position, rank = units.start[unit] + nth, np.zeros_like(nth)
-    words = extend(units.key, Purpose.SAMPLE)
-    all_drawn = counts == units.size
+    sample = np.repeat(np.arange(len(samples)), counts)
+    nth = np.arange(len(sample)) - np.repeat(np.cumsum(counts) - counts, counts)
+    position, rank = samples.start[sample] + nth, np.zeros_like(nth)
+    words = extend(samples.key, Purpose.SAMPLE)
+    all_drawn = counts == samples.size
 
-    some = np.flatnonzero((in_part & ~all_drawn)[unit])
-    chosen = unit[some]
-    drawn = permute(words[chosen], units.size[chosen], nth[some])
+    some = np.flatnonzero((in_part & ~all_drawn)[sample])
+    chosen = sample[some]
+    drawn = permute(words[chosen], samples.size[chosen], nth[some])
     order = np.argsort(chosen << 40 | drawn)  # rows have fewer than 2^40 measurements
-    position[some] = units.start[chosen] + drawn[order]
+    position[some] = samples.start[chosen] + drawn[order]
     rank[some] = nth[some][order]
 
-    every = np.flatnonzero((in_part & all_drawn)[unit])  # here only the ranks are drawn: a plain shuffle
-    chosen = unit[every]
+    every = np.flatnonzero((in_part & all_drawn)[sample])  # here only the ranks are drawn: a plain shuffle
+    chosen = sample[every]
     order = np.argsort(chosen << 32 | bits(extend(words[chosen], nth[every]), 0, 32).astype(np.int64), kind="stable")
     rank[every[order]] = nth[every]
-    return unit, position, rank
+    return sample, position, rank
 
 
-def measurement_words(units: Units, unit: Ints, position: Ints) -> Words:
+def measurement_words(samples: Samples, sample: Ints, position: Ints) -> Words:
     """One random word for each measurement of a context. Its parts decide what is drawn for the measurement."""
-    return extend(extend(units.key, Purpose.MEASUREMENT)[unit], position)
+    return extend(extend(samples.key, Purpose.MEASUREMENT)[sample], position)
 
 
-def keeps_time(units: Units, unit: Ints, words: Words) -> Flags:
+def keeps_time(samples: Samples, sample: Ints, words: Words) -> Flags:
     """Whether each measurement carries its time."""
     low, high = UNTIMED_SHARES
-    share = low + (high - low) * uniform(extend(units.key, Purpose.UNTIMED_SHARE))
+    share = low + (high - low) * uniform(extend(samples.key, Purpose.UNTIMED_SHARE))
     # The probability of losing the time, as a bound for 16 random bits: 0 keeps all times, 2^16 keeps none.
-    bound = np.select([units.mode == Mode.FULL, units.mode == Mode.PARTIAL], [0, share * 2**16], 2**16).astype(
+    bound = np.select([samples.mode == Mode.FULL, samples.mode == Mode.PARTIAL], [0, share * 2**16], 2**16).astype(
         np.uint64
     )
-    return bits(words, 0, 16) >= bound[unit]
+    return bits(words, 0, 16) >= bound[sample]
 
 
-def count_tokens(units: Units, unit: Ints, time_s: Ints, timed: Flags, failed: Flags) -> Ints:
-    """Tokens of each context, for measurements given by unit and in time order. Agrees with `arrange`."""
+def count_tokens(samples: Samples, sample: Ints, time_s: Ints, timed: Flags, failed: Flags) -> Ints:
+    """Tokens of each context, for measurements given by sample and in time order. Agrees with `arrange`."""
     which = np.flatnonzero(timed)
-    kind = np.zeros(len(unit), dtype=np.int64)
-    kind[which] = _time_kinds(unit[which], time_s[which])[0]
-    tokens = token_counts(units.family[unit], failed, kind)
-    return np.bincount(unit, weights=tokens, minlength=len(units)).astype(np.int64)
+    kind = np.zeros(len(sample), dtype=np.int64)
+    kind[which] = _time_kinds(sample[which], time_s[which])[0]
+    tokens = token_counts(samples.family[sample], failed, kind)
+    return np.bincount(sample, weights=tokens, minlength=len(samples)).astype(np.int64)
 
 
-def _time_kinds(unit: Ints, time_s: Ints) -> tuple[Ints, Ints]:
+def _time_kinds(sample: Ints, time_s: Ints) -> tuple[Ints, Ints]:
     """Kind and value of consecutive timed measurements: absolute for the first of a context, else a delta."""
     value = np.diff(time_s, prepend=0)
-    kind = np.where(value <= LONG_GAP_S, TimeKind.DELTA1, TimeKind.DELTA4).astype(np.int64)
-    first = np.flatnonzero(np.diff(unit, prepend=-1))
+    kind = np.where(value <= LONGEST_DELTA1_S, TimeKind.DELTA1, TimeKind.DELTA4).astype(np.int64)
+    first = np.flatnonzero(np.diff(sample, prepend=-1))
     kind[first] = TimeKind.ABSOLUTE
     value[first] = time_s[first]
     return kind, value
@@ -176,18 +177,18 @@ class Arrangement:
     field_order: npt.NDArray[np.uint8]
 
 
-def arrange(unit: Ints, words: Words, time_s: Ints, timed: Flags) -> Arrangement:
-    """Order measurements (given by unit and in time order) by their mode, and choose the kind of each time.
+def arrange(sample: Ints, words: Words, time_s: Ints, timed: Flags) -> Arrangement:
+    """Order measurements (given by sample and in time order) by their mode, and choose the kind of each time.
 
-    A random place is drawn for each measurement. The places that fall to timed ones are then given to the timed ones in
-    time order. With all timed that is time order, with none timed a plain shuffle: the three modes are one rule.
+    A random position is drawn for each measurement. The positions that fall to timed ones are then given to the timed
+    ones in time order. With all timed that is time order, with none timed a plain shuffle: one rule for all modes.
     """
-    order = np.argsort(unit << 32 | bits(words, 16, 32).astype(np.int64), kind="stable")
+    order = np.argsort(sample << 32 | bits(words, 16, 32).astype(np.int64), kind="stable")
     order[timed[order]] = np.flatnonzero(timed)
 
-    kind = np.full(len(unit), TimeKind.NONE, dtype=np.uint8)
-    value = np.zeros(len(unit), dtype=np.int64)
+    kind = np.full(len(sample), TimeKind.NONE, dtype=np.uint8)
+    value = np.zeros(len(sample), dtype=np.int64)
     which = np.flatnonzero(timed[order])
-    kind[which], value[which] = _time_kinds(unit[order[which]], time_s[order[which]])
+    kind[which], value[which] = _time_kinds(sample[order[which]], time_s[order[which]])
     field_order = (bits(words[order], 48, 16) * np.uint64(len(FIELD_ORDERS)) >> np.uint64(16)).astype(np.uint8)
     return Arrangement(order=order, time_kind=kind, time_value=value, field_order=field_order)

@@ -1,13 +1,13 @@
 """Helpers of the tests of the split: measurements as tuples, and random ones."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from ipaddress import ip_address
 
 import numpy as np
 
 from ping_llm.core.observations import Observations
-from ping_llm.evaluate.split import SplitSettings
+from ping_llm.evaluate.split import Split, SplitSettings
 from ping_llm.rows.measurement_set import MeasurementSet
 
 Measurement = tuple[str, str, float | None, float | None]
@@ -59,3 +59,33 @@ def without_times(world: MeasurementSet) -> MeasurementSet:
 def equal(one: Observations, other: Observations) -> bool:
     columns = zip(vars(one).values(), vars(other).values(), strict=True)
     return all(a.dtype == b.dtype and np.array_equal(a, b, equal_nan=True) for a, b in columns)
+
+
+def leaks(split: Split) -> list[str]:
+    """What the arrays of a split break of its promises; empty if they keep them all. For sets of any size."""
+    return [f"{mask.sum()} {what}" for what, mask in _broken_promises(split) if mask.any()]
+
+
+def _broken_promises(split: Split) -> Iterator[tuple[str, np.ndarray]]:
+    train, history, nothing = split.train, split.history, split.train.take(slice(0, 0))
+    trained = np.concatenate([train.source, train.destination])
+    earlier = history
+    if not split.timeless:
+        earlier = history.take(history.time_s < split.cut_time_s)
+        yield "measurements of train are not before the cut time", ~(train.time_s < split.cut_time_s)
+    for name, questions in split.questions.items():
+        if not split.timeless:
+            yield f"questions of {name} are before the cut time", ~(questions.time_s >= split.cut_time_s)
+        yield f"questions of {name} have a destination that is not in train", ~np.isin(questions.destination, trained)
+    pairs, seen, probes = (split.questions.get(name, nothing) for name in ("unseen_pair", "seen_pair", "unseen_probe"))
+    for name, known in {"train": train, "the history": history}.items():
+        among = np.isin(pairs.unordered_pair, known.unordered_pair)
+        yield f"questions of unseen_pair have their pair in {name}", among
+    yield "questions of unseen_pair have a source that is not in train", ~np.isin(pairs.source, trained)
+    yield "questions of seen_pair have a pair that is not in train", ~np.isin(seen.pair, train.pair)
+    yield "questions of unseen_probe have a source that is in train", np.isin(probes.source, trained)
+    yield "questions of unseen_probe have a source without history", ~np.isin(probes.source, earlier.source)
+    if split.timeless:
+        yield "questions of seen_pair are not later than what is known: nothing has a time", np.isnan(seen.time_s)
+        among = np.isin(probes.unordered_pair, history.unordered_pair)
+        yield "questions of unseen_probe have their pair in the history", among

@@ -25,7 +25,7 @@ from backend_fixtures import (
     write,
     write_files,
 )
-from ping_llm.batches.batch import Batch
+from ping_llm.batches.spec import Batch
 from ping_llm.config import Config
 from ping_llm.core.errors import PingLlmError
 from ping_llm.data.documents import EpochStream, file_stream, interleaved, reader_of, share

@@ -1,6 +1,5 @@
 """Classical predictors: each recovers the data it is made for, none looks into the future, all survive the unknown."""
 
-import time
 from collections.abc import Callable
 
 import numpy as np
@@ -9,23 +8,18 @@ import pytest
 
 from ping_llm.baselines import (
     Baseline,
-    BestOf,
     Dmfsgd,
     FailureRates,
-    GlobalMedian,
     LastValue,
     LogFactors,
     MedianOfLast,
     MovingAverage,
-    NodeIds,
-    Observations,
     PairMedian,
-    Questions,
     Vivaldi,
     standard_baselines,
 )
 from ping_llm.baselines.pairs import PairTable
-from ping_llm.core.observations import DEFAULT_RTT_MS, Floats, History, Ints
+from ping_llm.core.observations import DEFAULT_RTT_MS, Floats, History, Ints, NodeIds, Observations, Questions
 
 NODES = 150
 STANDARD = [pytest.param(baseline, id=baseline.name) for baseline in standard_baselines()]
@@ -120,13 +114,6 @@ class TestRecovery:
 
         baseline = LogFactors(rank=4, ridge=0.02, bias_ridge=0.02, symmetric=True, sweeps=60)
         assert median_error(baseline, spoilt, known=0.5) < 0.02
-
-    def test_tuning_keeps_the_candidate_that_predicts_held_out_pairs_best(self) -> None:
-        source, destination = np.triu_indices(NODES, 1)
-        rtt = low_rank_in_log(source, destination)
-        train = Observations(source=source, destination=destination, time_s=np.zeros(len(rtt)), rtt_ms=rtt)
-        wrong, right = LogFactors(rank=0), LogFactors(rank=4, ridge=0.05, symmetric=True)
-        assert BestOf(candidates=(GlobalMedian(), wrong, right)).chosen(train) is right
 
 
 class TestPairs:
@@ -243,15 +230,6 @@ class TestEveryBaseline:
         fitted = baseline.fit(train)
         assert fitted.predict(train) == pytest.approx(fitted.predict(train.reversed()))
 
-    @pytest.mark.slow
-    def test_three_hundred_thousand_measurements_fit_in_seconds(self) -> None:
-        # Five million in minutes means 300 k in about 7 s for each minute; a busy machine gets twice that.
-        train = random_observations(300_000, nodes=2000)
-        for baseline in (LastValue(), PairMedian(), LogFactors()):
-            start = time.perf_counter()
-            baseline.fit(train)
-            assert time.perf_counter() - start < 20, baseline.name
-
 
 class TestFailures:
     def test_a_rate_rests_on_the_pair_then_its_ends_then_everything(self) -> None:
@@ -263,15 +241,15 @@ class TestFailures:
         train = Observations(source=source, destination=destination, time_s=np.zeros(len(source)), rtt_ms=rtt)
         rates = FailureRates().fit(train)
         overall = np.isnan(rtt).mean()
-        assert rates.probability(asked(0, 3)) == pytest.approx([0.5], abs=0.05)
-        assert rates.probability(asked(5, 3))[0] > 2 * overall  # never measured, but the destination fails often
-        assert rates.probability(asked(77, 78)) == pytest.approx([overall], rel=0.01)
+        assert rates(asked(0, 3)) == pytest.approx([0.5], abs=0.05)
+        assert rates(asked(5, 3))[0] > 2 * overall  # never measured, but the destination fails often
+        assert rates(asked(77, 78)) == pytest.approx([overall], rel=0.01)
 
     def test_without_data_it_is_a_small_default(self) -> None:
-        assert FailureRates().fit(observed()).probability(asked(0, 1)) == pytest.approx([0.035])
+        assert FailureRates().fit(observed())(asked(0, 1)) == pytest.approx([0.035])
 
     def test_causal_rates_do_not_count_what_came_later(self) -> None:
         train = observed(*[(0, 1, time, 5.0 if time < 50 else np.nan) for time in range(100)])
-        early, late = FailureRates(causal=True).fit(train).probability(asked(0, 1, [50, np.nan]))
+        early, late = FailureRates(causal=True).fit(train)(asked(0, 1, [50, np.nan]))
         assert early < 0.01
         assert late == pytest.approx(0.5, abs=0.02)

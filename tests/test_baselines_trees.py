@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from ping_llm.baselines import GlobalMedian, Observations, PrefixTrees, Questions
+from ping_llm.baselines import GlobalMedian, PrefixTrees
 from ping_llm.baselines.pairs import PairTable
-from ping_llm.baselines.prefix_trees import _features, _keys, _Means, numbered_prefixes
-from ping_llm.core.observations import DEFAULT_RTT_MS
+from ping_llm.baselines.prefix_trees import KeyMeans, mean_features, numbered_prefixes, pair_keys
+from ping_llm.core.observations import DEFAULT_RTT_MS, Observations, Questions
 
 SITES, HOSTS = 12, 20
 
@@ -65,12 +65,12 @@ class TestPrefixTrees:
 
     def test_in_training_no_pair_sees_its_own_answer(self) -> None:
         pairs = PairTable.of(between_sites(400, seed=0))
-        keys = list(_keys(numbered_prefixes(addresses()), pairs.questions))
+        keys = list(pair_keys(numbered_prefixes(addresses()), pairs.questions))
         fold = np.random.default_rng(0).integers(0, 5, len(pairs))
         altered = np.log(pairs.rtt_ms)
         altered[7] += 5.0
         before, after = (
-            np.stack(_features([_Means.of(key, value, fold) for key in keys], keys, fold))
+            np.stack(mean_features([KeyMeans.of(key, value, fold) for key in keys], keys, fold))
             for value in (np.log(pairs.rtt_ms), altered)
         )
         np.testing.assert_allclose(before[:, fold == fold[7]], after[:, fold == fold[7]], atol=1e-9)

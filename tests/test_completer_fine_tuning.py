@@ -11,10 +11,11 @@ import pyarrow as pa
 import pytest
 from pyarrow import csv
 
-from ping_llm.baselines import Observations
 from ping_llm.config import Config
 from ping_llm.core.errors import PingLlmError
-from ping_llm.prior.fine_tuning import Measurements, measured_batch, on_device_measurements
+from ping_llm.core.observations import Observations
+from ping_llm.prior.fine_tuning import measured_batch, on_device_measurements
+from ping_llm.prior.prng import Columns
 from ping_llm.prior.selection import ANSWERED, EMPTY, FAILED
 from ping_llm.prior.worlds import WorldSettings
 from ping_llm.runs.trained import load_trained
@@ -38,7 +39,7 @@ def measurements(timed: bool, count: int = 600, seed: int = 0) -> Observations:
 
 
 @partial(jax.jit, static_argnums=0)
-def _made(settings: WorldSettings, data: Measurements, step: Any, rows: Any) -> Any:
+def _made(settings: WorldSettings, data: Columns, step: Any, rows: Any) -> Any:
     return measured_batch(settings, data, rows * 0, rows * 0 + step, rows)
 
 

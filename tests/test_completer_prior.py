@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from ping_llm.core.observations import Observations
-from ping_llm.evaluate.real import MENOG_FILE, PLANETLAB_FILE, menog_pairs, menog_pings, planetlab_pairs
 from prior_statistics import Character, character, rtts_of_worlds
+from real_data_sets import MENOG_FILE, PLANETLAB_FILE, menog_pairs, menog_pings, planetlab_pairs
 
 pytestmark = pytest.mark.slow
 WORLDS = 80

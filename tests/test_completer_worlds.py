@@ -9,10 +9,10 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from ping_llm.prior.internet import OCTAVES, Disturbances, drift, make_disturbances
-from ping_llm.prior.prng import Draws
+from ping_llm.prior.internet import OCTAVES, drift, make_disturbances
+from ping_llm.prior.prng import Columns, Draws
 from ping_llm.prior.selection import ANSWERED, EMPTY, FAILED
-from ping_llm.prior.worlds import World, WorldSettings, make_world, world_batch
+from ping_llm.prior.worlds import WorldSettings, make_world, world_batch
 
 SMALL = WorldSettings(context=48, questions=16, most_nodes=40, most_asked=3)
 WORLDS = 256
@@ -25,7 +25,7 @@ def batch() -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def worlds() -> World:
+def worlds() -> Columns:
     keys = jax.random.split(jax.random.key(1), WORLDS)
     return jax.tree.map(np.asarray, jax.jit(jax.vmap(partial(make_world, SMALL)))(keys))
 
@@ -64,13 +64,13 @@ def test_a_context_lies_between_one_empty_slot_and_others_that_fill_it_up(
 
 
 @compiles_worlds
-def test_no_pair_comes_twice_in_a_world(worlds: World) -> None:
+def test_no_pair_comes_twice_in_a_world(worlds: Columns) -> None:
     low, high = np.minimum(worlds.one, worlds.other), np.maximum(worlds.one, worlds.other)
     for pair, exists in zip(low * 1000 + high, worlds.exists, strict=True):
         assert len(np.unique(pair[exists])) == exists.sum()
 
 
-def is_quiet(worlds: World) -> Any:
+def is_quiet(worlds: Columns) -> Any:
     """Worlds without noise: a pair measured twice in the same direction gives the same value."""
     same = worlds.rtt_ms[:, : SMALL.pairs] == worlds.now_ms
     turned = worlds.backwards[:, : SMALL.pairs] != worlds.now_backwards
@@ -78,7 +78,7 @@ def is_quiet(worlds: World) -> Any:
 
 
 @compiles_worlds
-def test_questions_never_repeat_what_is_known_without_noise(worlds: World) -> None:
+def test_questions_never_repeat_what_is_known_without_noise(worlds: Columns) -> None:
     quiet = is_quiet(worlds)
     assert 0.5 < quiet.mean() < 0.7
     known = worlds.known[:, : SMALL.pairs]
@@ -87,7 +87,7 @@ def test_questions_never_repeat_what_is_known_without_noise(worlds: World) -> No
 
 
 @compiles_worlds
-def test_latencies_are_of_a_believable_size(worlds: World) -> None:
+def test_latencies_are_of_a_believable_size(worlds: Columns) -> None:
     medians = [np.median(rtt[exists]) for rtt, exists in zip(worlds.undisturbed_ms, worlds.exists, strict=True)]
     assert 20 < np.median(medians) < 120
     assert 1 < np.quantile(medians, 0.02) < np.quantile(medians, 0.98) < 700
@@ -98,7 +98,7 @@ def test_latencies_are_of_a_believable_size(worlds: World) -> None:
 
 
 @compiles_worlds
-def test_sizes_reach_from_very_small_to_large(worlds: World) -> None:
+def test_sizes_reach_from_very_small_to_large(worlds: Columns) -> None:
     largest = np.max(np.where(worlds.exists, np.maximum(worlds.one, worlds.other), 0), axis=1) + 1
     assert largest.min() == SMALL.fewest_nodes
     assert largest.max() == SMALL.most_nodes
@@ -106,7 +106,7 @@ def test_sizes_reach_from_very_small_to_large(worlds: World) -> None:
 
 
 @compiles_worlds
-def test_quiet_worlds_are_exactly_symmetric_or_not_at_all(worlds: World) -> None:
+def test_quiet_worlds_are_exactly_symmetric_or_not_at_all(worlds: Columns) -> None:
     turned = worlds.exists & (worlds.backwards[:, : SMALL.pairs] != worlds.now_backwards)
     same = worlds.rtt_ms[:, : SMALL.pairs] == worlds.now_ms
     worlds_with_both = is_quiet(worlds) & (turned.sum(axis=1) >= 5)
@@ -116,7 +116,7 @@ def test_quiet_worlds_are_exactly_symmetric_or_not_at_all(worlds: World) -> None
 
 
 @compiles_worlds
-def test_repetitions_are_noisy_and_never_much_shorter(worlds: World) -> None:
+def test_repetitions_are_noisy_and_never_much_shorter(worlds: Columns) -> None:
     """Of the pairs of worlds of single pings, the spread covers what the MENOG study saw: 0.4 % to 12 %."""
     spreads = []
     for world in range(WORLDS):
@@ -134,7 +134,7 @@ def test_repetitions_are_noisy_and_never_much_shorter(worlds: World) -> None:
 
 
 @compiles_worlds
-def test_later_rounds_are_older(worlds: World) -> None:
+def test_later_rounds_are_older(worlds: Columns) -> None:
     timed = worlds.age_s[:, 0] >= 0
     assert 0.2 < timed.mean() < 0.6
     first_age = np.take_along_axis(np.asarray(worlds.age_s), np.asarray(worlds.pair), axis=1)
@@ -144,7 +144,7 @@ def test_later_rounds_are_older(worlds: World) -> None:
 
 
 @compiles_worlds
-def test_failures_are_there_but_not_everywhere(worlds: World) -> None:
+def test_failures_are_there_but_not_everywhere(worlds: Columns) -> None:
     rates = np.array([failed[exists].mean() for failed, exists in zip(worlds.now_failed, worlds.exists, strict=True)])
     assert np.mean(rates == 0) > 0.4
     assert 0.01 < rates.mean() < 0.1
@@ -159,7 +159,7 @@ def test_worlds_show_failures_in_contexts() -> None:
 
 @compiles_worlds
 def test_routes_seldom_change_in_most_worlds_often_in_some_and_go_back_for_many_pairs() -> None:
-    def one(key: jax.Array) -> Disturbances:
+    def one(key: jax.Array) -> Columns:
         return make_disturbances(Draws(key), 4, 400, noisy=jnp.asarray(True), interval_s=jnp.asarray(60.0))
 
     made = jax.tree.map(np.asarray, jax.jit(jax.vmap(one))(jax.random.split(jax.random.key(2), WORLDS)))

@@ -10,9 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ping_llm.batches.contexts import ContextSettings, Flags, Mode, RowFacts, Units
+from ping_llm.batches.plan import Flags, Mode, RowFacts, Samples
+from ping_llm.batches.spec import ContextSettings
 from ping_llm.core.randomness import Ints, key
-from ping_llm.tokens.encode import FIELD_ORDERS, EncodableMeasurements, TimeKind, encode
+from ping_llm.tokens import FIELD_ORDERS, TimeKind
+from ping_llm.tokens.encode import encode
 from pipeline_fixtures import START_S, facts_of, looks_like, looks_uniform
 from reference_contexts import (
     Arrangement,
@@ -20,7 +22,7 @@ from reference_contexts import (
     candidate_limit,
     count_tokens,
     draw_positions,
-    draw_units,
+    draw_samples,
     first_measurement,
     keeps_time,
     largest_increase,
@@ -31,53 +33,55 @@ from reference_contexts import (
 MODES = pytest.mark.parametrize("mode", list(Mode))
 
 
-def units_of_row(
+def samples_of_row(
     facts: RowFacts, count: int, *, seed: int = 1, length: int = 1024, mode: Mode | None = None, window: int = 0
-) -> Units:
+) -> Samples:
     """`count` contexts of the first row; of one mode and with a given window (from the beginning) if that is said."""
     row = np.zeros(count, dtype=np.int64)
-    units = draw_units(key(seed), row, np.arange(count), facts.take(row), ContextSettings(length=length))
+    samples = draw_samples(key(seed), row, np.arange(count), facts, ContextSettings(length=length))
     if mode is not None:
-        units = replace(units, mode=np.full(count, mode, dtype=np.uint8))
+        samples = replace(samples, mode=np.full(count, mode, dtype=np.uint8))
     if window:
-        units = replace(units, start=row, size=np.full(count, window))
-    return units
+        samples = replace(samples, start=row, size=np.full(count, window))
+    return samples
 
 
-def draw(units: Units, counts: Any) -> tuple[Ints, Ints, Ints]:
-    """Unit, position and rank of so many measurements of each unit's window."""
-    return draw_positions(units, np.broadcast_to(counts, len(units)).astype(np.int64), np.ones(len(units), dtype=bool))
+def draw(samples: Samples, counts: Any) -> tuple[Ints, Ints, Ints]:
+    """Sample, position and rank of so many measurements of each sample's window."""
+    return draw_positions(
+        samples, np.broadcast_to(counts, len(samples)).astype(np.int64), np.ones(len(samples), dtype=bool)
+    )
 
 
-def timed_in(units: Units, unit: Ints, position: Ints) -> Flags:
-    return keeps_time(units, unit, measurement_words(units, unit, position))
+def timed_in(samples: Samples, sample: Ints, position: Ints) -> Flags:
+    return keeps_time(samples, sample, measurement_words(samples, sample, position))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Written:
     """Contexts of one row as they are written, measurement by measurement."""
 
-    units: Units
-    unit: Ints
+    samples: Samples
+    sample: Ints
     position: Ints
     time_s: Ints
     timed: Flags
     arrangement: Arrangement
 
-    def of_each_unit(self, values: Any) -> list[Any]:
-        return np.split(values, np.cumsum(np.bincount(self.unit, minlength=len(self.units)))[:-1])
+    def of_each_sample(self, values: Any) -> list[Any]:
+        return np.split(values, np.cumsum(np.bincount(self.sample, minlength=len(self.samples)))[:-1])
 
 
-def write(units: Units, counts: Any, time_s: Any) -> Written:
+def write(samples: Samples, counts: Any, time_s: Any) -> Written:
     """Contexts of `counts` measurements, where measurement i of the row was at `time_s[i]`."""
-    unit, position, _ = draw(units, counts)
-    words = measurement_words(units, unit, position)
-    times, timed = np.asarray(time_s)[position], keeps_time(units, unit, words)
-    arrangement = arrange(unit, words, times, timed)
+    sample, position, _ = draw(samples, counts)
+    words = measurement_words(samples, sample, position)
+    times, timed = np.asarray(time_s)[position], keeps_time(samples, sample, words)
+    arrangement = arrange(sample, words, times, timed)
     order = arrangement.order
     return Written(
-        units=units,
-        unit=unit[order],
+        samples=samples,
+        sample=sample[order],
         position=position[order],
         time_s=times[order],
         timed=timed[order],
@@ -109,7 +113,7 @@ class TestNumberOfContexts:
 class TestWindow:
     def test_size_is_log_uniform_up_to_the_whole_row(self) -> None:
         count = 1000
-        size = units_of_row(facts_of([count]), 50_000).size
+        size = samples_of_row(facts_of([count]), 50_000).size
         assert size.min() == 1
         assert size.max() == count
         edges = np.array([0, 1, 2, 3, 5, 9, 20, 50, 120, 300, 600, 900, 1000])
@@ -118,42 +122,42 @@ class TestWindow:
 
     @pytest.mark.parametrize("count", [2, 3, 8])
     def test_size_is_log_uniform_for_short_rows_too(self, count: int) -> None:
-        size = units_of_row(facts_of([count], family=6), 20_000, length=50).size
+        size = samples_of_row(facts_of([count], family=6), 20_000, length=50).size
         assert looks_like(np.bincount(size, minlength=count + 1)[1:], np.diff(np.log(np.arange(1, count + 2))))
 
     def test_begins_anywhere_equally_often(self) -> None:
         count = 12
-        units = units_of_row(facts_of([count]), 100_000, length=100)
+        samples = samples_of_row(facts_of([count]), 100_000, length=100)
         for size in range(1, count):
-            start = units.start[units.size == size]
+            start = samples.start[samples.size == size]
             assert looks_uniform(np.bincount(start, minlength=count - size + 1)), size
 
     def test_begins_and_ends_within_its_row(self) -> None:
-        units = units_of_row(facts_of([77]), 20_000, length=200)
-        assert units.start.min() == 0
-        assert (units.start + units.size).max() == 77
+        samples = samples_of_row(facts_of([77]), 20_000, length=200)
+        assert samples.start.min() == 0
+        assert (samples.start + samples.size).max() == 77
 
     def test_of_a_very_long_row_can_be_anywhere(self) -> None:
         count = 700_000
-        units = units_of_row(facts_of([count]), 50_000)
-        assert units.size.min() == 1
-        assert looks_uniform(np.histogram(units.start / (count - units.size + 1), bins=50, range=(0, 1))[0])
+        samples = samples_of_row(facts_of([count]), 50_000)
+        assert samples.size.min() == 1
+        assert looks_uniform(np.histogram(samples.start / (count - samples.size + 1), bins=50, range=(0, 1))[0])
 
     def test_does_not_depend_on_the_mode(self) -> None:
-        units = units_of_row(facts_of([1000]), 50_000)
+        samples = samples_of_row(facts_of([1000]), 50_000)
         assert looks_like(
-            np.histogram2d(units.mode, np.log(units.size + 0.5), bins=(3, [-1, 1, 2, 3, 4, 5, 6, 8]))[0],
-            np.outer([0.4, 0.3, 0.3], np.histogram(np.log(units.size + 0.5), bins=[-1, 1, 2, 3, 4, 5, 6, 8])[0]),
+            np.histogram2d(samples.mode, np.log(samples.size + 0.5), bins=(3, [-1, 1, 2, 3, 4, 5, 6, 8]))[0],
+            np.outer([0.4, 0.3, 0.3], np.histogram(np.log(samples.size + 0.5), bins=[-1, 1, 2, 3, 4, 5, 6, 8])[0]),
         )
 
 
 class TestModes:
     def test_have_their_shares(self) -> None:
-        counts = np.bincount(units_of_row(facts_of([1000]), 100_000).mode)
+        counts = np.bincount(samples_of_row(facts_of([1000]), 100_000).mode)
         assert looks_like(counts, [0.4, 0.3, 0.3])
 
     def test_differ_between_contexts_rows_epochs_and_seeds(self) -> None:
-        modes = [units_of_row(facts_of([1000]), 100, seed=seed).mode.tolist() for seed in range(5)]
+        modes = [samples_of_row(facts_of([1000]), 100, seed=seed).mode.tolist() for seed in range(5)]
         assert len({tuple(m) for m in modes}) == 5
         assert all(len(set(m)) == 3 for m in modes)
 
@@ -176,36 +180,36 @@ class TestWholeRows:
         self, mode: Mode, long_gaps: int, failed: int, largest: int
     ) -> None:
         for count in range(largest - 15, largest + 15):
-            units = units_of_row(facts_of([count], long_gaps=long_gaps, failed=failed), 300)
-            units = units.take(units.mode == mode)
-            assert (units.whole == (count <= largest)).all()
+            samples = samples_of_row(facts_of([count], long_gaps=long_gaps, failed=failed), 300)
+            samples = samples.take(samples.mode == mode)
+            assert (samples.whole == (count <= largest)).all()
             if count <= largest:
-                assert (units.start == 0).all()
-                assert (units.size == count).all()
-                assert (units.most <= 1024).all()
+                assert (samples.start == 0).all()
+                assert (samples.size == count).all()
+                assert (samples.max_tokens <= 1024).all()
             else:
-                assert len(np.unique(units.size)) > 5
+                assert len(np.unique(samples.size)) > 5
 
     def test_every_measurement_of_a_whole_row_is_a_candidate(self) -> None:
         for count in range(1, 90):
-            units = units_of_row(facts_of([count], failed=count), 50)
-            assert (candidate_limit(units, 1024)[units.whole] == count).all()
+            samples = samples_of_row(facts_of([count], failed=count), 50)
+            assert (candidate_limit(samples, 1024)[samples.whole] == count).all()
 
 
 class TestFull:
     def written(self) -> Written:
-        return write(units_of_row(facts_of([len(TIMES)]), 400, mode=Mode.FULL, window=len(TIMES)), 40, TIMES)
+        return write(samples_of_row(facts_of([len(TIMES)]), 400, mode=Mode.FULL, window=len(TIMES)), 40, TIMES)
 
     def test_everything_is_in_time_order(self) -> None:
         written = self.written()
-        for position in written.of_each_unit(written.position):
+        for position in written.of_each_sample(written.position):
             assert len(position) == 40
             assert (np.diff(position) > 0).all()
 
     def test_the_first_time_is_absolute_and_all_others_are_the_true_gaps(self) -> None:
         written = self.written()
         kinds, values = written.arrangement.time_kind, written.arrangement.time_value
-        parts = (written.of_each_unit(column) for column in (kinds, values, written.time_s))
+        parts = (written.of_each_sample(column) for column in (kinds, values, written.time_s))
         seen = set()
         for kind, value, time_s in zip(*parts, strict=True):
             assert kind[0] == TimeKind.ABSOLUTE
@@ -217,50 +221,50 @@ class TestFull:
         assert {0, 1, 254, 255, 256, 257} <= seen
 
     def test_a_context_of_one_measurement_has_an_absolute_time(self) -> None:
-        written = write(units_of_row(facts_of([len(TIMES)]), 50, mode=Mode.FULL, window=len(TIMES)), 1, TIMES)
+        written = write(samples_of_row(facts_of([len(TIMES)]), 50, mode=Mode.FULL, window=len(TIMES)), 1, TIMES)
         assert (written.arrangement.time_kind == TimeKind.ABSOLUTE).all()
         assert np.array_equal(written.arrangement.time_value, written.time_s)
 
 
 class TestNone:
     def test_nothing_has_a_time(self) -> None:
-        written = write(units_of_row(facts_of([100]), 200, mode=Mode.NONE, window=100), 30, TIMES)
+        written = write(samples_of_row(facts_of([100]), 200, mode=Mode.NONE, window=100), 30, TIMES)
         assert (written.arrangement.time_kind == TimeKind.NONE).all()
 
     def test_every_order_is_equally_likely(self) -> None:
-        written = write(units_of_row(facts_of([4]), 24_000, mode=Mode.NONE, window=4), 4, TIMES)
+        written = write(samples_of_row(facts_of([4]), 24_000, mode=Mode.NONE, window=4), 4, TIMES)
         orders = {order: number for number, order in enumerate(permutations(range(4)))}
         found = [orders[tuple(position)] for position in written.position.reshape(-1, 4).tolist()]
         assert looks_uniform(np.bincount(found, minlength=24))
 
     def test_long_contexts_are_shuffled_too(self) -> None:
-        written = write(units_of_row(facts_of([60]), 5_000, mode=Mode.NONE, window=60), 60, TIMES)
-        place_of_earliest = np.flatnonzero(written.position == 0) % 60
-        assert looks_uniform(np.bincount(place_of_earliest, minlength=60))
+        written = write(samples_of_row(facts_of([60]), 5_000, mode=Mode.NONE, window=60), 60, TIMES)
+        index_of_earliest = np.flatnonzero(written.position == 0) % 60
+        assert looks_uniform(np.bincount(index_of_earliest, minlength=60))
 
 
 class TestPartial:
     def test_between_a_tenth_and_nine_tenths_lose_their_time_spread_evenly(self) -> None:
         size = 2_000
-        units = units_of_row(facts_of([size]), 1_000, mode=Mode.PARTIAL, window=size)
-        unit = np.repeat(np.arange(1_000), size)
-        timed = timed_in(units, unit, np.tile(np.arange(size), 1_000))
+        samples = samples_of_row(facts_of([size]), 1_000, mode=Mode.PARTIAL, window=size)
+        sample = np.repeat(np.arange(1_000), size)
+        timed = timed_in(samples, sample, np.tile(np.arange(size), 1_000))
         untimed = 1 - timed.reshape(1_000, size).mean(axis=1)
         assert 0.07 < untimed.min() < 0.12
         assert 0.88 < untimed.max() < 0.93
         assert looks_like(np.histogram(untimed, bins=[0, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 1])[0], np.ones(8))
 
     def test_which_ones_lose_their_time_does_not_depend_on_their_position(self) -> None:
-        units = units_of_row(facts_of([20]), 20_000, mode=Mode.PARTIAL, window=20)
-        timed = timed_in(units, np.repeat(np.arange(20_000), 20), np.tile(np.arange(20), 20_000)).reshape(-1, 20)
+        samples = samples_of_row(facts_of([20]), 20_000, mode=Mode.PARTIAL, window=20)
+        timed = timed_in(samples, np.repeat(np.arange(20_000), 20), np.tile(np.arange(20), 20_000)).reshape(-1, 20)
         assert np.abs(timed.mean(axis=0) - 0.5).max() < 5 * 0.5 / np.sqrt(20_000)
 
     def test_timed_ones_stay_in_time_order_with_deltas_that_skip_the_others(self) -> None:
-        written = write(units_of_row(facts_of([len(TIMES)]), 500, mode=Mode.PARTIAL, window=len(TIMES)), 40, TIMES)
+        written = write(samples_of_row(facts_of([len(TIMES)]), 500, mode=Mode.PARTIAL, window=len(TIMES)), 40, TIMES)
         kinds, values = written.arrangement.time_kind, written.arrangement.time_value
         columns = (written.timed, kinds, values, written.time_s, written.position)
         long_deltas = 0
-        for timed, kind, value, time_s, position in zip(*map(written.of_each_unit, columns), strict=True):
+        for timed, kind, value, time_s, position in zip(*map(written.of_each_sample, columns), strict=True):
             assert (kind[~timed] == TimeKind.NONE).all()
             if timed.any():
                 assert (np.diff(position[timed]) > 0).all()
@@ -271,13 +275,13 @@ class TestPartial:
                 long_deltas += int((gaps > 255).sum())
         assert long_deltas > 1000
 
-    def test_untimed_ones_are_at_uniformly_random_places(self) -> None:
-        written = write(units_of_row(facts_of([5]), 60_000, mode=Mode.PARTIAL, window=5), 5, TIMES)
+    def test_untimed_ones_are_at_uniformly_random_positions(self) -> None:
+        written = write(samples_of_row(facts_of([5]), 60_000, mode=Mode.PARTIAL, window=5), 5, TIMES)
         timed, position = written.timed.reshape(-1, 5), written.position.reshape(-1, 5)
         chosen = timed.sum(axis=1) == 3
-        place = np.nonzero(~timed[chosen])[1].reshape(-1, 2)
-        swapped = np.diff(np.take_along_axis(position[chosen], place, axis=1), axis=1)[:, 0] < 0
-        outcome = np.where(swapped, place[:, 1] * 5 + place[:, 0], place[:, 0] * 5 + place[:, 1])
+        index = np.nonzero(~timed[chosen])[1].reshape(-1, 2)
+        swapped = np.diff(np.take_along_axis(position[chosen], index, axis=1), axis=1)[:, 0] < 0
+        outcome = np.where(swapped, index[:, 1] * 5 + index[:, 0], index[:, 0] * 5 + index[:, 1])
         counts = np.bincount(outcome, minlength=25).reshape(5, 5)
         assert looks_uniform(counts[~np.eye(5, dtype=bool)])
 
@@ -285,83 +289,83 @@ class TestPartial:
 class TestSampling:
     @MODES
     def test_no_measurement_is_twice_in_a_context(self, mode: Mode) -> None:
-        written = write(units_of_row(facts_of([90]), 500, mode=mode, window=90), 60, TIMES)
-        for position in written.of_each_unit(written.position):
+        written = write(samples_of_row(facts_of([90]), 500, mode=mode, window=90), 60, TIMES)
+        for position in written.of_each_sample(written.position):
             assert len(np.unique(position)) == 60
 
     def test_measurements_are_of_the_window(self) -> None:
-        units = units_of_row(facts_of([5_000]), 2_000)
-        counts = np.minimum(units.size, 50)
-        unit, position, _ = draw(units, counts)
-        assert np.array_equal(np.bincount(unit), counts)
-        assert (position >= units.start[unit]).all()
-        assert (position < (units.start + units.size)[unit]).all()
+        samples = samples_of_row(facts_of([5_000]), 2_000)
+        counts = np.minimum(samples.size, 50)
+        sample, position, _ = draw(samples, counts)
+        assert np.array_equal(np.bincount(sample), counts)
+        assert (position >= samples.start[sample]).all()
+        assert (position < (samples.start + samples.size)[sample]).all()
 
     @pytest.mark.parametrize("in_part", [True, False])
     def test_the_whole_window_can_be_taken(self, in_part: bool) -> None:
-        units = units_of_row(facts_of([5_000]), 300)
-        units = units.take(units.size <= 100)
-        unit, position, rank = draw_positions(units, units.size, np.full(len(units), in_part))
-        for number, (start, size) in enumerate(zip(units.start, units.size, strict=True)):
-            assert np.array_equal(position[unit == number], np.arange(start, start + size))
-            assert np.array_equal(np.sort(rank[unit == number]), np.arange(size) if in_part else np.zeros(size))
+        samples = samples_of_row(facts_of([5_000]), 300)
+        samples = samples.take(samples.size <= 100)
+        sample, position, rank = draw_positions(samples, samples.size, np.full(len(samples), in_part))
+        for number, (start, size) in enumerate(zip(samples.start, samples.size, strict=True)):
+            assert np.array_equal(position[sample == number], np.arange(start, start + size))
+            assert np.array_equal(np.sort(rank[sample == number]), np.arange(size) if in_part else np.zeros(size))
 
     @pytest.mark.parametrize(("size", "taken"), [(3, 2), (5, 2), (6, 5), (7, 3), (12, 5), (61, 60), (70, 40)])
     def test_each_measurement_of_a_window_is_equally_likely(self, size: int, taken: int) -> None:
-        units = units_of_row(facts_of([size]), 20_000, window=size)
-        _, position, _ = draw(units, taken)
+        samples = samples_of_row(facts_of([size]), 20_000, window=size)
+        _, position, _ = draw(samples, taken)
         # Those left out vary less than independent draws would, so this is on the safe side.
         left_out = 20_000 - np.bincount(position, minlength=size)
         assert looks_uniform(left_out)
 
     @pytest.mark.parametrize(("size", "taken"), [(5, 2), (7, 4), (16, 2), (31, 3)])
     def test_each_pair_of_a_window_is_equally_likely(self, size: int, taken: int) -> None:
-        units = units_of_row(facts_of([size]), 20_000, window=size)
-        _, position, rank = draw(units, taken)
+        samples = samples_of_row(facts_of([size]), 20_000, window=size)
+        _, position, rank = draw(samples, taken)
         first, second = np.sort(position[rank < 2].reshape(-1, 2), axis=1).T
         counts = np.bincount(first * size + second, minlength=size * size).reshape(size, size)
         assert looks_uniform(counts[np.triu_indices(size, 1)])
 
     def test_a_smaller_sample_is_part_of_a_larger_one(self) -> None:
-        units = units_of_row(facts_of([500]), 100, window=500)
-        unit, position, rank = draw(units, 60)
-        small_unit, small_position, small_rank = draw(units, 20)
+        samples = samples_of_row(facts_of([500]), 100, window=500)
+        sample, position, rank = draw(samples, 60)
+        small_sample, small_position, small_rank = draw(samples, 20)
         kept = rank < 20
-        assert np.array_equal(unit[kept], small_unit)
+        assert np.array_equal(sample[kept], small_sample)
         assert np.array_equal(position[kept], small_position)
         assert np.array_equal(rank[kept], small_rank)
 
     def test_measurements_come_by_context_and_in_time_order(self) -> None:
-        units = units_of_row(facts_of([500]), 100)
-        unit, position, _ = draw(units, np.minimum(units.size, 30))
-        assert np.array_equal(np.lexsort((position, unit)), np.arange(len(unit)))
+        samples = samples_of_row(facts_of([500]), 100)
+        sample, position, _ = draw(samples, np.minimum(samples.size, 30))
+        assert np.array_equal(np.lexsort((position, sample)), np.arange(len(sample)))
 
     def test_field_orders_are_all_equally_likely(self) -> None:
-        written = write(units_of_row(facts_of([500]), 1_000, window=500), 50, np.arange(500))
+        written = write(samples_of_row(facts_of([500]), 1_000, window=500), 50, np.arange(500))
         assert looks_uniform(np.bincount(written.arrangement.field_order, minlength=len(FIELD_ORDERS)))
 
     def test_field_orders_differ_between_measurements_of_a_context_and_between_contexts(self) -> None:
-        written = write(units_of_row(facts_of([50]), 2_000, mode=Mode.FULL, window=50), 50, np.arange(50))
+        written = write(samples_of_row(facts_of([50]), 2_000, mode=Mode.FULL, window=50), 50, np.arange(50))
         orders = written.arrangement.field_order.reshape(-1, 50).astype(np.int64)
         assert looks_uniform(np.bincount((orders[:-1, 7] - orders[1:, 7]) % 24, minlength=24))
         assert looks_uniform(np.bincount((orders[:, 0] - orders[:, 1]) % 24, minlength=24))
 
-    def test_field_orders_do_not_depend_on_place_or_time(self) -> None:
-        written = write(units_of_row(facts_of([6]), 20_000, mode=Mode.PARTIAL, window=6), 6, TIMES)
+    def test_field_orders_do_not_depend_on_index_or_time(self) -> None:
+        written = write(samples_of_row(facts_of([6]), 20_000, mode=Mode.PARTIAL, window=6), 6, TIMES)
         orders = written.arrangement.field_order.astype(np.int64)
-        place = np.arange(len(orders)) % 6
-        assert looks_uniform(np.bincount(orders * 6 + place, minlength=24 * 6))
+        index = np.arange(len(orders)) % 6
+        assert looks_uniform(np.bincount(orders * 6 + index, minlength=24 * 6))
         assert looks_uniform(np.bincount(orders * 6 + written.position, minlength=24 * 6))
         shares = np.outer(np.ones(24), np.bincount(written.timed, minlength=2))
         assert looks_like(np.bincount(orders * 2 + written.timed, minlength=48).reshape(24, 2), shares)
 
     def test_a_context_does_not_depend_on_those_drawn_with_it(self) -> None:
-        units = units_of_row(facts_of([100]), 50)
-        counts = np.minimum(units.size, 30)
-        together = write(units, counts, TIMES)
+        samples = samples_of_row(facts_of([100]), 50)
+        counts = np.minimum(samples.size, 30)
+        together = write(samples, counts, TIMES)
         for number in (0, 17, 49):
-            alone = write(units.take([number]), counts[number], TIMES)
-            of_it = together.unit == number
+            alone = write(samples.take([number]), counts[number], TIMES)
+            of_it = together.sample == number
             assert np.array_equal(alone.position, together.position[of_it])
             for name in ("time_kind", "time_value", "field_order"):
                 assert np.array_equal(getattr(alone.arrangement, name), getattr(together.arrangement, name)[of_it])
@@ -394,80 +398,79 @@ def rows(draw: st.DrawFn) -> Row:
     )
 
 
-def tokens_of(units: Units, row: Row, counts: npt.ArrayLike) -> Ints:
+def tokens_of(samples: Samples, row: Row, counts: npt.ArrayLike) -> Ints:
     """What `encode` makes of contexts of so many measurements, context by context."""
-    written = write(units, counts, row.time_s)
-    zeros = np.zeros((len(written.unit), 16), dtype=np.uint8)
+    written = write(samples, counts, row.time_s)
+    zeros = np.zeros((len(written.sample), 16), dtype=np.uint8)
     _, lengths = encode(
-        EncodableMeasurements(
-            family=units.family[written.unit],
-            source=zeros,
-            destination=zeros,
-            rtt_ms=np.where(row.failed[written.position], np.nan, 1.0).astype(np.float32),
-            time_kind=written.arrangement.time_kind,
-            time_value=written.arrangement.time_value,
-            order=written.arrangement.field_order,
-        )
+        family=samples.family[written.sample],
+        source=zeros,
+        destination=zeros,
+        rtt_ms=np.where(row.failed[written.position], np.nan, 1.0).astype(np.float32),
+        time_kind=written.arrangement.time_kind,
+        time_value=written.arrangement.time_value,
+        order=written.arrangement.field_order,
     )
-    return np.bincount(written.unit, lengths, len(units)).astype(np.int64)
+    return np.bincount(written.sample, lengths, len(samples)).astype(np.int64)
 
 
 class TestSizes:
     @settings(max_examples=60, deadline=None)
     @given(row=rows(), seed=st.integers(0, 1000), share=st.floats(0, 1))
     def test_count_tokens_says_what_encoding_gives(self, row: Row, seed: int, share: float) -> None:
-        units = units_of_row(row.facts, 30, seed=seed, length=500)
-        counts = np.maximum(1, (units.size * share).astype(np.int64))
-        unit, position, _ = draw(units, counts)
-        timed = timed_in(units, unit, position)
-        counted = count_tokens(units, unit, row.time_s[position], timed, row.failed[position])
-        assert np.array_equal(counted, tokens_of(units, row, counts))
+        samples = samples_of_row(row.facts, 30, seed=seed, length=500)
+        counts = np.maximum(1, (samples.size * share).astype(np.int64))
+        sample, position, _ = draw(samples, counts)
+        timed = timed_in(samples, sample, position)
+        counted = count_tokens(samples, sample, row.time_s[position], timed, row.failed[position])
+        assert np.array_equal(counted, tokens_of(samples, row, counts))
 
     @settings(max_examples=60, deadline=None)
     @given(row=rows(), seed=st.integers(0, 1000), length=st.sampled_from([100, 1024, 4096]))
-    def test_no_sample_of_a_window_takes_more_than_most(self, row: Row, seed: int, length: int) -> None:
-        units = units_of_row(row.facts, 30, seed=seed, length=length)
+    def test_no_part_of_a_window_takes_more_than_max_tokens(self, row: Row, seed: int, length: int) -> None:
+        samples = samples_of_row(row.facts, 30, seed=seed, length=length)
         for share in (0.0, 0.3, 0.8, 0.95, 1.0):
-            counts = np.maximum(1, (units.size * share).astype(np.int64))
-            assert (tokens_of(units, row, counts) <= units.most).all()
+            counts = np.maximum(1, (samples.size * share).astype(np.int64))
+            assert (tokens_of(samples, row, counts) <= samples.max_tokens).all()
 
     @pytest.mark.parametrize("family", [4, 6])
     @pytest.mark.parametrize("mode", [Mode.FULL, Mode.NONE])
-    def test_most_is_exact_for_a_whole_row_unless_times_are_lost(self, family: int, mode: Mode) -> None:
+    def test_max_tokens_is_exact_for_a_whole_row_unless_times_are_lost(self, family: int, mode: Mode) -> None:
         row = Row(family=family, time_s=TIMES[:20], failed=np.arange(20) % 4 == 0)
-        units = units_of_row(row.facts, 100)
-        units = units.take(units.mode == mode)
-        assert units.whole.all()
-        assert np.array_equal(tokens_of(units, row, 20), units.most)
-        assert np.array_equal(units.most, units.likely)
+        samples = samples_of_row(row.facts, 100)
+        samples = samples.take(samples.mode == mode)
+        assert samples.whole.all()
+        assert np.array_equal(tokens_of(samples, row, 20), samples.max_tokens)
+        assert np.array_equal(samples.max_tokens, samples.target_tokens)
 
-    def test_likely_is_near_the_average_of_whole_rows(self) -> None:
+    def test_target_tokens_is_near_the_average_of_whole_rows(self) -> None:
         rng = np.random.default_rng(0)
         for longest in (200, 600):
             row = Row(family=4, time_s=START_S + np.cumsum(rng.integers(0, longest, 50)), failed=rng.random(50) < 0.05)
-            units = units_of_row(row.facts, 3_000)
-            assert units.whole.all()
-            assert tokens_of(units, row, 50).mean() == pytest.approx(units.likely.mean(), rel=0.03)
+            samples = samples_of_row(row.facts, 3_000)
+            assert samples.whole.all()
+            assert tokens_of(samples, row, 50).mean() == pytest.approx(samples.target_tokens.mean(), rel=0.03)
 
     @settings(max_examples=60, deadline=None)
     @given(row=rows(), seed=st.integers(0, 1000))
     def test_one_more_measurement_adds_at_most_the_largest_increase(self, row: Row, seed: int) -> None:
-        units = units_of_row(row.facts, 20, seed=seed, length=64)
-        before = tokens_of(units, row, 1)
-        assert (before <= first_measurement(units)).all()
+        samples = samples_of_row(row.facts, 20, seed=seed, length=64)
+        before = tokens_of(samples, row, 1)
+        assert (before <= first_measurement(samples.family, samples.mode)).all()
         for count in range(2, len(row.time_s) + 1):
-            after = tokens_of(units, row, np.minimum(units.size, count))
-            assert (after - before <= largest_increase(units) + late_absolute_time(units)).all()
+            after = tokens_of(samples, row, np.minimum(samples.size, count))
+            assert (after - before <= largest_increase(samples) + late_absolute_time(samples)).all()
             before = after
 
     @settings(max_examples=60, deadline=None)
     @given(row=rows(), seed=st.integers(0, 1000))
     def test_a_sample_takes_at_most_its_first_measurement_and_the_increases(self, row: Row, seed: int) -> None:
-        units = units_of_row(row.facts, 20, seed=seed, length=64)
+        samples = samples_of_row(row.facts, 20, seed=seed, length=64)
         for count in range(1, len(row.time_s) + 1):
-            counts = np.minimum(units.size, count)
+            counts = np.minimum(samples.size, count)
             assert (
-                tokens_of(units, row, counts) <= first_measurement(units) + (counts - 1) * largest_increase(units)
+                tokens_of(samples, row, counts)
+                <= first_measurement(samples.family, samples.mode) + (counts - 1) * largest_increase(samples)
             ).all()
 
     @settings(max_examples=60, deadline=None)
@@ -475,7 +478,7 @@ class TestSizes:
     def test_no_context_that_fits_has_more_measurements_than_the_candidate_limit(
         self, row: Row, seed: int, length: int
     ) -> None:
-        units = units_of_row(row.facts, 20, seed=seed, length=length)
-        limit = candidate_limit(units, length)
-        one_more = np.minimum(units.size, limit + 1)
-        assert (tokens_of(units, row, one_more)[one_more > limit] > length).all()
+        samples = samples_of_row(row.facts, 20, seed=seed, length=length)
+        limit = candidate_limit(samples, length)
+        one_more = np.minimum(samples.size, limit + 1)
+        assert (tokens_of(samples, row, one_more)[one_more > limit] > length).all()

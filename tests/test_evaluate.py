@@ -13,19 +13,19 @@ from ping_llm.baselines import (
     GlobalMedian,
     LastValue,
     MedianOfLast,
-    Observations,
     PairMedian,
     PointWithResiduals,
-    Questions,
     standard_baselines,
 )
 from ping_llm.baselines.forecasts import cumulative
 from ping_llm.core.distribution import RttDistribution
+from ping_llm.core.observations import Observations, Questions
 from ping_llm.evaluate import Evaluation, evaluate, scores
-from ping_llm.evaluate.protocols import _is_mesh, _of_baselines
-from ping_llm.evaluate.split import Split, SplitSettings, leaks, split
+from ping_llm.evaluate.protocols import baseline_forecasts, is_mesh
+from ping_llm.evaluate.split import Split, SplitSettings, split
 from ping_llm.rows.measurement_set import MeasurementSet, read_observations
 from ping_llm.sources.simulator import SimulatorSettings, World, simulate
+from split_fixtures import leaks
 
 BASELINES: tuple[Baseline, ...] = (GlobalMedian(), PairMedian(), LastValue(), MedianOfLast())
 
@@ -128,8 +128,8 @@ class TestEvaluation:
         assert list(found.protocols) == ["unseen_pair", "seen_pair", "unseen_probe"]
         for result in found.protocols.values():
             assert list(result.answers) == names
-            assert {a.scores["questions"] for a in result.answers.values()} == {len(result.asked)}
-            assert 50 < len(result.asked) <= 200
+            assert {a.scores["questions"] for a in result.answers.values()} == {len(result.questions)}
+            assert 50 < len(result.questions) <= 200
 
     def test_nobody_beats_the_truth(self, found: Evaluation) -> None:
         for result in found.protocols.values():
@@ -189,8 +189,8 @@ class TestEvaluation:
 
     def test_counts_what_was_known_of_the_source(self, parts: Split, found: Evaluation) -> None:
         for result in found.protocols.values():
-            for row in range(0, len(result.asked), 37):
-                source, time_s = result.asked.source[row], result.asked.time_s[row]
+            for row in range(0, len(result.questions), 37):
+                source, time_s = result.questions.source[row], result.questions.time_s[row]
                 expected = np.count_nonzero((parts.history.source == source) & (parts.history.time_s < time_s))
                 assert result.known_before[row] == expected
 
@@ -246,7 +246,7 @@ class TestWhatBaselinesKnow:
         assert later.any()
         altered = replace(history, rtt_ms=np.where(later, 1.0, history.rtt_ms))
         expected, got = (
-            next(_of_baselines(replace(parts, history=known), {protocol: asked}, [baseline], 0))[2]
+            next(baseline_forecasts(replace(parts, history=known), {protocol: asked}, [baseline], 0))[2]
             for known in (history, altered)
         )
         assert got.median == pytest.approx(expected.median)
@@ -274,5 +274,5 @@ class TestWhatBaselinesKnow:
 def test_a_mesh_is_where_most_nodes_are_at_both_ends() -> None:
     low, high = np.triu_indices(20, 1)
     pairs = Observations(source=low, destination=high, time_s=np.zeros(len(low)), rtt_ms=low + 1.0)
-    assert _is_mesh(pairs)
-    assert not _is_mesh(replace(pairs, destination=high + 100))
+    assert is_mesh(pairs)
+    assert not is_mesh(replace(pairs, destination=high + 100))

@@ -14,12 +14,13 @@ import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
-from ping_llm.baselines import GlobalMedian, LastValue, Observations, PointWithResiduals, Questions
+from ping_llm.baselines import GlobalMedian, LastValue, PointWithResiduals
 from ping_llm.baselines.forecasts import cumulative
 from ping_llm.cli.evaluate import evaluate as command
 from ping_llm.core.errors import PingLlmError
+from ping_llm.core.observations import Observations, Questions
 from ping_llm.evaluate import Evaluation, protocols
-from ping_llm.evaluate.plots import _equal_bins, plot
+from ping_llm.evaluate.plots import equal_bins, plot
 from ping_llm.evaluate.scores import ProtocolResult, ScoredAnswers, comparison, tables
 from ping_llm.evaluate.split import SplitSettings, split
 from ping_llm.evaluate.split_folder import write_split
@@ -84,7 +85,7 @@ def evaluation() -> Evaluation:
         name: ScoredAnswers.of(certain(asked.rtt_ms * rng.lognormal(0, 0.2, 60)), asked)
         for name in ("last value", "vivaldi + log factors", "mine", "oracle")
     }
-    result = ProtocolResult(asked=asked, known_before=rng.integers(0, 9, 60), answers=answers)
+    result = ProtocolResult(questions=asked, known_before=rng.integers(0, 9, 60), answers=answers)
     return Evaluation(models=("mine",), protocols={"unseen_pair": result})
 
 
@@ -108,14 +109,14 @@ class TestPlots:
     def test_hardly_any_answers_are_no_reason_to_fail(
         self, evaluation: Evaluation, tmp_path: Path, rows: slice
     ) -> None:
-        asked = evaluation.protocols["unseen_pair"].asked.take(rows)
+        asked = evaluation.protocols["unseen_pair"].questions.take(rows)
         answers = {"mine": ScoredAnswers.of(certain(np.array([3.0])), asked)}
-        few = ProtocolResult(asked=asked, known_before=np.zeros(1, np.int64), answers=answers)
+        few = ProtocolResult(questions=asked, known_before=np.zeros(1, np.int64), answers=answers)
         assert plot(Evaluation(models=("mine",), protocols={"seen_pair": few}), tmp_path)
 
     def test_bins_hold_every_value_once_and_never_cut_through_equal_ones(self) -> None:
         known = np.random.default_rng(0).integers(0, 30, 500) ** 2
-        bins = _equal_bins(known)
+        bins = equal_bins(known)
         assert 3 < len(bins) <= 10
         assert sorted(np.concatenate(bins).tolist()) == list(range(500))
         edges = [(known[rows].min(), known[rows].max()) for rows in bins]
@@ -141,7 +142,7 @@ class Model:
     def from_pretrained(cls, where: str | None) -> "Model":
         return cls(where)
 
-    def learnt_from(self) -> list[MeasurementSet]:
+    def training_measurements(self) -> list[MeasurementSet]:
         return [] if self.trained_on is None else [rows_observations(self.trained_on, "train")]
 
     def predict(self, known: Observations, questions: Questions, nodes: Sequence[str]) -> PointWithResiduals:
@@ -153,7 +154,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     module = ModuleType("ping_llm.predict.predictor")
     module.Predictor = Model  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    monkeypatch.setattr(protocols, "all_baselines", lambda *_: [GlobalMedian(), LastValue()])
+    monkeypatch.setattr(protocols, "standard_baselines", lambda *_, **__: [GlobalMedian(), LastValue()])
     yield
     Model.trained_on = None
 

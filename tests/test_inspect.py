@@ -2,16 +2,16 @@
 
 import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner, Result
 
 from conftest import random_measurements
+from ping_llm.cli.main import app
 from ping_llm.core.errors import PingLlmError
 from ping_llm.rows.dataset import RowSet
 from ping_llm.rows.prepare import PrepareSettings, TaskSizes, prepare
@@ -29,9 +29,16 @@ def dataset(tmp_path: Path, write_parquet: Callable[..., Path]) -> Path:
     return tmp_path / "rows"
 
 
-def inspect(path: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    arguments = [sys.executable, "-m", "ping_llm", "inspect", "rows", str(path), *options]
-    return subprocess.run(arguments, capture_output=True, text=True, check=False)
+def inspect(path: Path, *options: str) -> Result:
+    return CliRunner().invoke(app, ["inspect", "rows", str(path), *options])
+
+
+def error_of(path: Path, *options: str) -> str:
+    """What the command says as it fails: one line."""
+    error = inspect(path, *options).exception
+    assert isinstance(error, PingLlmError)
+    assert "\n" not in str(error)
+    return str(error)
 
 
 def faults(folder: Path) -> list[str]:
@@ -63,7 +70,7 @@ def test_the_numbers_are_those_of_the_input(dataset: Path) -> None:
 
 def test_json_holds_the_summary_and_the_chosen_row(dataset: Path) -> None:
     done = inspect(dataset, "--json", "--split", "eval", "--row", "1", "--limit", "2")
-    assert done.returncode == 0, done.stderr
+    assert done.exit_code == 0, done.exception
     result = json.loads(done.stdout)
     assert result["verified"]
     assert result["faults"] == []
@@ -81,18 +88,15 @@ def test_the_page_for_the_eye_names_what_matters(dataset: Path) -> None:
         assert expected in text
 
 
-@pytest.mark.parametrize("place", [0.1, 0.5, 0.9])
-def test_a_flipped_byte_is_found_and_the_shard_named(dataset: Path, place: float) -> None:
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
+def test_a_flipped_byte_is_found_and_the_shard_named(dataset: Path, share: float) -> None:
     victim = shards(dataset)[1]
     data = bytearray(victim.read_bytes())
-    data[int(len(data) * place)] ^= 1
+    data[int(len(data) * share)] ^= 1
     victim.write_bytes(data)
     assert faults(dataset)
     assert all(victim.name in fault for fault in faults(dataset))
-    done = inspect(dataset)
-    assert done.returncode == 1
-    assert victim.name in done.stderr
-    assert done.stderr.count("\n") == 1
+    assert victim.name in error_of(dataset)
 
 
 def test_a_damaged_row_is_named_when_it_is_read(dataset: Path) -> None:
@@ -114,7 +118,7 @@ def test_a_truncated_shard_is_found_at_opening(dataset: Path) -> None:
 def test_a_missing_shard_is_named(dataset: Path) -> None:
     victim = shards(dataset)[1]
     victim.unlink()
-    assert f"{victim.name} is missing" in inspect(dataset).stderr
+    assert f"{victim.name} is missing" in error_of(dataset)
 
 
 def test_swapped_shards_do_not_pass(dataset: Path) -> None:
@@ -122,9 +126,7 @@ def test_swapped_shards_do_not_pass(dataset: Path) -> None:
     data = a.read_bytes(), b.read_bytes()
     a.write_bytes(data[1])
     b.write_bytes(data[0])
-    done = inspect(dataset)
-    assert done.returncode == 1
-    assert a.name in done.stderr
+    assert a.name in error_of(dataset)
 
 
 def test_an_index_of_another_dataset_is_refused(dataset: Path, tmp_path: Path) -> None:
@@ -133,7 +135,7 @@ def test_an_index_of_another_dataset_is_refused(dataset: Path, tmp_path: Path) -
     (dataset / "train.index").write_bytes(data)
     assert any("train.index: checksum mismatch" in fault for fault in faults(dataset))
     shutil.copy(dataset / "eval.index", dataset / "train.index")
-    assert "train.index has" in inspect(dataset).stderr
+    assert "train.index has" in error_of(dataset)
 
 
 def test_a_row_that_disagrees_with_its_index_entry_is_named(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,10 +159,7 @@ def test_a_row_that_disagrees_with_its_index_entry_is_named(dataset: Path, monke
 )
 def test_what_is_no_dataset_is_said_in_one_line(tmp_path: Path, make: Callable[[Path], Any], message: str) -> None:
     make(tmp_path / "thing")
-    done = inspect(tmp_path / "thing")
-    assert done.returncode == 1
-    assert message in done.stderr
-    assert done.stderr.count("\n") == 1
+    assert message in error_of(tmp_path / "thing")
 
 
 def test_a_manifest_changed_by_hand_is_refused(dataset: Path) -> None:
@@ -173,5 +172,5 @@ def test_a_manifest_changed_by_hand_is_refused(dataset: Path) -> None:
 
 
 def test_an_unknown_split_or_row_is_an_error(dataset: Path) -> None:
-    assert "has no split 'test', only train, eval" in inspect(dataset, "--split", "test").stderr
-    assert "there is no row 1000000" in inspect(dataset, "--row", "1000000").stderr
+    assert "has no split 'test', only train, eval" in error_of(dataset, "--split", "test")
+    assert "there is no row 1000000" in error_of(dataset, "--row", "1000000")

@@ -13,14 +13,15 @@ from hypothesis import strategies as st
 import reference_batches
 import reference_randomness
 from conftest import random_measurements
-from ping_llm.batches.batch import BatchBuilder, PackedTokens, expand
-from ping_llm.batches.contexts import ContextSettings
-from ping_llm.batches.kernels import sampling as sorting
-from ping_llm.batches.kernels import writing
+from ping_llm.batches.batch import PackedTokens, expand
 from ping_llm.batches.plan import SequencePlan
+from ping_llm.batches.segments import sort_random
+from ping_llm.batches.source import BatchBuilder
+from ping_llm.batches.spec import ContextSettings
 from ping_llm.core import draws
 from ping_llm.core.distribution import encode_rtt
 from ping_llm.core.randomness import permute
+from ping_llm.tokens.encode import rtt_code
 from pipeline_fixtures import facts_of, histories, prepare_table, simulated
 
 SIZES = st.integers(1, 5) | st.integers(20, 100) | st.integers(500, 4_000)
@@ -29,9 +30,9 @@ LENGTHS = st.sampled_from([47, 64, 100, 257, 1024, 4096])
 
 def check_sequences(builder: BatchBuilder, sequences: Any) -> None:
     found, expected = builder.segments(sequences), reference_batches.segments(builder, sequences)
-    for name in expected.units.__dataclass_fields__:
-        assert np.array_equal(getattr(found.units, name), getattr(expected.units, name)), name
-    assert np.array_equal(found.unit, expected.unit)
+    for name in expected.samples.__dataclass_fields__:
+        assert np.array_equal(getattr(found.samples, name), getattr(expected.samples, name)), name
+    assert np.array_equal(found.sample, expected.sample)
     assert np.array_equal(found.position, expected.position)
     assert np.array_equal(found.field_order, expected.arrangement.field_order)
     for name in ("tokens", "sizes", "sequence"):
@@ -96,10 +97,9 @@ class TestPlan:
         )
         plan = SequencePlan(facts, seed, ContextSettings(length=length))
         found, expected = plan.block(epoch, 0), reference_batches.pack_block(plan, epoch, 0)
-        for name in expected.units.__dataclass_fields__:
-            assert np.array_equal(getattr(found.units, name), getattr(expected.units, name)), name
-        for name in ("elastic", "wanted", "first"):
-            assert np.array_equal(getattr(found, name), getattr(expected, name)), name
+        for name in expected.samples.__dataclass_fields__:
+            assert np.array_equal(getattr(found.samples, name), getattr(expected.samples, name)), name
+        assert np.array_equal(found.first, expected.first)
 
 
 class TestParts:
@@ -109,17 +109,17 @@ class TestParts:
         found = np.array([key >> fewer_bits for key in keys], dtype=np.int64)
         expected = np.sort(found)
         spare, ends = np.empty_like(found), np.empty(2 * len(keys) + 17, dtype=np.int64)
-        sorting.sort_random(found, spare, ends, len(keys), 52 - fewer_bits)
+        sort_random(found, spare, ends, len(keys), 52 - fewer_bits)
         assert np.array_equal(found, expected)
 
     @settings(max_examples=200, deadline=None)
     @given(st.floats(0, 2**32, width=32))
     def test_the_code_of_an_rtt_is_that_of_the_encoder(self, rtt_ms: float) -> None:
-        assert writing.rtt_code(np.float32(rtt_ms)) == encode_rtt(np.float32(rtt_ms))
+        assert rtt_code(np.float32(rtt_ms)) == encode_rtt(np.float32(rtt_ms))
 
     def test_codes_agree_at_every_boundary(self) -> None:
         edges = (np.arange(1, 1 << 22) / 8_000).astype(np.float32)
-        assert [writing.rtt_code(e) for e in edges[::97]] == encode_rtt(edges[::97]).tolist()
+        assert [rtt_code(e) for e in edges[::97]] == encode_rtt(edges[::97]).tolist()
 
     @settings(max_examples=200, deadline=None)
     @given(word=st.integers(0, 2**64 - 1), size=st.integers(1, 40) | st.integers(1, 2**40), at=st.floats(0, 0.999))
@@ -150,6 +150,6 @@ def test_segments_are_laid_out_as_the_specification_says(dtype: Any) -> None:
 
 
 def test_commands_that_build_no_batches_do_not_load_the_compiler() -> None:
-    modules = "ping_llm.batches.loader, ping_llm.batches.explain, ping_llm.rows.measurement_set, ping_llm.cli.main"
+    modules = "ping_llm.data.registry, ping_llm.predict, ping_llm.rows.measurement_set, ping_llm.cli.main"
     script = f"import sys, {modules}; sys.exit('numba' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0

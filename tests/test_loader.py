@@ -3,31 +3,26 @@
 import json
 import logging
 import os
-import queue
 import shutil
 import signal
 import subprocess
 import sys
-import threading
-import time
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
 
+import grain
 import numpy as np
 import psutil
 import pyarrow.parquet as pq
 import pytest
 
 from conftest import random_measurements
-from ping_llm.batches import loader as loader_module
-from ping_llm.batches.batch import Batch
-from ping_llm.batches.contexts import ContextSettings
-from ping_llm.batches.explain import digest, explain_sequence, global_batches, one_batch
-from ping_llm.batches.loader import Loader, LoaderSettings
+from ping_llm.batches.batch import PackedTokens, Stages, digest
+from ping_llm.batches.explain import explain_sequence, global_batches
+from ping_llm.batches.loader import Loader
 from ping_llm.batches.source import BatchSource
-from ping_llm.batches.spec import DataSpec, DataState, RowsSpec
+from ping_llm.batches.spec import Batch, ContextSettings, DataSpec, DataState, LoaderSettings, RowsSpec
 from ping_llm.config import Config
 from ping_llm.core.errors import PingLlmError
 from ping_llm.data.registry import make_eval_loader, make_train_loader
@@ -80,7 +75,7 @@ class TestSameBatches:
 
     def test_made_alone_and_backward(self, rows: Path) -> None:
         spec = spec_of(rows)
-        backward = [digest(one_batch(spec, step)) for step in reversed(range(8))]
+        backward = [digest(BatchSource(spec)[step]) for step in reversed(range(8))]
         assert backward == digests(spec, 0, 8)[::-1]
 
     @pytest.mark.slow
@@ -163,15 +158,13 @@ class TestResume:
         loader.restore(state, allow_change=True)
         next(loader)
 
-    def test_with_other_rows_or_token_version_fails(
-        self, rows: Path, other_rows: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_with_other_rows_or_token_version_fails(self, rows: Path, other_rows: Path) -> None:
         state = DataState.start(spec_of(rows))
         with pytest.raises(PingLlmError, match=r"rows: \['[0-9a-f]+'\] then"):
             Loader(spec_of(other_rows), LoaderSettings(worker_count=0)).restore(state)
-        monkeypatch.setattr("ping_llm.batches.spec.TOKEN_VERSION", 99)
-        with pytest.raises(PingLlmError, match="token_version: 1 then, 99 now"):
-            Loader(spec_of(rows), LoaderSettings(worker_count=0)).restore(state)
+        older = replace(state, identity={**state.identity, "token_version": 0})
+        with pytest.raises(PingLlmError, match="token_version: 0 then, 1 now"):
+            Loader(spec_of(rows), LoaderSettings(worker_count=0)).restore(older)
 
     @pytest.mark.parametrize("text", ["", "[]", "{}", '{"version": 99}', '{"version": 1, "next_step": "x"}'])
     def test_what_is_no_state_is_refused_in_one_line(self, text: str) -> None:
@@ -190,8 +183,8 @@ class TestResume:
 class TestBlend:
     def test_sequences_come_from_each_row_set_by_its_weight(self, rows: Path, other_rows: Path) -> None:
         spec = spec_of(rows, other_rows, batch=16, weights=(Fraction(1, 4), Fraction(3, 4)))
-        alone = [one_batch(spec_of(folder, batch=64), 0)["inputs"] for folder in (rows, other_rows)]
-        blended = np.concatenate([one_batch(spec, step)["inputs"] for step in range(4)])
+        alone = [BatchSource(spec_of(folder, batch=64))[0]["inputs"] for folder in (rows, other_rows)]
+        blended = np.concatenate([BatchSource(spec)[step]["inputs"] for step in range(4)])
         counts = [sum(any(np.array_equal(row, mine) for mine in source) for row in blended) for source in alone]
         assert counts == [16, 48]
 
@@ -214,7 +207,7 @@ class TestBlend:
             again = DataState.from_json(loader.state().to_json())
         sequences = [row.tobytes() for row in np.concatenate(seen)]
         for folder, expected in ((rows, 12 + 8), (other_rows, 12 + 56)):
-            own = [row.tobytes() for row in one_batch(spec_of(folder, batch=expected), 0)["inputs"]]
+            own = [row.tobytes() for row in BatchSource(spec_of(folder, batch=expected))[0]["inputs"]]
             assert sorted(s for s in sequences if s in set(own)) == sorted(own), "none repeated, none lost"
         assert len(again.mixture.phases) == 2
 
@@ -235,7 +228,7 @@ class TestFiniteEvaluation:
         assert isinstance(loader, Loader)
         segments = sum(int(batch["inputs_segmentation"].max(axis=1).sum()) for batch in loader)
         plan = BatchSource(loader.spec).builders[0].plan
-        assert segments == plan.units_per_epoch
+        assert segments == plan.samples_per_epoch
 
     def test_the_last_batch_is_filled_up_with_empty_sequences(self, rows: Path) -> None:
         *_, last = make_eval_loader(self.config(rows, per_device_batch_size=64))
@@ -263,7 +256,7 @@ class TestBoundOnSegments:
         source = BatchSource(spec)
         assert batch < 100 or batch > source.builders[0].plan.sequences_per_block, "one batch, several blocks"
         bounds = [source.max_segments(step) for step in range(6)]
-        seen = [self.most(one_batch(spec, step)) for step in range(6)]
+        seen = [self.most(BatchSource(spec)[step]) for step in range(6)]
         assert all(found <= bound for found, bound in zip(seen, bounds, strict=True))
         assert max(seen) >= max(bounds) - 1
 
@@ -272,7 +265,7 @@ class TestBoundOnSegments:
         for spec in (blend, replace(blend, finite=True)):
             source = BatchSource(spec)
             for step in (0, 3, source.batches_per_epoch - 1):
-                assert self.most(one_batch(spec, step)) <= source.max_segments(step)
+                assert self.most(BatchSource(spec)[step]) <= source.max_segments(step)
 
     def test_a_loader_knows_it_for_any_step_whatever_its_host(self, rows: Path) -> None:
         spec = spec_of(rows)
@@ -346,10 +339,8 @@ class TestFaults:
         with Loader(spec_of(rows), LoaderSettings(worker_count=2, buffer_size=1)) as loader:
             next(loader)
             workers(os.getpid())[0].kill()
-            started = time.monotonic()
             with pytest.raises(PingLlmError, match="data worker process died"):
                 take(loader, 200)
-            assert time.monotonic() - started < 60
         assert not workers(os.getpid())
 
     @pytest.mark.slow
@@ -366,40 +357,15 @@ class TestFaults:
         for _ in range(3):
             assert process.stdout.readline()
         started = psutil.Process(process.pid).children(recursive=True)
+        shared = {path.name for path in Path("/dev/shm").iterdir()}
         assert len(workers(process.pid)) == 2
         process.send_signal(sent)
         _, errors = process.communicate(timeout=30)
         _, alive = psutil.wait_procs(started, timeout=15)
         assert not alive
-        deadline = time.monotonic() + 15  # Python's resource tracker gives the memory back when all are gone
-        while shared_memory(process.pid) and time.monotonic() < deadline:
-            time.sleep(0.1)
-        assert not shared_memory(process.pid)
+        assert not [name for name in shared if str(process.pid) in name], "nothing to leave behind"
         assert process.returncode == (-sent if sent is signal.SIGKILL else 128 + sent)
         assert "Traceback" not in errors
-
-    @pytest.mark.slow
-    def test_it_closes_after_ctrl_c_in_the_middle_of_a_queue(self, rows: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        taken = queue.Queue._get
-
-        def interrupted(self: Any) -> Any:
-            """After an element was taken, and before the thread that waits for room is told."""
-            element = taken(self)
-            if threading.current_thread() is threading.main_thread():
-                raise KeyboardInterrupt
-            return element
-
-        loader = Loader(spec_of(rows), LoaderSettings(worker_count=2, buffer_size=1))
-        next(loader)
-        time.sleep(1.0)
-        with monkeypatch.context() as patched:
-            patched.setattr(queue.Queue, "_get", interrupted)
-            with pytest.raises(KeyboardInterrupt):
-                take(loader, 10)
-        started = time.monotonic()
-        loader.close()
-        assert time.monotonic() - started < 30
-        assert not workers(os.getpid())
 
 
 def workers(parent: int) -> list[psutil.Process]:
@@ -407,26 +373,52 @@ def workers(parent: int) -> list[psutil.Process]:
     return [c for c in children if c.is_running() and "spawn_main" in " ".join(c.cmdline())]
 
 
-def shared_memory(owner: int) -> set[str]:
-    """Of the loaders of a process: other programs on this machine may have their own."""
-    return {path.name for path in Path("/dev/shm").glob(f"ping-llm-{owner}-*")}
+class ManyTinySegments:
+    """Batches that take more bytes than a slot has: segments of one token."""
+
+    corrupt_rows = 0
+
+    def __init__(self) -> None:
+        self.stages = Stages()
+
+    def packed(self, step: int, begin: int, end: int) -> PackedTokens:
+        if step == 5:
+            raise ZeroDivisionError("a mistake of ours")
+        count = 400 * (end - begin)
+        return PackedTokens(
+            tokens=np.full(count, step + 1, dtype=np.uint32),
+            sizes=np.ones(count, dtype=np.int32),
+            sequence=np.repeat(np.arange(end - begin, dtype=np.int32), 400),
+        )
 
 
-@pytest.mark.slow
-def test_closing_takes_no_time_even_when_large_batches_wait_to_be_taken(rows: Path) -> None:
-    spec = replace(spec_of(rows, batch=256), contexts=ContextSettings(length=1024))  # half a megabyte a batch
-    with Loader(spec, LoaderSettings(worker_count=2, buffer_size=2)) as loader:
-        next(loader)
-        time.sleep(1.0)
-        started = time.monotonic()
-    assert time.monotonic() - started < 20, "not the minute that Grain waits for a stuck worker"
+class LoaderOfTinySegments(Loader):
+    def make_source(self) -> ManyTinySegments:
+        return ManyTinySegments()
+
+
+class TestWorkers:
+    def test_a_batch_that_is_larger_than_its_slot_arrives_too(self, rows: Path) -> None:
+        with LoaderOfTinySegments(spec_of(rows), LoaderSettings(worker_count=2, buffer_size=1)) as loader:
+            assert [np.unique(next(loader)["inputs"][:, :400]).tolist() for _ in range(5)] == [
+                [i + 1] for i in range(5)
+            ]
+            with pytest.raises(RuntimeError, match="ZeroDivisionError: a mistake of ours"):
+                next(loader)
+
+    def test_none_is_left_when_the_loader_is_closed(self, rows: Path) -> None:
+        spec = replace(spec_of(rows, batch=256), contexts=ContextSettings(length=1024))  # half a megabyte per batch
+        with Loader(spec, LoaderSettings(worker_count=2, buffer_size=2)) as loader:
+            next(loader)
+            assert len(workers(os.getpid())) == 2
+        assert not workers(os.getpid())
+
+    def test_grain_can_read_the_same_batches(self, rows: Path) -> None:
+        dataset = grain.MapDataset.source(BatchSource(spec_of(rows)))
+        assert [digest(batch) for batch in dataset[2:5]] == digests(spec_of(rows), 2, 5)
 
 
 class TestVisibility:
-    @pytest.fixture(autouse=True)
-    def often(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(loader_module, "_SHOW_EVERY_S", 0.0)
-
     def test_debug_mode_logs_stages_waiting_and_the_bottleneck(
         self, rows: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
@@ -459,7 +451,7 @@ class TestVisibility:
 class TestExplain:
     def test_a_sequence_is_explained_to_the_last_token(self, rows: Path) -> None:
         spec = spec_of(rows)
-        batch = one_batch(spec, 7)
+        batch = BatchSource(spec)[7]
         explained = explain_sequence(BatchSource(spec), 7, 5)
         tokens = [token for segment in explained["segments"] for token in segment["token_ids"]]
         assert tokens == batch["inputs"][5][: len(tokens)].tolist()

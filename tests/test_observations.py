@@ -17,10 +17,10 @@ import pytest
 from conftest import random_measurements
 from ping_llm.core.errors import PingLlmError
 from ping_llm.core.measurements import SCHEMA
-from ping_llm.evaluate.split import leaks, split
+from ping_llm.evaluate.split import split
 from ping_llm.rows.measurement_set import read_observations, rows_observations
 from ping_llm.rows.prepare import PrepareSettings, TaskSizes, prepare
-from split_fixtures import Measurement, plain
+from split_fixtures import Measurement, leaks, plain
 
 WriteParquet = Callable[..., Path]
 

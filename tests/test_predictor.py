@@ -9,17 +9,19 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
+from flax import nnx
 from pyarrow import csv
 from typer.testing import CliRunner
 
-from ping_llm.baselines import Observations, Questions
 from ping_llm.cli.main import app
 from ping_llm.core.distribution import RttDistribution
 from ping_llm.core.errors import PingLlmError
+from ping_llm.core.observations import Observations, Questions
 from ping_llm.models.completer.inference import Completer
 from ping_llm.predict.language_model import LanguageModel
 from ping_llm.predict.predictor import Predictor
-from ping_llm.runs.trained import SHIPPED, load_trained, save_trained
+from ping_llm.runs.task import task_of
+from ping_llm.runs.trained import SHIPPED, Trained, load_trained, save_trained
 from ping_llm.training import train
 from training_fixtures import simulated_rows, tiny_config
 
@@ -46,6 +48,16 @@ def plane(seed: int = 0, share: float = 0.5) -> tuple[pa.Table, pa.Table]:
 @pytest.fixture(scope="module")
 def shipped() -> Predictor:
     return Predictor.from_pretrained(context=CONTEXT, questions_per_context=8)
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A language model of random weights."""
+    folder = tmp_path_factory.mktemp("exported")
+    config = tiny_config(folder, folder)
+    weights = nnx.state(task_of(config).make(nnx.Rngs(0)))
+    save_trained(Trained(config=config, weights=weights, steps=0, where=""), folder / "model", "a card")
+    return folder / "model"
 
 
 @pytest.fixture(scope="module")
@@ -178,8 +190,8 @@ def test_both_models_answer_through_the_same_calls(shipped: Predictor, language_
         assert len(answer) == 2
 
 
-def test_what_only_addresses_can_tell_is_asked_of_a_language_model_only(shipped: Predictor, language_run: Path) -> None:
-    assert Predictor.from_pretrained(language_run).language_model.config.run_name == "tiny"
+def test_what_only_addresses_can_tell_is_asked_of_a_language_model_only(shipped: Predictor, exported: Path) -> None:
+    assert Predictor.from_pretrained(exported).language_model.config.run_name == "tiny"
     with pytest.raises(PingLlmError, match="needs a language model"):
         _ = shipped.language_model
 
@@ -195,11 +207,11 @@ def test_an_exported_model_answers_like_its_run(language_run: Path, tmp_path: Pa
     np.testing.assert_allclose(of_files, of_run, rtol=0.05)
 
 
-def test_a_model_that_was_damaged_or_is_incomplete_is_refused(language_run: Path, tmp_path: Path) -> None:
+def test_a_model_that_was_damaged_or_is_incomplete_is_refused(exported: Path, tmp_path: Path) -> None:
     folder = tmp_path / "model"
-    save_trained(load_trained(language_run), folder, "a card")
+    save_trained(load_trained(exported), folder, "a card")
     with pytest.raises(PingLlmError, match="exists already"):
-        save_trained(load_trained(language_run), folder, "a card")
+        save_trained(load_trained(exported), folder, "a card")
     file = next(folder.glob("*.safetensors"))
     content = bytearray(file.read_bytes())
     content[-1] ^= 1

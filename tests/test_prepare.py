@@ -17,8 +17,10 @@ import psutil
 import pyarrow as pa
 import pyarrow.csv
 import pytest
+from typer.testing import CliRunner
 
 from conftest import random_measurements
+from ping_llm.cli.main import app
 from ping_llm.core.addresses import format_address
 from ping_llm.core.errors import MeasurementError, PingLlmError
 from ping_llm.rows import prepare as prepare_module
@@ -122,7 +124,7 @@ class TestSplit:
         assert sources(tmp_path / "few", "eval") <= sources(tmp_path / "all", "eval")
         assert not sources(tmp_path / "all", "train") & sources(tmp_path / "all", "eval")
 
-    def test_the_share_of_train_sources_is_the_one_asked_for(self, tmp_path: Path, write_parquet: WriteParquet) -> None:
+    def test_the_share_of_train_sources_is_the_one_requested(self, tmp_path: Path, write_parquet: WriteParquet) -> None:
         count = 20_000
         table = pa.table(
             {
@@ -482,7 +484,7 @@ class TestFullDisk:
             subprocess.run(["umount", "--lazy", str(mount)], check=True)
 
     @pytest.mark.parametrize("measurements", [40_000, 80_000, 300_000])
-    def test_a_full_disk_is_one_line_and_the_work_can_go_on_later(
+    def test_a_full_disk_is_one_line_and_the_work_can_be_resumed(
         self, small_disk: Path, write_parquet: WriteParquet, measurements: int
     ) -> None:
         """More measurements fill the disk at an earlier step: while joining, sorting or partitioning."""
@@ -495,16 +497,18 @@ class TestFullDisk:
         assert run(small_disk / "rows", path).written == measurements
 
 
-def test_command_line_reports_json_and_errors_in_one_line(tmp_path: Path, write_parquet: WriteParquet) -> None:
+def test_command_line_reports_json(tmp_path: Path, write_parquet: WriteParquet) -> None:
     path = write_parquet(random_measurements(1_000))
-    arguments = command("-i", path, "-o", tmp_path / "rows", "--json")
-    done = subprocess.run(arguments, capture_output=True, text=True, check=True)
+    done = CliRunner().invoke(
+        app, ["prepare", "-i", str(path), "-o", str(tmp_path / "rows"), "--workers", "1", "--json"]
+    )
     assert json.loads(done.stdout)["written"] == 1_000
     assert done.stderr == "", "quiet when not a terminal"
 
-    failed = subprocess.run(
-        command("-i", "nothing*.csv", "-o", tmp_path / "x"), capture_output=True, text=True, check=False
-    )
+
+def test_errors_of_the_command_are_one_line(tmp_path: Path) -> None:
+    arguments = command("-i", "nothing*.csv", "-o", tmp_path / "x")
+    failed = subprocess.run(arguments, capture_output=True, text=True, check=False)
     assert failed.returncode == 1
     assert failed.stdout == ""
     assert failed.stderr == "error: no input file matches 'nothing*.csv'\n"

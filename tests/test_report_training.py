@@ -129,7 +129,7 @@ class TestEvaluationFile:
             name: ScoredAnswers(scores=scores(median, asked), median_ms=median, pit=pit)
             for name, median in predicted.items()
         }
-        result = ProtocolResult(asked=asked, known_before=np.arange(3), answers=answers)
+        result = ProtocolResult(questions=asked, known_before=np.arange(3), answers=answers)
         found = Evaluation(models=["good", "bad"], protocols={"seen_pair": result})
         written = save_evaluation(found, {"good": run, "bad": other, "shipped": None, "file": tmp_path / "none"})
         assert written == [run / "evaluation.json", other / "evaluation.json"]

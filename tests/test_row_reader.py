@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conftest import random_measurements
-from ping_llm.batches.batch import BatchBuilder
+from ping_llm.batches.source import BatchBuilder
 from ping_llm.core.errors import PingLlmError
 from ping_llm.rows import format as layout
 from ping_llm.rows.dataset import CorruptRowError, RowSet

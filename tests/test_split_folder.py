@@ -15,11 +15,11 @@ from conftest import random_measurements
 from ping_llm.core.errors import PingLlmError
 from ping_llm.core.measurements import SCHEMA
 from ping_llm.evaluate import split_folder as write_split_module
-from ping_llm.evaluate.split import PROTOCOLS, leaks, trained_on
+from ping_llm.evaluate.split import PROTOCOLS, trained_on
 from ping_llm.evaluate.split_folder import read_split, write_split
 from ping_llm.rows.measurement_set import MeasurementSet, read_observations, rows_observations
 from ping_llm.rows.prepare import PrepareSettings, prepare
-from split_fixtures import GENEROUS, equal, plain, random_world, without_times
+from split_fixtures import GENEROUS, equal, leaks, plain, random_world, without_times
 
 WriteParquet = Callable[..., Path]
 

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 
 from conftest import random_measurements
-from ping_llm.batches.contexts import ContextSettings
-from ping_llm.batches.explain import digest, global_batches, one_batch
-from ping_llm.batches.spec import DataSpec, RowsSpec
+from ping_llm.batches.batch import digest
+from ping_llm.batches.explain import global_batches
+from ping_llm.batches.source import BatchSource
+from ping_llm.batches.spec import ContextSettings, DataSpec, RowsSpec
 from ping_llm.core.errors import PingLlmError
 from ping_llm.rows import format as layout
-from ping_llm.rows.dataset import CorruptRowError, RemoteShards, RowSet, fetch_ahead
+from ping_llm.rows.dataset import CorruptRowError, RowSet, fetch_ahead
 from ping_llm.rows.manifest import Manifest
 from ping_llm.rows.measurement_set import rows_observations
 from ping_llm.rows.prepare import TaskSizes
@@ -55,7 +56,7 @@ def spec_of(folder: object) -> DataSpec:
 
 
 def digests(folder: object, steps: int = 4) -> list[str]:
-    return [digest(one_batch(spec_of(folder), step)) for step in range(steps)]
+    return [digest(BatchSource(spec_of(folder))[step]) for step in range(steps)]
 
 
 def fetch_whole(remote: Location) -> None:
@@ -166,8 +167,8 @@ class TestSmallCache:
     def rows(self, remote: Location, limit: int) -> RowReader:
         """That looks at every fetch whether something was evicted."""
         rows = RowSet(remote, cache=Cache(folder=Cache.from_environment().folder, limit_bytes=limit))
-        assert isinstance(rows.shards, RemoteShards)
-        rows.shards.sweep_every_s = 0.0
+        assert rows.remote is not None
+        rows.remote.sweep_every_s = 0.0
         return RowReader(rows)
 
     def test_the_disk_is_bounded_while_all_rows_pass_through(self, dataset: Dataset, remote: Location) -> None:
@@ -230,7 +231,7 @@ def test_local_rows_need_no_cache(dataset: Dataset, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("PING_LLM_CACHE_DIR", str(tmp_path / "none"))
     digests(dataset.folder)
     assert not (tmp_path / "none").exists()
-    assert not isinstance(dataset.rows.shards, RemoteShards)
+    assert dataset.rows.remote is None
 
 
 READ_AT_RANDOM = """
@@ -242,7 +243,7 @@ from ping_llm.rows.reader import RowReader
 from ping_llm.storage.cache import Cache
 cache = Cache(folder=Path(sys.argv[3]), limit_bytes=int(sys.argv[4]))
 here, there = RowReader(RowSet(Path(sys.argv[1]))), RowReader(RowSet(sys.argv[2], cache=cache))
-there.rows.shards.sweep_every_s = 0.0
+there.rows.remote.sweep_every_s = 0.0
 random = np.random.default_rng(int(sys.argv[5]))
 for _ in range(60):
     rows = random.integers(0, len(here.rows), 20)

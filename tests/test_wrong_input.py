@@ -49,7 +49,7 @@ def contents(folder: Path) -> dict[Path, bytes | None]:
 CASES = [
     ("simulate -o empty.csv", "empty.csv: File exists"),
     ("simulate -o empty.csv/x", "empty.csv/x: Not a directory"),
-    ("simulate -o new --set nosuch=1", "unknown simulator setting 'nosuch'; there are seed, measurements, "),
+    ("simulate -o new --set nosuch=1", "unknown simulator setting 'nosuch': there are seed, measurements, "),
     ("simulate -o new --set days=x", "days must be a number"),
     ("simulate -o raw", "raw already holds simulated measurements"),
     ("import atlas nosuch.json -o new", "nosuch.json: no such file"),
@@ -60,7 +60,7 @@ CASES = [
     ("prepare -i empty.parquet -o new", "empty.parquet is empty"),
     ("prepare -i nothing -o new", "the folder nothing holds no measurement file"),
     ("prepare -i rows -o new", "the folder rows holds no measurement file"),
-    ("prepare -i split -o new", "the folder split is a split: what may be learnt of it is in split/train"),
+    ("prepare -i split -o new", "the folder split is a split: what may be learned from is in split/train"),
     ("prepare -i raw -o empty.csv", "cannot write to empty.csv"),
     ("prepare -i raw -o new --columns foo=bar", "write COLUMN=NAME"),
     ("prepare -i raw -o new --columns rtt=nosuch", "no column 'nosuch'"),

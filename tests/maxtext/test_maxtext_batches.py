@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from maxtext_runs import initialized, run_here
 
-from ping_llm.batches.batch import Batch
+from ping_llm.batches.spec import Batch
 from ping_llm.core.errors import PingLlmError
 from ping_llm.data.synthetic import random_batch
 from ping_llm.integrations.maxtext import iterators

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from backend_fixtures import digests, example, state_after, take, text_config, texts, texts_in, write_tfrecord
-from ping_llm.batches.batch import Batch
+from ping_llm.batches.spec import Batch
 from ping_llm.config import Config, load_config
 from ping_llm.core.errors import PingLlmError
 from ping_llm.data.registry import check_files, make_eval_loader, make_train_loader

@@ -15,10 +15,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ping_llm.baselines.factors import GlobalMedian, LogFactors, rowwise_dot
+from ping_llm.baselines.factors import LogFactors, rowwise_dot
 from ping_llm.baselines.interface import FittedBaseline
-from ping_llm.baselines.pairs import PairTable, rows_of
-from ping_llm.core.observations import MIN_RTT_MS, Bools, Floats, Ints, Observations, Questions
+from ping_llm.baselines.pairs import GlobalMedian, PairTable, rows_of, with_fallback
+from ping_llm.core.observations import MIN_RTT_MS, Floats, Ints, Observations, Questions
 
 Arrays = dict[str, Any]
 Loss = Callable[[Arrays, Arrays, Arrays], Any]
@@ -66,6 +66,7 @@ def _descend(
     tree = jax.tree.map
 
     def step(state: Any, rows: Any) -> Any:
+        """Adam. optax's rounds differently, which the descent amplifies: single answers would move by up to 6 %."""
         nodes, mean, square, number = state
         gradient = jax.grad(loss)(nodes, {name: column[rows] for name, column in pairs.items()}, settings)
         number = number + 1.0
@@ -81,8 +82,7 @@ def _descend(
         return jax.lax.scan(step, state, rows)
 
     zeros = tree(jnp.zeros_like, nodes)
-    state, _ = jax.lax.scan(epoch, (nodes, zeros, zeros, jnp.float32(0.0)), jax.random.split(key, epochs))
-    fitted: Arrays = state[0]
+    (fitted, *_), _ = jax.lax.scan(epoch, (nodes, zeros, zeros, jnp.float32(0.0)), jax.random.split(key, epochs))
     return fitted
 
 
@@ -91,16 +91,16 @@ def smooth_absolute(error: Any, width: Any) -> Any:
     return jnp.sqrt(error * error + width * width) - width
 
 
-# Vivaldi: every node has a place in a Euclidean space and a height, RTT(i, j) = |x_i - x_j| + h_i + h_j.
+# Vivaldi: every node has a position in a Euclidean space and a height, RTT(i, j) = |x_i - x_j| + h_i + h_j.
 #
-# The distance is the path through the core, the height the access link (Dabek et al. 2004). Gravity pulls places to
+# The distance is the path through the core, the height the access link (Dabek et al. 2004). Gravity pulls nodes to
 # the origin, as in the variants that run in production; it decides where nodes with few pairs go. The error is that
 # of ln RTT, as an absolute value: relative errors are what counts, and outliers should not bend the space. Together
 # this makes the median relative error on PlanetLab .056 with 20 % of the pairs known, where the original's springs
 # reach .083.
 #
 # Always symmetric, and unable to follow paths that break the triangle inequality, so that more known pairs help it
-# little (.054 at 50 %). But with few of them it beats every factorisation: .071 at 5 %, about 24 pairs a node.
+# little (.054 at 50 %). But with few of them it beats every factorisation: .071 at 5 %, about 24 pairs per node.
 
 _START_HEIGHT = -2.0  # through softplus: an eighth of the median RTT
 
@@ -118,7 +118,7 @@ class Vivaldi:
     name: str = "vivaldi"
     causal: bool = False
 
-    def fit(self, train: Observations) -> "FittedVivaldi | FittedBaseline":
+    def fit(self, train: Observations) -> FittedBaseline:
         table = PairTable.of(train)
         fallback = LogFactors(rank=0).fit(train)
         if not len(table):
@@ -126,7 +126,7 @@ class Vivaldi:
         scale = float(np.median(table.rtt_ms))
         rng = np.random.default_rng(self.descent.seed)
         nodes = {
-            "place": rng.normal(0.0, 0.3, (table.nodes, self.dimensions)).astype(np.float32),
+            "position": rng.normal(0.0, 0.3, (table.nodes, self.dimensions)).astype(np.float32),
             "height": np.full(table.nodes, _START_HEIGHT, np.float32),
         }
         pairs = {
@@ -138,38 +138,23 @@ class Vivaldi:
         fitted = minimise(_vivaldi_loss, nodes, pairs, settings, self.descent)
         known = np.zeros(table.nodes + 1, dtype=bool)
         known[table.source] = known[table.destination] = True
-        return FittedVivaldi(
-            place=scale * np.concatenate([fitted["place"], np.zeros((1, self.dimensions))]),
-            height=scale * np.logaddexp(0.0, np.append(fitted["height"], _START_HEIGHT)),
-            known=known,
-            fallback=fallback,
-        )
+        # In ms; the last row is that of every unknown node.
+        position = scale * np.concatenate([fitted["position"], np.zeros((1, self.dimensions))])
+        height = scale * np.logaddexp(0.0, np.append(fitted["height"], _START_HEIGHT))
 
+        def predict(questions: Questions) -> Floats:
+            ours, theirs = rows_of(questions, table.nodes)
+            distance = np.sqrt(sum((axis[ours] - axis[theirs]) ** 2 for axis in position.T))
+            predicted = np.maximum(distance + height[ours] + height[theirs], MIN_RTT_MS)
+            predicted[~(known[ours] & known[theirs])] = np.nan  # the origin would be too near to everything
+            return with_fallback(predicted, questions, fallback)
 
-@dataclass(frozen=True, kw_only=True)
-class FittedVivaldi:
-    place: Floats
-    """In ms, as the heights; the last row is that of every unknown node."""
-    height: Floats
-    known: Bools
-    fallback: FittedBaseline
-
-    def predict(self, questions: Questions) -> Floats:
-        unknown = len(self.height) - 1
-        source, destination = rows_of(questions.source, unknown), rows_of(questions.destination, unknown)
-        square = np.zeros(len(questions))
-        for place in self.place.T:
-            square += (place[source] - place[destination]) ** 2
-        predicted = np.maximum(np.sqrt(square) + self.height[source] + self.height[destination], MIN_RTT_MS)
-        lost = ~(self.known[source] & self.known[destination])  # the origin would be too near to everything
-        if lost.any():
-            predicted[lost] = self.fallback.predict(questions.take(lost))
-        return np.asarray(predicted)
+        return FittedBaseline(predict)
 
 
 def _vivaldi_loss(nodes: Arrays, pairs: Arrays, settings: Arrays) -> Any:
-    place, height = nodes["place"], nodes["height"]
-    ours, theirs = place[pairs["source"]], place[pairs["destination"]]
+    position, height = nodes["position"], nodes["height"]
+    ours, theirs = position[pairs["source"]], position[pairs["destination"]]
     our_height, their_height = height[pairs["source"]], height[pairs["destination"]]
     distance = jnp.sqrt(jnp.square(ours - theirs).sum(1) + 1e-6)  # the root has no gradient at zero
     rtt = distance + jax.nn.softplus(our_height) + jax.nn.softplus(their_height)
@@ -203,7 +188,7 @@ class Dmfsgd:
     name: str = "dmfsgd"
     causal: bool = False
 
-    def fit(self, train: Observations) -> "FittedDmfsgd | FittedBaseline":
+    def fit(self, train: Observations) -> FittedBaseline:
         table = PairTable.of(train)
         if not len(table):
             return GlobalMedian().fit(train)
@@ -225,30 +210,18 @@ class Dmfsgd:
         }
         settings = {"pull": self.pull, "power": self.power, "width": self.width, "common": common}
         fitted = minimise(_dmfsgd_loss, {"source": ours, "destination": theirs}, pairs, settings, self.descent)
-        return FittedDmfsgd(
-            scale=scale,
-            sources=_with_unknown(fitted["source"], our_pairs) + common,
-            destinations=_with_unknown(fitted["destination"], their_pairs) + common,
-            symmetric=self.symmetric,
-        )
+        sources = _with_unknown(fitted["source"], our_pairs) + common
+        destinations = _with_unknown(fitted["destination"], their_pairs) + common
 
+        def predict_one_way(questions: Questions) -> Floats:
+            rows, columns = rows_of(questions, table.nodes)
+            return scale * np.maximum(rowwise_dot(sources, rows, destinations, columns), _FLOOR)
 
-@dataclass(frozen=True, kw_only=True)
-class FittedDmfsgd:
-    scale: float
-    sources: Floats
-    destinations: Floats
-    symmetric: bool
+        def predict(questions: Questions) -> Floats:
+            rtt = predict_one_way(questions)
+            return (rtt + predict_one_way(questions.reversed())) / 2 if self.symmetric else rtt
 
-    def predict(self, questions: Questions) -> Floats:
-        rtt = self._rtt(questions)
-        return (rtt + self._rtt(questions.reversed())) / 2 if self.symmetric else rtt
-
-    def _rtt(self, questions: Questions) -> Floats:
-        unknown = len(self.sources) - 1
-        source, destination = rows_of(questions.source, unknown), rows_of(questions.destination, unknown)
-        dot = rowwise_dot(self.sources, source, self.destinations, destination)
-        return self.scale * np.maximum(dot, _FLOOR)
+        return FittedBaseline(predict)
 
 
 def _with_unknown(vectors: Floats, pairs: Ints) -> Floats:

@@ -15,7 +15,7 @@ import numpy as np
 import scipy.sparse  # type: ignore[import-untyped]
 
 from ping_llm.baselines.interface import Baseline, FittedBaseline
-from ping_llm.baselines.pairs import PairTable, rows_of
+from ping_llm.baselines.pairs import PairTable, rows_of, with_fallback
 from ping_llm.core.observations import DEFAULT_RTT_MS, Floats, Ints, Observations, Questions
 
 _NODES_AT_A_TIME: Final = 4096
@@ -35,7 +35,7 @@ class LogFactors:
     rank: int = 24
     """Median relative error on PlanetLab with half of the pairs known: .034 at 10, .026 at 20, .025 at 24 and at 30."""
     ridge: float = 0.25
-    """Pull of the factors towards zero, in known pairs: .25 is near the best from 3 to 250 pairs a node."""
+    """Pull of the factors towards zero, in known pairs: .25 is near the best from 3 to 250 pairs per node."""
     bias_ridge: float = 0.3
     width: float = 0.03
     """Errors above this (3 %) count by their size instead of their square."""
@@ -46,7 +46,7 @@ class LogFactors:
     name: str = "log factors"
     causal: bool = False
 
-    def fit(self, train: Observations) -> "FittedLogFactors":
+    def fit(self, train: Observations) -> FittedBaseline:
         table = PairTable.of(train)
         base = self.base.fit(train) if self.base else None
         log_rtt = np.log(table.rtt_ms)
@@ -59,9 +59,19 @@ class LogFactors:
         default = 0.0 if base else float(np.log(DEFAULT_RTT_MS))
         centre = float(np.median(log_rtt)) if len(log_rtt) else default
         sources, destinations = self._alternate(source, destination, log_rtt - centre, table.nodes)
-        return FittedLogFactors(
-            centre=centre, sources=sources, destinations=destinations, symmetric=self.symmetric, base=base
-        )
+
+        def predict_log(questions: Questions) -> Floats:
+            ours, theirs = rows_of(questions, len(sources) - 1)
+            return centre + _biases_and_dot(sources, ours, destinations, theirs)
+
+        def predict(questions: Questions) -> Floats:
+            log_ratio = predict_log(questions)
+            if self.symmetric:
+                log_ratio = (log_ratio + predict_log(questions.reversed())) / 2
+            ratio = np.exp(np.clip(log_ratio, -15.0, 15.0))
+            return ratio * base.predict(questions) if base else ratio
+
+        return FittedBaseline(predict)
 
     def _alternate(self, source: Ints, destination: Ints, value: Floats, nodes: int) -> tuple[Floats, Floats]:
         """Of every node, and of an unknown one in the last row: bias, then factors; as source and as destination."""
@@ -84,36 +94,15 @@ class LogFactors:
         return ours, theirs
 
 
-@dataclass(frozen=True, kw_only=True)
-class FittedLogFactors:
-    centre: float
-    sources: Floats
-    destinations: Floats
-    symmetric: bool
-    base: FittedBaseline | None
-
-    def predict(self, questions: Questions) -> Floats:
-        log_rtt = self._log_rtt(questions)
-        if self.symmetric:
-            log_rtt = (log_rtt + self._log_rtt(questions.reversed())) / 2
-        predicted = np.exp(np.clip(log_rtt, -15.0, 15.0))
-        return np.asarray(predicted * self.base.predict(questions) if self.base else predicted)
-
-    def _log_rtt(self, questions: Questions) -> Floats:
-        unknown = len(self.sources) - 1
-        source, destination = rows_of(questions.source, unknown), rows_of(questions.destination, unknown)
-        return self.centre + _biases_and_dot(self.sources, source, self.destinations, destination)
-
-
 class _Grouped:
     """The known pairs, ordered by the node that is solved for, nodes with equally many pairs next to each other."""
 
     def __init__(self, node: Ints, other: Ints, value: Floats, nodes: int) -> None:
         count = np.bincount(node, minlength=nodes)
         self.nodes = np.argsort(count, kind="stable")[np.count_nonzero(count == 0) :]  # a node without pairs gets zeros
-        place = np.zeros(nodes, np.int64)
-        place[self.nodes] = np.arange(len(self.nodes))
-        self.order = np.argsort(place[node], kind="stable")
+        slot = np.zeros(nodes, np.int64)
+        slot[self.nodes] = np.arange(len(self.nodes))
+        self.order = np.argsort(slot[node], kind="stable")
         self.count = count[self.nodes]
         self.start = np.concatenate([[0], np.cumsum(self.count)])
         self.other, self.value = other[self.order], value[self.order]
@@ -183,29 +172,6 @@ def rowwise_dot(ours: Floats, ours_at: Ints, theirs: Floats, theirs_at: Ints) ->
     return result
 
 
-# The two simplest static baselines: one median for everything, and one for each pair.
-
-
-@dataclass(frozen=True, kw_only=True)
-class GlobalMedian:
-    """The median of all measurements. Whatever does not beat it has learnt nothing."""
-
-    name: str = "global median"
-    causal: bool = False
-
-    def fit(self, train: Observations) -> "FittedGlobalMedian":
-        rtt = train.answered.rtt_ms
-        return FittedGlobalMedian(rtt_ms=float(np.median(rtt)) if len(rtt) else DEFAULT_RTT_MS)
-
-
-@dataclass(frozen=True, kw_only=True)
-class FittedGlobalMedian:
-    rtt_ms: float
-
-    def predict(self, questions: Questions) -> Floats:
-        return np.full(len(questions), self.rtt_ms)
-
-
 @dataclass(frozen=True, kw_only=True)
 class PairMedian:
     """The pair's own median; for a pair that was never measured, what the `fallback` says.
@@ -218,18 +184,6 @@ class PairMedian:
     name: str = "pair median"
     causal: bool = False
 
-    def fit(self, train: Observations) -> "FittedPairMedian":
-        return FittedPairMedian(table=PairTable.of(train), fallback=self.fallback.fit(train))
-
-
-@dataclass(frozen=True, kw_only=True)
-class FittedPairMedian:
-    table: PairTable
-    fallback: FittedBaseline
-
-    def predict(self, questions: Questions) -> Floats:
-        predicted = self.table.lookup(questions)
-        unseen = np.isnan(predicted)
-        if unseen.any():
-            predicted[unseen] = self.fallback.predict(questions.take(unseen))
-        return predicted
+    def fit(self, train: Observations) -> FittedBaseline:
+        table, fallback = PairTable.of(train), self.fallback.fit(train)
+        return FittedBaseline(lambda questions: with_fallback(table.lookup(questions), questions, fallback))

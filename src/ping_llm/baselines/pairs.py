@@ -1,19 +1,20 @@
-"""All answered measurements of a pair become one value, their median: what static baselines learn from.
-
-The median makes one bad measurement harmless, and it bounds the work: five million measurements of a hundred thousand
-pairs are a table of a hundred thousand rows.
-"""
+"""One value for each measured pair, which is what static baselines learn from; and the simplest of all baselines."""
 
 from dataclasses import dataclass
 
 import numpy as np
 
-from ping_llm.core.observations import MIN_RTT_MS, Floats, Ints, Observations, Questions
+from ping_llm.baselines.interface import FittedBaseline
+from ping_llm.core.observations import DEFAULT_RTT_MS, MIN_RTT_MS, Floats, Ints, Observations, Questions
 
 
 @dataclass(frozen=True, kw_only=True)
 class PairTable:
-    """One row for each measured pair, sorted by `pair`."""
+    """One row for each measured pair, sorted by `pair`: the median of its answered measurements.
+
+    The median makes one bad measurement harmless, and the table bounds the work: five million measurements of a hundred
+    thousand pairs are a hundred thousand rows.
+    """
 
     pair: Ints
     source: Ints
@@ -29,12 +30,11 @@ class PairTable:
         pair, rtt = pair[order], rtt[order]
         first = np.flatnonzero(np.diff(pair, prepend=pair[:1] - 1)) if len(pair) else np.zeros(0, dtype=np.int64)
         count = np.diff(first, append=len(pair))
-        median = (rtt[first + (count - 1) // 2] + rtt[first + count // 2]) / 2
         return cls(
             pair=pair[first],
             source=known.source[order[first]].astype(np.int64),
             destination=known.destination[order[first]].astype(np.int64),
-            rtt_ms=median,
+            rtt_ms=(rtt[first + (count - 1) // 2] + rtt[first + count // 2]) / 2,
         )
 
     def __len__(self) -> int:
@@ -51,17 +51,36 @@ class PairTable:
 
     def lookup(self, questions: Questions) -> Floats:
         """The median of each question's pair, NaN where the pair was never measured."""
-        return find(self.pair, self.rtt_ms, questions.pair)
+        if not len(self):
+            return np.full(len(questions), np.nan)
+        at = np.minimum(np.searchsorted(self.pair, questions.pair), len(self) - 1)
+        return np.where(self.pair[at] == questions.pair, self.rtt_ms[at], np.nan)
 
 
-def find(keys: Ints, values: Floats, wanted: Ints) -> Floats:
-    """The value of each wanted key in a sorted column of keys, NaN where it is not there."""
-    if not len(keys):
-        return np.full(len(wanted), np.nan)
-    at = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
-    return np.where(keys[at] == wanted, values[at], np.nan)
+def rows_of(questions: Questions, count: int) -> tuple[Ints, Ints]:
+    """The rows of sources and destinations in tables of `count` nodes and one last row for every unknown node."""
+    source, destination = (
+        np.where((nodes >= 0) & (nodes < count), nodes, count) for nodes in (questions.source, questions.destination)
+    )
+    return source, destination
 
 
-def rows_of(nodes: Ints, count: int) -> Ints:
-    """The row of each node in a table of `count` nodes and one last row that stands for every unknown node."""
-    return np.where((nodes >= 0) & (nodes < count), nodes, count)
+def with_fallback(predicted: Floats, questions: Questions, fallback: FittedBaseline) -> Floats:
+    """What the fallback predicts takes the place of every NaN."""
+    lacking = np.isnan(predicted)
+    if lacking.any():
+        predicted[lacking] = fallback.predict(questions.take(lacking))
+    return predicted
+
+
+@dataclass(frozen=True, kw_only=True)
+class GlobalMedian:
+    """The median of all measurements. Whatever does not beat it has learned nothing."""
+
+    name: str = "global median"
+    causal: bool = False
+
+    def fit(self, train: Observations) -> FittedBaseline:
+        rtt = train.answered.rtt_ms
+        median = float(np.median(rtt)) if len(rtt) else DEFAULT_RTT_MS
+        return FittedBaseline(lambda questions: np.full(len(questions), median))

@@ -9,13 +9,12 @@ means to trust.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
-from ping_llm.baselines.factors import GlobalMedian
 from ping_llm.baselines.interface import FittedBaseline
-from ping_llm.baselines.pairs import PairTable, rows_of
+from ping_llm.baselines.pairs import GlobalMedian, PairTable, rows_of
 from ping_llm.core.addresses import prefix_numbers
 from ping_llm.core.observations import Floats, Ints, Observations, Questions
 
@@ -43,46 +42,35 @@ class PrefixTrees:
     name: str = "prefix trees"
     causal: bool = False
 
-    def fit(self, train: Observations) -> "FittedPrefixTrees | FittedBaseline":
+    def fit(self, train: Observations) -> FittedBaseline:
         table = PairTable.of(train)
         if len(table) < _FOLDS:
             return GlobalMedian().fit(train)
-        log_rtt = np.log(table.rtt_ms)
-        prefixes = numbered_prefixes(self.nodes)
-        centre = float(log_rtt.mean())
-        keys = list(_keys(prefixes, table.questions))
-        fold = np.random.default_rng(self.seed).integers(0, _FOLDS, len(table))
-        means = [_Means.of(key, log_rtt - centre, fold) for key in keys]
-        features = np.stack([*_features(means, keys, fold), _shared_levels(prefixes, table.questions)])
-        trees = self._trees().fit(features.T, log_rtt)
-        return FittedPrefixTrees(prefixes=prefixes, means=means, trees=trees)
-
-    def _trees(self) -> Any:
         from sklearn.ensemble import HistGradientBoostingRegressor  # takes a second to import
 
-        return HistGradientBoostingRegressor(
+        log_rtt = np.log(table.rtt_ms)
+        prefixes = numbered_prefixes(self.nodes)
+        keys = list(pair_keys(prefixes, table.questions))
+        fold = np.random.default_rng(self.seed).integers(0, _FOLDS, len(table))
+        means = [KeyMeans.of(key, log_rtt - log_rtt.mean(), fold) for key in keys]
+        trees = HistGradientBoostingRegressor(
             loss="absolute_error",
             max_iter=self.trees,
             learning_rate=self.rate,
             early_stopping=True,
             random_state=self.seed,
         )
+        trees.fit(np.stack([*mean_features(means, keys, fold), _shared_levels(prefixes, table.questions)]).T, log_rtt)
+
+        def predict(questions: Questions) -> Floats:
+            features = mean_features(means, list(pair_keys(prefixes, questions)), None)
+            return np.exp(trees.predict(np.stack([*features, _shared_levels(prefixes, questions)]).T))
+
+        return FittedBaseline(predict)
 
 
 @dataclass(frozen=True, kw_only=True)
-class FittedPrefixTrees:
-    prefixes: Ints
-    means: list["_Means"]
-    trees: Any
-
-    def predict(self, questions: Questions) -> Floats:
-        keys = list(_keys(self.prefixes, questions))
-        features = np.stack([*_features(self.means, keys, None), _shared_levels(self.prefixes, questions)])
-        return np.exp(self.trees.predict(features.T))
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Means:
+class KeyMeans:
     """Sums and counts of the pairs with each key, of everything and of each fold."""
 
     keys: Ints
@@ -91,7 +79,7 @@ class _Means:
     """[1 + folds, keys + 1]; the last key stands for all that are unknown."""
 
     @classmethod
-    def of(cls, key: Ints, value: Floats, fold: Ints) -> "_Means":
+    def of(cls, key: Ints, value: Floats, fold: Ints) -> "KeyMeans":
         keys, number = np.unique(key, return_inverse=True)
         size = len(keys) + 1
 
@@ -116,10 +104,9 @@ def numbered_prefixes(nodes: Sequence[str]) -> Ints:
     return np.pad(prefix_numbers(nodes, _LENGTHS), ((0, 0), (0, 1)), constant_values=-1)
 
 
-def _keys(prefixes: Ints, questions: Questions) -> Iterator[Ints]:
+def pair_keys(prefixes: Ints, questions: Questions) -> Iterator[Ints]:
     """What pairs have to share to be counted together, one column for each mean."""
-    unknown = prefixes.shape[1] - 1
-    source, destination = rows_of(questions.source, unknown), rows_of(questions.destination, unknown)
+    source, destination = rows_of(questions, prefixes.shape[1] - 1)
     for level in range(_LEVELS):
         yield prefixes[level, source]
     for level in range(_LEVELS):
@@ -130,12 +117,11 @@ def _keys(prefixes: Ints, questions: Questions) -> Iterator[Ints]:
 
 def _shared_levels(prefixes: Ints, questions: Questions) -> Floats:
     """How many of their prefixes the two ends have in common: they may be neighbours."""
-    unknown = prefixes.shape[1] - 1
-    source, destination = rows_of(questions.source, unknown), rows_of(questions.destination, unknown)
+    source, destination = rows_of(questions, prefixes.shape[1] - 1)
     return (prefixes[:, source] == prefixes[:, destination]).sum(axis=0).astype(np.float64)
 
 
-def _features(means: list[_Means], keys: list[Ints], without: Ints | None) -> list[Floats]:
+def mean_features(means: list[KeyMeans], keys: list[Ints], without: Ints | None) -> list[Floats]:
     """Means, and how many pairs stand behind those that need to be trusted."""
     found = [mean.look_up(key, without) for mean, key in zip(means, keys, strict=True)]
     columns: list[Floats] = []

@@ -12,7 +12,9 @@ from typing import Final
 
 import numpy as np
 
-from ping_llm.core.observations import DEFAULT_RTT_MS, MIN_RTT_MS, Floats, History, Ints, Observations, Questions
+from ping_llm.baselines.interface import FittedBaseline
+from ping_llm.baselines.pairs import with_fallback
+from ping_llm.core.observations import DEFAULT_RTT_MS, MIN_RTT_MS, Floats, History, Observations, Questions
 
 _SHRINK: Final = 2.0
 """Measurements that the prior of a node's mean is worth."""
@@ -20,42 +22,76 @@ _SHRINK: Final = 2.0
 _ROWS_AT_A_TIME: Final = 1 << 16
 
 
+class _Sequential:
+    """A baseline that makes one RTT of the `window` latest ones of a pair."""
+
+    window: int
+
+    def summary(self, recent: Floats) -> Floats:
+        """One RTT from each row of recent ones, newest first and padded with NaN."""
+        raise NotImplementedError
+
+    def fit(self, train: Observations) -> FittedBaseline:
+        known = train.answered
+        by_pair = History.of(known.pair, known.time_s, np.maximum(known.rtt_ms, MIN_RTT_MS))
+        from_nodes = _node_means(known)
+
+        def predict(questions: Questions) -> Floats:
+            start, stop = by_pair.span(questions.pair, questions.time_s)
+            predicted = np.empty(len(questions))
+            for begin in range(0, len(questions), _ROWS_AT_A_TIME):
+                rows = slice(begin, begin + _ROWS_AT_A_TIME)
+                predicted[rows] = self.summary(by_pair.latest(start[rows], stop[rows], self.window))
+            predicted[start == stop] = np.nan
+            return with_fallback(predicted, questions, from_nodes)
+
+        return FittedBaseline(predict)
+
+
+def _node_means(known: Observations) -> FittedBaseline:
+    """What the earlier measurements of both ends say about a pair that has none."""
+    keys = np.zeros(len(known), np.int64), known.source, known.destination
+    everything, by_source, by_destination = (History.of(key, known.time_s, known.log_rtt) for key in keys)
+
+    def predict(questions: Questions) -> Floats:
+        time_s, zeros = questions.time_s, np.zeros(len(questions), np.int64)
+        mean = everything.mean_before(zeros, time_s, prior=float(np.log(DEFAULT_RTT_MS)), strength=1e-3)
+        source = by_source.mean_before(questions.source, time_s, prior=mean, strength=_SHRINK)
+        destination = by_destination.mean_before(questions.destination, time_s, prior=mean, strength=_SHRINK)
+        return np.exp(source + destination - mean)
+
+    return FittedBaseline(predict)
+
+
 @dataclass(frozen=True, kw_only=True)
-class LastValue:
+class LastValue(_Sequential):
     """The pair's latest RTT: best in the median, but every outlier counts twice (see `MedianOfLast` for the mean)."""
 
     name: str = "last value"
     causal: bool = True
     window: int = 1
 
-    def fit(self, train: Observations) -> "FittedSequence":
-        return FittedSequence.of(train, self)
-
     def summary(self, recent: Floats) -> Floats:
-        """One RTT from each row of recent ones, newest first and padded with NaN."""
-        return np.asarray(recent[:, 0])
+        return recent[:, 0]
 
 
 @dataclass(frozen=True, kw_only=True)
-class MedianOfLast:
+class MedianOfLast(_Sequential):
     """The median of the pair's latest few RTTs: a fifth less absolute error than the last value on real pings."""
 
     name: str = "median of last 8"
     causal: bool = True
     window: int = 8
 
-    def fit(self, train: Observations) -> "FittedSequence":
-        return FittedSequence.of(train, self)
-
     def summary(self, recent: Floats) -> Floats:
         in_order = np.sort(recent, axis=1)  # NaN last
         count = np.maximum(np.count_nonzero(~np.isnan(recent), axis=1), 1)
         row = np.arange(len(recent))
-        return np.asarray((in_order[row, (count - 1) // 2] + in_order[row, count // 2]) / 2)
+        return (in_order[row, (count - 1) // 2] + in_order[row, count // 2]) / 2
 
 
 @dataclass(frozen=True, kw_only=True)
-class MovingAverage:
+class MovingAverage(_Sequential):
     """Exponential moving average of ln RTT, where one outlier of ten times weighs as much as ten of a tenth.
 
     Weights are normalised over what there is, so that the first values of a pair are not overrated. The window cuts off
@@ -67,63 +103,7 @@ class MovingAverage:
     causal: bool = True
     window: int = 20
 
-    def fit(self, train: Observations) -> "FittedSequence":
-        return FittedSequence.of(train, self)
-
     def summary(self, recent: Floats) -> Floats:
         weight = np.where(np.isnan(recent), 0.0, (1.0 - self.rate) ** np.arange(self.window))
         weight[:, 0] = np.maximum(weight[:, 0], 1e-300)
-        return np.asarray(np.exp((weight * np.log(np.where(np.isnan(recent), 1.0, recent))).sum(1) / weight.sum(1)))
-
-
-@dataclass(frozen=True, kw_only=True)
-class FittedSequence:
-    settings: LastValue | MedianOfLast | MovingAverage
-    by_pair: History
-    nodes: "NodesSoFar"
-
-    @classmethod
-    def of(cls, train: Observations, settings: LastValue | MedianOfLast | MovingAverage) -> "FittedSequence":
-        known = train.answered
-        rtt = np.maximum(known.rtt_ms, MIN_RTT_MS)
-        by_pair = History.of(known.pair, known.time_s, rtt)
-        return cls(settings=settings, by_pair=by_pair, nodes=NodesSoFar.of(known))
-
-    def predict(self, questions: Questions) -> Floats:
-        start, stop = self.by_pair.span(questions.pair, questions.time_s)
-        predicted = np.empty(len(questions))
-        for begin in range(0, len(questions), _ROWS_AT_A_TIME):
-            rows = slice(begin, begin + _ROWS_AT_A_TIME)
-            predicted[rows] = self.settings.summary(self.by_pair.latest(start[rows], stop[rows], self.settings.window))
-        without = np.flatnonzero(start == stop)
-        if len(without):
-            predicted[without] = self.nodes.predict(questions.take(without))
-        return predicted
-
-
-@dataclass(frozen=True, kw_only=True)
-class NodesSoFar:
-    """What the earlier measurements of both ends say about a pair that has none."""
-
-    everything: History
-    by_source: History
-    by_destination: History
-
-    @classmethod
-    def of(cls, known: Observations) -> "NodesSoFar":
-        def history(key: Ints) -> History:
-            return History.of(key, known.time_s, known.log_rtt)
-
-        zeros = np.zeros(len(known), np.int64)
-        return cls(
-            everything=history(zeros), by_source=history(known.source), by_destination=history(known.destination)
-        )
-
-    def predict(self, questions: Questions) -> Floats:
-        time_s = questions.time_s
-        default = float(np.log(DEFAULT_RTT_MS))
-        zeros = np.zeros(len(questions), np.int64)
-        mean = self.everything.mean_before(zeros, time_s, prior=default, strength=1e-3)
-        source = self.by_source.mean_before(questions.source, time_s, prior=mean, strength=_SHRINK)
-        destination = self.by_destination.mean_before(questions.destination, time_s, prior=mean, strength=_SHRINK)
-        return np.asarray(np.exp(source + destination - mean))
+        return np.exp((weight * np.log(np.where(np.isnan(recent), 1.0, recent))).sum(1) / weight.sum(1))

@@ -1,23 +1,43 @@
-"""Where the time goes: seconds spent in each named stage of the pipeline."""
+"""A batch: segments of tokens laid out as the six int32 arrays [sequences, length] that a model trains on."""
 
+import hashlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from ping_llm.batches.plan import SequencePlan
-from ping_llm.rows.dataset import CorruptRowError, RowSet
+from ping_llm.batches.spec import Batch
+from ping_llm.core.compiled import Array, column, kernel, part_of_kernels, types
 
-if TYPE_CHECKING:
-    from ping_llm.batches.segments import Segments
+ARRAYS: Final = (
+    "inputs",
+    "inputs_position",
+    "inputs_segmentation",
+    "targets",
+    "targets_position",
+    "targets_segmentation",
+)
+_INPUTS, _INPUTS_POSITION, _INPUTS_SEGMENTATION, _TARGETS, _TARGETS_POSITION, _TARGETS_SEGMENTATION = range(6)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackedTokens:
+    """All that is needed to lay out a batch: a twelfth of its bytes, which is what travels between processes."""
+
+    tokens: npt.NDArray[np.uint16] | npt.NDArray[np.uint32]
+    """Of probe rows 16 bits, of text 32."""
+    sizes: npt.NDArray[np.int32]
+    """Tokens of each segment."""
+    sequence: npt.NDArray[np.int32]
+    """Sequence of each segment."""
 
 
 class Stages:
-    """Adds up the time of stages. A stage that is entered inside another one is not counted twice."""
+    """Adds up the seconds of named stages. A stage that is entered inside another one is not counted twice."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
@@ -42,72 +62,71 @@ class Stages:
         self._since = now
 
 
-# Sequences to arrays.
-
-Batch = dict[str, npt.NDArray[np.int32]]
-
-
-@dataclass(frozen=True, kw_only=True)
-class PackedTokens:
-    """All that is needed to lay out a batch: a twelfth of its bytes, which is what travels between processes."""
-
-    tokens: npt.NDArray[np.uint16] | npt.NDArray[np.uint32]
-    """Of probe rows 16 bits, of text 32."""
-    sizes: npt.NDArray[np.int32]
-    """Tokens of each segment."""
-    sequence: npt.NDArray[np.int32]
-    """Sequence of each segment."""
-
-
-class BatchBuilder:
-    """Builds any sequences of a plan from the rows it was made for."""
-
-    def __init__(
-        self,
-        rows: RowSet,
-        plan: SequencePlan,
-        stages: Stages | None = None,
-        *,
-        skip_corrupt_rows: bool = False,
-    ) -> None:
-        from ping_llm.batches.segments import write_segments
-        from ping_llm.rows.reader import RowReader
-
-        self.rows = rows
-        self.plan = plan
-        self.stages = stages or Stages()
-        self.skip_corrupt_rows = skip_corrupt_rows
-        self.corrupt_rows: dict[int, str] = {}
-        """Rows that were left out, with what is wrong with them."""
-        self._reader = RowReader(rows)
-        self._write = write_segments
-
-    def build(self, sequences: Sequence[int]) -> Batch:
-        """The arrays of these sequences, in this order."""
-        return expand(self.tokens(sequences), len(sequences), self.plan.settings.length)
-
-    def tokens(self, sequences: Sequence[int]) -> PackedTokens:
-        return self.segments(sequences).packed
-
-    def segments(self, sequences: Sequence[int]) -> "Segments":
-        with self.stages("plan"):
-            planned = self.plan.units_of(sequences)
-        while True:
-            if self.corrupt_rows:
-                planned = planned.take(~np.isin(planned.units.row, list(self.corrupt_rows)))
-            try:
-                return self._write(planned, self._reader, self.plan.settings.length, self.stages)
-            except CorruptRowError as error:
-                if not self.skip_corrupt_rows:
-                    raise
-                self.corrupt_rows[error.row] = str(error)
-
-
 def expand(packed: PackedTokens, sequences: int, length: int) -> Batch:
     """Lay segments side by side in the arrays of the batch contract."""
-    from ping_llm.batches.kernels.writing import NAMES, lay_out_16, lay_out_32
-
-    arrays = np.empty((len(NAMES), sequences, length), dtype=np.int32)
-    lay_out = lay_out_16 if packed.tokens.dtype == np.uint16 else lay_out_32
+    arrays = np.empty((len(ARRAYS), sequences, length), dtype=np.int32)
+    lay_out = _lay_out_16 if packed.tokens.dtype == np.uint16 else _lay_out_32
     lay_out(packed.tokens, packed.sizes, packed.sequence, arrays)
-    return dict(zip(NAMES, arrays, strict=True))
+    return dict(zip(ARRAYS, arrays, strict=True))
+
+
+def digest(batch: Batch) -> str:
+    """A digest of all arrays of a batch: equal if and only if every number in them is."""
+    result = hashlib.sha256()
+    for name in sorted(batch):
+        array = np.ascontiguousarray(batch[name])
+        result.update(f"{name} {array.dtype} {array.shape} ".encode())
+        result.update(array.tobytes())
+    return result.hexdigest()
+
+
+@part_of_kernels
+def _write(target: Any, tokens: Any) -> None:
+    for i in range(len(target)):
+        target[i] = tokens[i]
+
+
+@part_of_kernels
+def _count_up(target: Any) -> None:
+    for i in range(len(target)):
+        target[i] = i
+
+
+@part_of_kernels
+def _lay_out(tokens: Any, sizes: Any, sequence: Any, arrays: Any) -> None:
+    """One loop for each array: this is how they become wide stores, at the speed of memory."""
+    segments, length = len(sizes), arrays.shape[2]
+    read = segment = 0
+    for s in range(arrays.shape[1]):
+        at = number = 0
+        while segment < segments and sequence[segment] == s:
+            size = min(np.int64(sizes[segment]), length - at)
+            number += 1
+            _write(arrays[_INPUTS, s, at : at + size], tokens[read : read + size])
+            _count_up(arrays[_INPUTS_POSITION, s, at : at + size])
+            arrays[_INPUTS_SEGMENTATION, s, at : at + size] = number
+            # A segment's last token has nothing to predict within it: that position carries no loss.
+            last = at + max(size - 1, 0)
+            _write(arrays[_TARGETS, s, at:last], tokens[read + 1 : read + size])
+            _count_up(arrays[_TARGETS_POSITION, s, at:last])
+            arrays[_TARGETS_SEGMENTATION, s, at:last] = number
+            at += size
+            for name in range(_TARGETS, _TARGETS_SEGMENTATION + 1):
+                arrays[name, s, last:at] = 0
+            read += size
+            segment += 1
+        for name in range(6):
+            arrays[name, s, at:] = 0
+
+
+_I32, _BATCH = column(types.int32), types.Array(types.int32, 3, "C")
+
+
+@kernel(column(types.uint16), _I32, _I32, _BATCH)
+def _lay_out_16(tokens: Array, sizes: Array, sequence: Array, arrays: Array) -> None:
+    _lay_out(tokens, sizes, sequence, arrays)
+
+
+@kernel(column(types.uint32), _I32, _I32, _BATCH)
+def _lay_out_32(tokens: Array, sizes: Array, sequence: Array, arrays: Array) -> None:
+    _lay_out(tokens, sizes, sequence, arrays)

@@ -5,13 +5,13 @@ Every host puts only its own part of the global batch on its own devices; togeth
 
 import queue
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import jax
 
-from ping_llm.batches.batch import Batch
+from ping_llm.batches.spec import Batch
 
 DeviceBatch = dict[str, jax.Array]
 _END = object()
@@ -31,30 +31,26 @@ def on_device(batches: Iterable[Batch], sharding: Any, *, ahead: int = 2) -> Ite
 
     def offer(item: Any) -> None:
         while not stop.is_set():
-            try:
+            with suppress(queue.Full):
                 return ready.put(item, timeout=0.1)
-            except queue.Full:
-                continue
 
-    thread = threading.Thread(target=_fill, args=(batches, sharding, offer, stop), daemon=True)
+    def fill() -> None:
+        try:
+            for batch in batches:
+                offer({name: jax.make_array_from_process_local_data(sharding, a) for name, a in batch.items()})
+                if stop.is_set():
+                    return
+            offer(_END)
+        except BaseException as error:  # handed over to whoever asks for the next batch
+            offer(error)
+
+    thread = threading.Thread(target=fill, daemon=True)
     thread.start()
     try:
         yield _taken(ready)
     finally:
         stop.set()
         thread.join()
-
-
-def _fill(batches: Iterable[Batch], sharding: Any, offer: Callable[[Any], None], stop: threading.Event) -> None:
-    try:
-        for batch in batches:
-            arrays = {name: jax.make_array_from_process_local_data(sharding, value) for name, value in batch.items()}
-            offer(arrays)
-            if stop.is_set():
-                return
-        offer(_END)
-    except BaseException as error:  # handed over to whoever asks for the next batch
-        offer(error)
 
 
 def _taken(ready: queue.Queue[Any]) -> Iterator[DeviceBatch]:

@@ -1,71 +1,60 @@
 """The loader: worker processes make batches ahead of time, the training process takes them in order of their steps.
 
-Grain drives the workers. Its elements are whole batches, from the first step on: so nothing depends on how many workers
-there are, and where to go on after a restart is one number. What travels between processes is tokens and segment sizes;
-the six arrays of the batch contract are laid out here, which takes a tenth of the time of making them.
+Worker w of n makes the batches of the steps w, w + n, w + 2n, … after the first one. So nothing depends on how many
+workers there are, and where to resume is one number. What travels between processes is packed tokens, a twelfth of a
+batch; the arrays are laid out here, which takes a tenth of the time of making them.
+
+A worker writes each batch to one of its slots, in memory that it shares with this process, and sends a short message
+for it. When the batch was taken, a message back says that the slot is free. Both go through one pipe per worker: if
+either process ends, however that happens, the other one reads the end of the pipe. The memory has no name in the file
+system: it needs no space in /dev/shm (64 MB in a container, unless one asks for more), and is gone with its processes.
 """
 
 import logging
+import multiprocessing
 import os
-import secrets
+import signal
 import time
+import traceback
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import count
+from multiprocessing.connection import Connection
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, Protocol, Self
 
 import numpy as np
+import numpy.typing as npt
 import psutil
 
-from ping_llm.batches.batch import Batch, expand
+from ping_llm.batches.batch import PackedTokens, Stages, expand
 from ping_llm.batches.report import PipelineReport
 from ping_llm.batches.source import BatchSource
-from ping_llm.batches.spec import DataSpec, DataState
-from ping_llm.batches.transport import ELEMENT_BYTES, Elements, Made, Ring, Source, deliver
+from ping_llm.batches.spec import Batch, DataSpec, DataState, LoaderSettings
 from ping_llm.core.errors import PingLlmError
-from ping_llm.tasks.pool import available_cores
+from ping_llm.tasks.pool import exit_with_parent
 
 STAGES: Final = ("plan", "sample", "read", "fill", "encode")
 _SHOW_EVERY_S: Final = 60.0
 _END_S: Final = 5.0
 
-_SHARED_MEMORY: Final = Path("/dev/shm")
-
 _log = logging.getLogger(__name__)
 
-_WORKER_MB: Final = 300
-"""A worker's own memory: Python with Grain and its imports, and a block of the plan."""
 
+class Source(Protocol):
+    """Makes any part of any batch, and counts its time by stages. It is sent to worker processes."""
 
-@dataclass(frozen=True, kw_only=True)
-class LoaderSettings:
-    """How batches are delivered. None of this changes what is in them."""
+    @property
+    def stages(self) -> Stages: ...
 
-    worker_count: int = -1
-    """Worker processes: -1 chooses, 0 makes batches in this process."""
-    buffer_size: int = -1
-    """Batches that each worker makes ahead: -1 chooses."""
-    ram_budget_mb: int = 4096
-    debug: bool = False
-    """Log the time of each stage every minute, with the bottleneck and what to change."""
-    visualization_dir: str = ""
-    """Folder for the pipeline graph and its numbers, written every minute and at the end."""
-    host: int = 0
-    hosts: int = 1
+    @property
+    def corrupt_rows(self) -> int:
+        """That were left out so far."""
 
-    def resolved(self, batch_bytes: int) -> "LoaderSettings":
-        """With the choices made: half the cores, and buffers for half of the memory that workers leave."""
-        affordable = max(1, self.ram_budget_mb // 2 // _WORKER_MB)
-        workers = self.worker_count
-        if workers < 0:
-            workers = max(1, min(available_cores() // 2, affordable, 8))
-        buffer = self.buffer_size
-        if buffer < 1:
-            free = self.ram_budget_mb * 2**20 // 2
-            buffer = int(np.clip(free // max(1, batch_bytes * max(1, workers)), 1, 32))
-        return replace(self, worker_count=workers, buffer_size=buffer)
+    def packed(self, step: int, begin: int, end: int) -> PackedTokens:
+        """Sequences `begin` to `end` of the global batch of a step."""
 
 
 class Loader:
@@ -96,14 +85,13 @@ class Loader:
         self._last_step = last_step
         self._keep_alive = keep_alive  # what the rows need to stay where they are
         self._shown = time.monotonic()
-        self._elements: Any = None
-        self._workers: list[psutil.Process] = []
-        self._source: BatchSource | None = None  # of this process, made when it is asked for
-        self._memory_name = f"ping-llm-{os.getpid()}-{secrets.token_hex(4)}-"
-        self.report = self._make_report()
+        self._made: Iterator[Made] | None = None
+        self._workers: list[_Worker] = []
+        self._source: BatchSource | None = None  # for the bound on segments
+        self.report = self.make_report()
 
     def state(self) -> DataState:
-        """Where to go on: the step of the batch that `next` would give."""
+        """Where to resume: the step of the batch that `next` would give."""
         return self._state
 
     def max_segments(self, step: int) -> int:
@@ -113,7 +101,7 @@ class Loader:
         return self._source.max_segments(step)
 
     def restore(self, state: DataState, *, allow_change: bool = False) -> None:
-        """Go on from a state, of this or another number of hosts and workers."""
+        """Continue from a state, of this or another number of hosts and workers."""
         resumed = state.resume(self.spec, allow_change=allow_change)
         self._stop()
         self._state = resumed
@@ -127,16 +115,18 @@ class Loader:
         if self._last_step is not None and step > self._last_step:
             raise StopIteration
         asked = time.perf_counter()
-        made = self._next_made()
+        if self._made is None:
+            self._made = self._start()
+        made = next(self._made)
         arrived = time.perf_counter()
         batch = expand(made.packed, self.batch_size, self.spec.contexts.length)
-        real = len(made.packed.tokens)
+        tokens = len(made.packed.tokens)
         self.report.add(
             wait_s=arrived - asked,
             stage_s=made.stage_s,
             lay_out_s=time.perf_counter() - arrived,
-            tokens=real,
-            padding=self.batch_size * self.spec.contexts.length - real,
+            tokens=tokens,
+            padding=self.batch_size * self.spec.contexts.length - tokens,
             corrupt_rows=made.corrupt_rows,
         )
         self._state = replace(self._state, next_step=step + 1)
@@ -144,25 +134,24 @@ class Loader:
             self._show()
         return batch
 
-    def _next_made(self) -> Made:
-        if self._elements is not None:
-            return self._checked_next()
-        before = set(psutil.Process().children(recursive=True))
-        self._elements = self._start()
-        made = self._checked_next()
-        self._workers = [p for p in psutil.Process().children(recursive=True) if p not in before and _is_worker(p)]
-        return made
-
-    def _checked_next(self) -> Made:
-        try:
-            return next(self._elements)
-        except RuntimeError as error:
-            if "terminated unexpectedly" not in str(error):
-                raise
-            raise PingLlmError(
-                "a data worker process died, perhaps for lack of memory; lower grain_worker_count or "
-                f"grain_per_worker_buffer_size ({str(error).splitlines()[0]})"
-            ) from error
+    def _start(self) -> "Iterator[Made]":
+        begin = self.settings.host * self.batch_size
+        job = _Job(
+            source=self.make_source(),
+            stages=self.stages,
+            first_step=self._state.next_step,
+            begin=begin,
+            end=begin + self.batch_size,
+            workers=self.settings.worker_count,
+            slots=self.settings.buffer_size + 1,  # one of them is being read
+            # A token takes at most 4 bytes, a segment 8: enough for all but odd batches, which go through the pipe.
+            slot_bytes=4 * self.batch_size * self.spec.contexts.length + 1024 * self.batch_size + 4096,
+        )
+        if not job.workers:
+            return map(job.make, count())
+        for number in range(job.workers):
+            self._workers.append(_Worker(job, number))
+        return (self._workers[number % job.workers].take() for number in count())
 
     def _show(self) -> None:
         self._shown = time.monotonic()
@@ -171,30 +160,10 @@ class Loader:
         if self.settings.visualization_dir:
             self.report.write(Path(self.settings.visualization_dir))
 
-    def _start(self) -> Any:
-        part = self.settings.host * self.batch_size, (self.settings.host + 1) * self.batch_size
-        workers, buffer = self.settings.worker_count, self.settings.buffer_size
-        batch_tokens = self.batch_size * self.spec.contexts.length
-        steps = max(1, min(ELEMENT_BYTES // (2 * batch_tokens), buffer))
-        ahead = max(1, buffer // steps)
-        # Where a place is too small (a segment takes 8 bytes, a token at most 4), the element goes another way.
-        place_bytes = steps * (4 * batch_tokens + 1024 * self.batch_size + 4096)
-        ring = Ring.create(workers * (ahead + 2), place_bytes) if workers else None
-        elements = Elements(
-            self._make_source(),
-            self.stages,
-            self._state.next_step,
-            part,
-            self._memory_name,
-            steps=steps,
-            ring=ring,
-        )
-        return deliver(elements, workers, ahead)
-
-    def _make_report(self) -> PipelineReport:
+    def make_report(self) -> PipelineReport:
         return PipelineReport(stages=self.stages, workers=self.settings.worker_count)
 
-    def _make_source(self) -> Source:
+    def make_source(self) -> Source:
         return BatchSource(self.spec, self._state.mixture)
 
     def close(self) -> None:
@@ -203,15 +172,15 @@ class Loader:
         self._keep_alive = None
 
     def _stop(self) -> None:
-        elements, self._elements = self._elements, None
-        if elements is not None:
+        if self._made is not None:
             self._show()
-            elements.close()
-        del elements
-        _end(self._workers)
-        self._workers = []
-        for left_over in _SHARED_MEMORY.glob(f"{self._memory_name}*"):  # batches that were on their way
-            left_over.unlink(missing_ok=True)
+        self._made = None
+        workers, self._workers = self._workers, []
+        for worker in workers:
+            worker.stop()
+        deadline = time.monotonic() + _END_S
+        for worker in workers:
+            worker.join(max(0.0, deadline - time.monotonic()))
 
     def __enter__(self) -> Self:
         return self
@@ -226,16 +195,136 @@ class Loader:
             self.close()
 
 
-def _end(workers: list[psutil.Process]) -> None:
-    """They end by themselves, now that no one wants their batches; any that does not is ended here."""
-    _, still_there = psutil.wait_procs(workers, timeout=_END_S)
-    for worker in still_there:
-        with suppress(psutil.Error):
-            worker.kill()
-    psutil.wait_procs(still_there, timeout=_END_S)
+@dataclass(frozen=True, kw_only=True)
+class Made:
+    """A batch as it was made."""
+
+    packed: PackedTokens
+    stage_s: npt.NDArray[np.float64]
+    """Seconds of each stage."""
+    corrupt_rows: int
+    """That its source has left out so far."""
 
 
-def _is_worker(process: psutil.Process) -> bool:
-    with suppress(psutil.Error):
-        return "spawn_main" in " ".join(process.cmdline())
-    return False
+@dataclass(frozen=True, kw_only=True)
+class _Job:
+    """What a worker process is told when it starts."""
+
+    source: Source
+    stages: tuple[str, ...]
+    first_step: int
+    begin: int
+    """This host's part of each batch: its sequences `begin` to `end`."""
+    end: int
+    workers: int
+    slots: int
+    """Of each worker."""
+    slot_bytes: int
+
+    def make(self, number: int) -> Made:
+        """The batch of so many steps after the first one."""
+        seconds = self.source.stages.seconds
+        seconds.clear()
+        packed = self.source.packed(self.first_step + number, self.begin, self.end)
+        stage_s = np.array([seconds.get(name, 0.0) for name in self.stages])
+        return Made(packed=packed, stage_s=stage_s, corrupt_rows=self.source.corrupt_rows)
+
+    def open_slots(self, path: str) -> npt.NDArray[np.uint8]:
+        """(slots, bytes). Without a file to share, slots hold nothing, and batches are sent through the pipe."""
+        if not path:
+            return np.empty((self.slots, 0), dtype=np.uint8)
+        return np.asarray(np.memmap(path, dtype=np.uint8, mode="r+", shape=(self.slots, self.slot_bytes)))
+
+
+class _Worker:
+    """A worker process, seen from the process that takes its batches."""
+
+    def __init__(self, job: _Job, number: int) -> None:
+        spawn = multiprocessing.get_context("spawn")
+        path = ""
+        if job.slots * job.slot_bytes < psutil.virtual_memory().available // 2 and hasattr(os, "memfd_create"):
+            self._file = os.fdopen(os.memfd_create("ping-llm-batches"), "r+b")
+            self._file.truncate(job.slots * job.slot_bytes)
+            path = f"/proc/{os.getpid()}/fd/{self._file.fileno()}"
+        self._slots = job.open_slots(path)
+        self._connection, theirs = spawn.Pipe()
+        self._process = spawn.Process(target=_work, args=(job, number, theirs, path), daemon=True)
+        self._process.start()
+        theirs.close()
+        self._taken = 0
+
+    def take(self) -> Made:
+        """Its next batch, a view of shared memory: it is gone when the one after it is taken."""
+        try:
+            if self._taken:
+                with suppress(OSError):  # what it sent before it ended, perhaps an error, can still be read
+                    self._connection.send_bytes(b"free")
+            message = self._connection.recv()
+        except (EOFError, OSError) as error:
+            self._process.join(_END_S)
+            raise PingLlmError(
+                "a data worker process died, perhaps for lack of memory; lower grain_worker_count or "
+                f"grain_per_worker_buffer_size (exit code {self._process.exitcode})"
+            ) from error
+        if isinstance(message, Exception):
+            raise message
+        made: Made = (
+            message if isinstance(message, Made) else _from_slot(self._slots[self._taken % len(self._slots)], *message)
+        )
+        self._taken += 1
+        return made
+
+    def stop(self) -> None:
+        """The worker ends when it next sends or waits for a message."""
+        self._connection.close()
+
+    def join(self, seconds: float) -> None:
+        self._process.join(seconds)
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join(_END_S)
+
+
+def _work(job: _Job, number: int, connection: Connection, path: str) -> None:
+    """A worker process: makes every `workers`-th batch until the pipe to its parent is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
+    exit_with_parent()
+    with suppress(EOFError, FileNotFoundError, BrokenPipeError, ConnectionResetError):
+        slots = job.open_slots(path)
+        for index in count():
+            try:
+                made = job.make(number + index * job.workers)
+            except Exception as error:
+                return connection.send(_as_sent(error))
+            if index >= job.slots:
+                connection.recv_bytes()  # until a slot is free
+            connection.send(_to_slot(made, slots[index % job.slots]) or made)
+
+
+def _as_sent(error: Exception) -> Exception:
+    """The error as it can be sent to another process: one of ours as it is, another one with where it was raised."""
+    if isinstance(error, PingLlmError):
+        return error
+    return RuntimeError("in a data worker process:\n" + "".join(traceback.format_exception(error)).strip())
+
+
+def _to_slot(made: Made, slot: npt.NDArray[np.uint8]) -> tuple[Any, ...] | None:
+    """Write a batch to its slot; gives what `_from_slot` needs to read it, or None if it does not fit."""
+    packed = made.packed
+    columns = [column.view(np.uint8) for column in (packed.sizes, packed.sequence, packed.tokens)]
+    size = sum(map(len, columns))
+    if size > len(slot):
+        return None
+    np.concatenate(columns, out=slot[:size])
+    return len(packed.sizes), len(packed.tokens), packed.tokens.dtype.str, made.stage_s, made.corrupt_rows
+
+
+def _from_slot(
+    slot: npt.NDArray[np.uint8], segments: int, tokens: int, kind: str, stage_s: npt.NDArray[np.float64], corrupt: int
+) -> Made:
+    packed = PackedTokens(
+        sizes=np.frombuffer(slot, np.int32, segments),
+        sequence=np.frombuffer(slot, np.int32, segments, 4 * segments),
+        tokens=np.frombuffer(slot, np.dtype(kind), tokens, 8 * segments),
+    )
+    return Made(packed=packed, stage_s=stage_s, corrupt_rows=corrupt)

@@ -2,7 +2,7 @@
 
 Weights are laid out over a period of 1024 sequences, each source as evenly as its share allows. So how many sequences
 a source has given before any point is plain arithmetic. When weights change at a resume, a new *phase* begins: each
-source goes on where it was, so nothing that was planned is repeated or lost.
+source continues where it was, so nothing that was planned is repeated or lost.
 """
 
 from collections.abc import Sequence
@@ -29,31 +29,30 @@ class Phase:
 
     @cached_property
     def schedule(self) -> Ints:
-        """The source of each place of a period: always the one that is furthest behind its share."""
+        """The source of each slot of a period: always the one that is furthest behind its share."""
         shares = np.array(self.shares, dtype=np.int64)
         counts = np.zeros(len(shares), dtype=np.int64)
-        places = np.empty(PERIOD, dtype=np.int64)
-        for place in range(PERIOD):
-            behind = shares * (place + 1) - counts * PERIOD
-            places[place] = np.argmax(np.where(shares > 0, behind, -PERIOD * PERIOD))
-            counts[places[place]] += 1
-        return places
+        slots = np.empty(PERIOD, dtype=np.int64)
+        for slot in range(PERIOD):
+            behind = shares * (slot + 1) - counts * PERIOD
+            slots[slot] = np.argmax(np.where(shares > 0, behind, -PERIOD * PERIOD))
+            counts[slots[slot]] += 1
+        return slots
 
     @cached_property
     def before(self) -> Ints:
-        """(sources, PERIOD + 1): sequences of each source before each place of a period."""
+        """(sources, PERIOD + 1): sequences of each source before each slot of a period."""
         given = np.arange(len(self.shares))[:, None] == self.schedule
         return np.concatenate([np.zeros((len(self.shares), 1), dtype=np.int64), np.cumsum(given, axis=1)], axis=1)
 
     def locate(self, sequence: int) -> tuple[int, int]:
         """The source of a global sequence, and its number among that source's sequences."""
-        periods, place = divmod(sequence - self.start, PERIOD)
-        source = int(self.schedule[place])
-        return source, self.given[source] + periods * self.shares[source] + int(self.before[source, place])
+        source = int(self.schedule[(sequence - self.start) % PERIOD])
+        return source, self.given_before(sequence)[source]
 
     def given_before(self, sequence: int) -> tuple[int, ...]:
-        periods, place = divmod(sequence - self.start, PERIOD)
-        counts = np.array(self.given) + periods * np.array(self.shares) + self.before[:, place]
+        periods, slot = divmod(sequence - self.start, PERIOD)
+        counts = np.array(self.given) + periods * np.array(self.shares) + self.before[:, slot]
         return tuple(counts.tolist())
 
 
@@ -75,7 +74,7 @@ class Mixture:
             return self
         if len(shares) != len(current.shares):
             raise PingLlmError(
-                f"a blend of {len(current.shares)} row sets cannot go on with {len(shares)}; use weight 0"
+                f"a blend of {len(current.shares)} row sets cannot continue with {len(shares)}; use weight 0"
             )
         return Mixture((*self.phases, Phase(sequence, shares, current.given_before(sequence))))
 
@@ -92,7 +91,7 @@ class Mixture:
 
 
 def _shares(weights: Sequence[Fraction]) -> tuple[int, ...]:
-    """Whole shares of the period, by largest remainder; a weight above 0 gets at least one place."""
+    """Whole shares of the period, by largest remainder; a weight above 0 gets at least one slot."""
     if not weights or min(weights) < 0 or sum(weights) != 1:
         raise PingLlmError(f"weights must be at least 0 and add up to 1, not {[str(w) for w in weights]}")
     exact = [w * PERIOD for w in weights]

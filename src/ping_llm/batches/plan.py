@@ -1,94 +1,146 @@
-"""Which contexts share a sequence: from the row index alone, for any sequence of any epoch by itself.
+"""Which samples share a sequence: from the row index alone, for any sequence of any epoch by itself.
 
-Glossary
-  unit       one context of one row: number u of an epoch's U units, rows in order
-  epoch      a random permutation of all units, another one each time; every unit is in it exactly once
-  block      some 16 thousand consecutive units of that permutation, packed together into sequences
-  sequence   `length` tokens that several units share
-  elastic    a unit that gives way: it uses as many measurements of its window as fit what the others leave open
+A row of n measurements gives a few *samples* per epoch. Each becomes one context: a window of the row's history
+(log-uniform in size, so that minutes and months are seen equally often) in one of three timestamp modes, with the
+fields of each measurement in a random order. A row that fits whole is used whole.
+
+    full      every measurement has its time; they are in time order
+    partial   some lose their time; these stand at random positions among the others, which stay in time order
+    none      no times; random order
+
+An *epoch* is a random permutation of all samples, another one each time. A *block* is some 16 thousand consecutive
+samples of it, which are packed into *sequences* of `length` tokens: the largest first, each into the emptiest sequence.
+How many tokens a sample takes is known exactly only when its measurements are read. So one or more samples of each
+sequence are *shrinkable*: they use as many measurements of their window as fit what the others leave free.
 
 How many sequences a block makes is the same for all blocks and epochs: as many as its tokens probably fill, less one
-per cent. So the place of a sequence is plain arithmetic, and only the block it is in has to be worked out. Blocks are
-large enough that their sizes hardly differ, and what differs is taken up by the elastic units.
+per cent. So the block of a sequence is plain arithmetic, and only that block has to be worked out. Blocks are large
+enough that their sizes hardly differ, and what differs is taken up by the shrinkable samples.
+
+Importing this loads (or compiles) the kernels.
 """
 
+import heapq
 import math
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from ping_llm.batches.contexts import (
-    ABSOLUTE,
-    BARE_4,
-    BARE_6,
-    LONGEST_MEASUREMENT,
-    ContextSettings,
-    Flags,
-    Mode,
-    RowFacts,
-    Units,
-)
+from ping_llm.batches.spec import ContextSettings
+from ping_llm.core.compiled import Array, column, kernel, mapped, part_of_kernels, types
+from ping_llm.core.draws import below, extend, log_uniform, permute_run, uniform
 from ping_llm.core.errors import PingLlmError
-from ping_llm.core.randomness import Ints, Purpose, Words, key
+from ping_llm.core.randomness import Ints, Purpose, Words, key, permute
+from ping_llm.rows.dataset import RowSet
+from ping_llm.tokens import TimeKind, token_counts
 
-BLOCK_UNITS: Final = 16_384
-_SAMPLED_UNITS: Final = 1 << 18
-_SAMPLED_EPOCHS: Final = 16
+Flags = npt.NDArray[np.bool_]
+
+
+class Mode(IntEnum):
+    FULL = 0
+    PARTIAL = 1
+    NONE = 2
+
+
+MODE_SHARES: Final = (0.4, 0.3, 0.3)
+
+# Tokens of a measurement by family without its time, what its time adds, and what is saved if it failed.
+BARE_4: Final = int(token_counts(4, False, TimeKind.NONE))
+BARE_6: Final = int(token_counts(6, False, TimeKind.NONE))
+ABSOLUTE: Final = int(token_counts(4, False, TimeKind.ABSOLUTE)) - BARE_4
+DELTA1: Final = int(token_counts(4, False, TimeKind.DELTA1)) - BARE_4
+DELTA4: Final = int(token_counts(4, False, TimeKind.DELTA4)) - BARE_4
+FAILED_SAVES: Final = BARE_4 - int(token_counts(4, True, TimeKind.NONE))
+LONGEST_MEASUREMENT: Final = BARE_6 + ABSOLUTE
+
+BLOCK_SAMPLES: Final = 16_384
 _OVERFILL_PERCENT: Final = 101
-"""Tokens planned for a sequence, relative to its length. What is too much is left out of an elastic unit's sample."""
+"""Tokens planned for a sequence, relative to its length. What is too much is left out of a shrinkable sample."""
 _LONG_PERCENT: Final = 85
-"""Part of a sequence that is planned for a window that would fill it alone: the rest is for small units beside it."""
-_BLOCKS_KEPT: Final = 4
+"""Part of a sequence that is planned for a window that would fill it alone: the rest is for small samples beside it."""
+_STATISTICS_SAMPLES: Final = 1 << 18
+_STATISTICS_EPOCHS: Final = 16
+_CACHED_BLOCKS: Final = 4
 
 
-@dataclass(frozen=True, kw_only=True)
-class PackedBlock:
-    """The units of a block, by sequence: those of sequence s are `first[s]` to `first[s + 1]`."""
+@dataclass(frozen=True)
+class RowFacts:
+    """What the row index knows of each row that matters for sizes."""
 
-    units: Units
-    elastic: Flags
-    wanted: Ints
-    """Tokens planned for each unit."""
-    first: Ints
-
-    @property
-    def most_units(self) -> int:
-        """No sequence has more."""
-        return int(np.diff(self.first).max())
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlannedUnits:
-    """The units of some sequences, as the plan has them."""
-
-    units: Units
-    elastic: Flags
-    wanted: Ints
-    sequence: npt.NDArray[np.int32]
-    """Sequence of each unit, counted from 0 within the request."""
-
-    def take(self, chosen: Flags) -> "PlannedUnits":
-        return PlannedUnits(
-            units=self.units.take(chosen),
-            elastic=self.elastic[chosen],
-            wanted=self.wanted[chosen],
-            sequence=self.sequence[chosen],
-        )
+    count: npt.NDArray[Any]
+    failed: npt.NDArray[Any]
+    long_gaps: npt.NDArray[Any]
+    family: npt.NDArray[Any]
 
     @classmethod
-    def joined(cls, parts: Sequence["PlannedUnits"]) -> "PlannedUnits":
-        columns = map(np.concatenate, zip(*(part.units.columns for part in parts), strict=True))
-        return cls(
-            units=Units(**dict(zip(Units.__dataclass_fields__, columns, strict=True))),
-            elastic=np.concatenate([part.elastic for part in parts]),
-            wanted=np.concatenate([part.wanted for part in parts]),
-            sequence=np.concatenate([part.sequence for part in parts]),
-        )
+    def of(cls, rows: RowSet) -> "RowFacts":
+        return cls(*(rows.column(name) for name in cls.__dataclass_fields__))
+
+    @property
+    def columns(self) -> tuple[npt.NDArray[Any], ...]:
+        return self.count, self.failed, self.long_gaps, self.family
+
+
+@dataclass(frozen=True, kw_only=True)
+class Samples:
+    """Contexts before their measurements are read: all that follows from the row index and a key."""
+
+    row: Ints
+    number: Ints
+    """The sample's number in the epoch: its identity for all random choices."""
+    key: Words
+    family: npt.NDArray[np.uint8]
+    mode: npt.NDArray[np.uint8]
+    start: Ints
+    """First measurement of the window in its row."""
+    size: Ints
+    """Measurements in the window."""
+    whole: Flags
+    """The window is the whole row, because that fits."""
+    max_tokens: Ints
+    """An upper bound on the tokens of the whole window."""
+    min_tokens: Ints
+    """Tokens that must be left for it: as many as one measurement can take."""
+    target_tokens: Ints
+    """Tokens planned for it: an estimate. Whole numbers, so that sums are exact on every machine."""
+    shrinkable: Flags
+    """Set when the sample is packed."""
+
+    def __len__(self) -> int:
+        return len(self.row)
+
+    @classmethod
+    def empty(cls, count: int) -> "Samples":
+        """Columns to be filled in."""
+        kinds = {"key": np.uint64, "family": np.uint8, "mode": np.uint8, "whole": np.bool_, "shrinkable": np.bool_}
+        return cls(**{name: np.empty(count, dtype=kinds.get(name, np.int64)) for name in cls.__dataclass_fields__})
+
+    @classmethod
+    def concatenate(cls, parts: Iterable["Samples"]) -> "Samples":
+        columns = zip(*(part.columns for part in parts), strict=True)
+        return cls(**dict(zip(cls.__dataclass_fields__, map(np.concatenate, columns), strict=True)))
+
+    @property
+    def columns(self) -> tuple[npt.NDArray[Any], ...]:
+        return tuple(getattr(self, name) for name in self.__dataclass_fields__)
+
+    def take(self, chosen: Any) -> "Samples":
+        return Samples(**{name: getattr(self, name)[chosen] for name in self.__dataclass_fields__})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """Packed samples, by sequence: those of sequence s are `first[s]` to `first[s + 1]`."""
+
+    samples: Samples
+    first: Ints
 
 
 class SequencePlan:
@@ -100,43 +152,35 @@ class SequencePlan:
         if settings.length < LONGEST_MEASUREMENT:
             raise PingLlmError(f"a sequence must have at least {LONGEST_MEASUREMENT} tokens, not {settings.length}")
         self.settings = settings
-        self._seed = seed
-        self._facts = tuple(
-            _unwritable(column, kind)
-            for column, kind in (
-                (facts.count, np.uint32),
-                (facts.failed, np.uint32),
-                (facts.long_gaps, np.uint32),
-                (facts.family, np.uint8),
-            )
-        )
-        per_row = settings.per_row(facts.count)
-        self._first_unit = np.zeros(len(per_row) + 1, dtype=np.int64)
-        np.cumsum(per_row, out=self._first_unit[1:])
-        self.units_per_epoch = int(self._first_unit[-1])
-        self.blocks = -(-self.units_per_epoch // BLOCK_UNITS)
-        self._kept: OrderedDict[tuple[int, int], PackedBlock] = OrderedDict()
+        self.seed = seed
+        kinds = (np.uint32, np.uint32, np.uint32, np.uint8)
+        self.facts = RowFacts(*(_read_only(column, kind) for column, kind in zip(facts.columns, kinds, strict=True)))
+        self.first_sample = np.append(0, np.cumsum(settings.per_row(facts.count)))
+        """Number of each row's first sample, and of all samples."""
+        self.samples_per_epoch = int(self.first_sample[-1])
+        self.blocks = -(-self.samples_per_epoch // BLOCK_SAMPLES)
+        self._cached: OrderedDict[tuple[int, int], Block] = OrderedDict()
 
     @cached_property
     def sequences_per_block(self) -> int:
-        """From the likely sizes of the units: of several epochs if there are few, of a sample if there are many.
+        """From the target sizes of the samples: of several epochs if there are few, of some if there are many.
 
         Sums are of whole numbers: this must come out the same on every machine, or all batches would be others.
         """
-        epochs = min(max(_SAMPLED_UNITS // self.units_per_epoch, 1), _SAMPLED_EPOCHS)
-        parts = [self._units_at(epoch, 0, min(self.units_per_epoch, _SAMPLED_UNITS)) for epoch in range(epochs)]
-        sampled = sum(map(len, parts))
-        units = -(-self.units_per_epoch // self.blocks)
-        wanted = sum(int(self._wanted(part).sum()) for part in parts)
-        filled = wanted * units * 100 // (sampled * self.settings.length * _OVERFILL_PERCENT)
+        epochs = min(max(_STATISTICS_SAMPLES // self.samples_per_epoch, 1), _STATISTICS_EPOCHS)
+        end = min(self.samples_per_epoch, _STATISTICS_SAMPLES)
+        drawn = Samples.concatenate(self._draw(epoch, 0, end) for epoch in range(epochs))
+        per_block = -(-self.samples_per_epoch // self.blocks)
+        target = int(drawn.target_tokens.sum()) * per_block * 100
+        filled = target // (len(drawn) * self.settings.length * _OVERFILL_PERCENT)
 
-        # Of every unit at least one measurement must have room, in any epoch: six standard deviations of slack.
-        least = np.concatenate([_least(part) for part in parts])
-        mean = int(least.sum()) / sampled
-        deviation = math.sqrt(max(0.0, int((least * least).sum()) / sampled - mean * mean))
+        # Every sample must have room for a measurement, in any epoch: six standard deviations of slack.
+        least = drawn.min_tokens
+        mean = int(least.sum()) / len(drawn)
+        deviation = math.sqrt(max(0.0, int((least * least).sum()) / len(drawn) - mean * mean))
         room = self.settings.length - int(least.max()) + 1
-        needed = math.ceil((mean * units + 6 * deviation * math.sqrt(units)) / room)
-        return min(max(1, filled, needed), units)
+        needed = math.ceil((mean * per_block + 6 * deviation * math.sqrt(per_block)) / room)
+        return min(max(1, filled, needed), per_block)
 
     @property
     def sequences_per_epoch(self) -> int:
@@ -144,111 +188,214 @@ class SequencePlan:
 
     @cached_property
     def _signposts(self) -> Ints:
-        """Row of every 16th unit: from there it is not far to that of any."""
-        from ping_llm.batches.kernels.planning import SIGNPOST_UNITS
+        """Row of every 16th sample: from there it is not far to that of any."""
+        numbers = np.arange(0, self.samples_per_epoch + _SIGNPOST_SAMPLES, _SIGNPOST_SAMPLES)
+        rows = np.searchsorted(self.first_sample, numbers, side="right") - 1
+        return np.minimum(rows, len(self.first_sample) - 2)
 
-        units = np.arange(0, self.units_per_epoch + SIGNPOST_UNITS, SIGNPOST_UNITS)
-        rows = np.searchsorted(self._first_unit, units, side="right") - 1
-        return np.minimum(rows, len(self._first_unit) - 2)
-
-    def _units_at(self, epoch: int, begin: int, end: int) -> Units:
-        """The units at places `begin` to `end` of an epoch's permutation."""
-        from ping_llm.batches.kernels.planning import draw_units
-
-        epoch_key = key(self._seed, epoch)
+    def _draw(self, epoch: int, begin: int, end: int) -> Samples:
+        """The samples at positions `begin` to `end` of an epoch's permutation."""
+        epoch_key = key(self.seed, epoch)
         order_key = key(epoch_key, Purpose.EPOCH_ORDER)
-        units = Units.empty(end - begin)
-        draw_units(
+        samples = Samples.empty(end - begin)
+        _draw_samples(
             np.uint64(epoch_key),
             np.uint64(order_key),
             begin,
             self.settings.length,
-            self._first_unit,
+            self.first_sample,
             self._signposts,
-            *self._facts,
-            *units.columns,
+            self.facts.columns,
+            samples.columns,
         )
-        return units
-
-    def _wanted(self, units: Units) -> Ints:
-        length = self.settings.length
-        return np.where(units.likely > length, length * _LONG_PERCENT // 100, units.likely)
+        return samples
 
     def locate(self, sequence: int) -> tuple[int, int, int]:
-        """Epoch, block and place in the block of a sequence, counted from the beginning of all epochs."""
+        """Epoch, block and index in the block of a sequence, counted from the beginning of all epochs."""
         epoch, within = divmod(sequence, self.sequences_per_epoch)
         return epoch, *divmod(within, self.sequences_per_block)
 
-    def units_of(self, sequences: Sequence[int]) -> PlannedUnits:
-        """The units of any sequences. Consecutive ones, of one block, are a view of it."""
-        parts, done = [], 0
+    def samples_of(self, sequences: Sequence[int]) -> tuple[Samples, npt.NDArray[np.int32]]:
+        """The samples of any sequences, and for each of them the index into `sequences`.
+
+        Those of consecutive sequences of one block are a view of it.
+        """
+        parts, counts, done = [], [], 0
         while done < len(sequences):
-            epoch, number, place = self.locate(sequences[done])
-            end = done + 1
-            most = min(len(sequences), done + self.sequences_per_block - place)
+            epoch, number, index = self.locate(sequences[done])
+            end, last = done + 1, min(len(sequences), done + self.sequences_per_block - index)
             if isinstance(sequences, range) and sequences.step == 1:
-                end = most
-            while end < most and sequences[end] == sequences[end - 1] + 1:
+                end = last
+            while end < last and sequences[end] == sequences[end - 1] + 1:
                 end += 1
             block = self.block(epoch, number)
-            first = block.first[place : place + end - done + 1]
-            chosen = slice(int(first[0]), int(first[-1]))
-            parts.append(
-                PlannedUnits(
-                    units=block.units.take(chosen),
-                    elastic=block.elastic[chosen],
-                    wanted=block.wanted[chosen],
-                    sequence=np.repeat(np.arange(done, end, dtype=np.int32), np.diff(first)),
-                )
-            )
+            first = block.first[index : index + end - done + 1]
+            parts.append(block.samples.take(slice(int(first[0]), int(first[-1]))))
+            counts.append(np.diff(first))
             done = end
-        return parts[0] if len(parts) == 1 else PlannedUnits.joined(parts)
+        samples = parts[0] if len(parts) == 1 else Samples.concatenate(parts)
+        return samples, np.repeat(np.arange(len(sequences), dtype=np.int32), np.concatenate(counts))
 
-    def block(self, epoch: int, block: int) -> PackedBlock:
-        place = epoch, block
-        if place not in self._kept:
-            begin, end = (b * self.units_per_epoch // self.blocks for b in (block, block + 1))
-            order = key(self._seed, epoch, Purpose.SEQUENCE_ORDER, block)
-            self._kept[place] = self._pack(self._units_at(epoch, begin, end), order)
-            if len(self._kept) > _BLOCKS_KEPT:
-                self._kept.popitem(last=False)
-        self._kept.move_to_end(place)
-        return self._kept[place]
+    def block(self, epoch: int, block: int) -> Block:
+        at = epoch, block
+        if at not in self._cached:
+            begin, end = (b * self.samples_per_epoch // self.blocks for b in (block, block + 1))
+            order_key = key(self.seed, epoch, Purpose.SEQUENCE_ORDER, block)
+            self._cached[at] = self._pack(self._draw(epoch, begin, end), order_key)
+            if len(self._cached) > _CACHED_BLOCKS:
+                self._cached.popitem(last=False)
+        self._cached.move_to_end(at)
+        return self._cached[at]
 
-    def _pack(self, units: Units, order_key: Words) -> PackedBlock:
-        from ping_llm.batches.kernels.planning import choose_elastic, order_by_sequence, share_out
-
+    def _pack(self, samples: Samples, order_key: Words) -> Block:
         length, sequences = self.settings.length, self.sequences_per_block
-        wanted = self._wanted(units)
-        sequence = share_out(wanted, sequences)
-        _make_room(sequence, _least(units), sequences, length)
-        order, first = order_by_sequence(np.uint64(order_key), sequences, sequence, units.most, units.whole)
-        units, wanted = units.take(order), wanted[order]
-        elastic = choose_elastic(first, units.family, units.mode, units.most, length)
-        return PackedBlock(units=units, elastic=elastic, wanted=wanted, first=first)
+        largest_first = np.argsort(-samples.target_tokens, kind="stable")
+        sequence = _share_out(largest_first, samples.target_tokens, sequences)
+        make_room(sequence, samples.min_tokens, sequences, length)
+        # Shared out largest first, the first sequences would have few long contexts and the last ones many short. So
+        # the sequences are given other numbers, at random.
+        sequence = permute(order_key, sequences, np.arange(sequences))[sequence]
+        # In a sequence windows come before whole rows, then large samples before small ones.
+        order = np.argsort(
+            sequence << 34 | samples.whole.astype(np.int64) << 33 | (1 << 32) - samples.max_tokens, kind="stable"
+        )
+        samples, sequence = samples.take(order), sequence[order]
+        first = np.searchsorted(sequence, np.arange(sequences + 1))
+        # Samples become shrinkable, one after the other, until the sequence cannot overflow whatever the data are.
+        saved = np.append(0, np.cumsum(samples.max_tokens - samples.min_tokens))[:-1]
+        total = np.bincount(sequence, samples.max_tokens, sequences).astype(np.int64)[sequence]
+        overflows = total - (saved - saved[first[sequence]]) > length
+        samples.shrinkable[:] = overflows | (np.arange(len(samples)) == first[sequence])
+        return Block(samples=samples, first=first)
 
 
-def _make_room(sequence: Ints, least: Ints, sequences: int, length: int) -> None:
-    """Move units out of sequences that could not hold one measurement of each. Rare: it takes many tiny rows."""
-    load = np.bincount(sequence, least, sequences).astype(np.int64)
+def make_room(sequence: Ints, min_tokens: Ints, sequences: int, length: int) -> None:
+    """Move samples out of sequences that could not hold one measurement of each. Rare: it takes many tiny rows."""
+    load = np.bincount(sequence, min_tokens, sequences).astype(np.int64)
     while load.max() > length:
         fullest, emptiest = int(np.argmax(load)), int(np.argmin(load))
-        unit = int(np.flatnonzero(sequence == fullest)[-1])
-        if load[emptiest] + least[unit] > length:
+        moved = int(np.flatnonzero(sequence == fullest)[-1])
+        if load[emptiest] + min_tokens[moved] > length:
             raise PingLlmError(f"internal error: {len(sequence)} contexts do not fit {sequences} sequences of {length}")
-        sequence[unit] = emptiest
-        load[fullest] -= least[unit]
-        load[emptiest] += least[unit]
+        sequence[moved] = emptiest
+        load[fullest] -= min_tokens[moved]
+        load[emptiest] += min_tokens[moved]
 
 
-def _least(units: Units) -> Ints:
-    """The most tokens that one measurement of each unit can take."""
-    one = np.where(units.family == 6, BARE_6, BARE_4) + np.where(units.mode == Mode.NONE, 0, ABSOLUTE)
-    return np.minimum(one, units.most)
-
-
-def _unwritable(column: npt.NDArray[Any], kind: npt.DTypeLike) -> npt.NDArray[Any]:
+def _read_only(column: npt.NDArray[Any], kind: npt.DTypeLike) -> npt.NDArray[Any]:
     """The column as kernels expect it: as it is, if it is one of the row index."""
     result = np.ascontiguousarray(column, dtype=kind).view()
     result.flags.writeable = False
+    return result
+
+
+# Kernels: mode, window and size of samples, from their numbers and the row index.
+
+FULL, PARTIAL, NONE = (int(mode) for mode in Mode)
+_NOT_FULL_FROM: Final = MODE_SHARES[0]
+_NONE_FROM: Final = MODE_SHARES[0] + MODE_SHARES[1]
+_MODE: Final = int(Purpose.MODE)
+_WINDOW_SIZE: Final = int(Purpose.WINDOW_SIZE)
+_WINDOW_OFFSET: Final = int(Purpose.WINDOW_OFFSET)
+_SIGNPOST_SAMPLES: Final = 16
+
+_I64, _U64, _U8, _BOOL = (column(kind) for kind in (types.int64, types.uint64, types.uint8, types.bool_))
+_FACTS: Final = types.Tuple((*[mapped(types.uint32)] * 3, mapped(types.uint8)))
+SAMPLES: Final = types.Tuple((_I64, _I64, _U64, _U8, _U8, _I64, _I64, _BOOL, _I64, _I64, _I64, _BOOL))
+"""`Samples.columns` in a kernel."""
+
+
+@part_of_kernels
+def bare_tokens(family: Any) -> Any:
+    """Tokens of a measurement without a time that did not fail."""
+    return BARE_6 if family == 6 else BARE_4
+
+
+@part_of_kernels
+def _max_tokens(family: Any, mode: Any, size: Any, count: Any, failed: Any, long_gaps: Any) -> Any:
+    """The most tokens that `size` consecutive measurements of a row can take.
+
+    With all times kept, every gap is one of the row's, and the index counts the long ones. Where times are lost, gaps
+    merge, and any of them may become long.
+    """
+    tokens = bare_tokens(family) * size
+    if mode == FULL:
+        tokens += ABSOLUTE + DELTA1 * (size - 1) + (DELTA4 - DELTA1) * long_gaps
+    elif mode == PARTIAL:
+        tokens += ABSOLUTE + DELTA4 * (size - 1)
+    return tokens - (failed * FAILED_SAVES if size == count else 0)
+
+
+@part_of_kernels
+def _likely_tokens(family: Any, mode: Any, size: Any, count: Any, failed: Any, long_gaps: Any) -> Any:
+    """The tokens that they will probably take."""
+    tokens = bare_tokens(family) * size
+    if mode == FULL:
+        tokens += ABSOLUTE + DELTA1 * (size - 1) + (DELTA4 - DELTA1) * (long_gaps * size // count)
+    elif mode == PARTIAL:
+        tokens += ABSOLUTE // 2 if size == 1 else ABSOLUTE - DELTA1 + (DELTA1 + 1) * size // 2
+    return tokens - failed * size // count * FAILED_SAVES
+
+
+@part_of_kernels
+def _row_of(first_sample: Any, signposts: Any, number: Any) -> Any:
+    """The row that a sample belongs to: the last one whose first sample does not come after it."""
+    low, high = signposts[number // _SIGNPOST_SAMPLES], signposts[number // _SIGNPOST_SAMPLES + 1] + 1
+    while high - low > 1:
+        middle = (low + high) >> 1
+        if first_sample[middle] <= number:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+@kernel(types.uint64, types.uint64, types.int64, types.int64, _I64, _I64, _FACTS, SAMPLES)
+def _draw_samples(
+    epoch_key: Any, order_key: Any, begin: Any, length: Any, first_sample: Any, signposts: Any, facts: Any, samples: Any
+) -> None:
+    """The samples at positions `begin` and after of an epoch's permutation: fills in their columns.
+
+    `signposts` are the rows of every 16th sample. In several passes, so that the compiler can draw for several samples
+    side by side.
+    """
+    row_count, row_failed, row_long_gaps, row_family = facts
+    row, number, key, family, mode, start, size, whole, max_tokens, min_tokens, target_tokens, shrinkable = samples
+    permute_run(order_key, first_sample[len(first_sample) - 1], begin, number)
+    for i in range(len(row)):
+        row[i] = _row_of(first_sample, signposts, number[i])
+        size[i] = row_count[row[i]]
+    for i in range(len(row)):
+        key[i] = extend(epoch_key, number[i])
+        size[i] = log_uniform(extend(key[i], _WINDOW_SIZE), size[i])
+    for i in range(len(row)):
+        r, word = row[i], key[i]
+        count, failed, long_gaps = np.int64(row_count[r]), np.int64(row_failed[r]), np.int64(row_long_gaps[r])
+        drawn = uniform(extend(word, _MODE))
+        m = FULL if drawn < _NOT_FULL_FROM else PARTIAL if drawn < _NONE_FROM else NONE
+        f = row_family[r]
+        whole[i] = _max_tokens(f, m, count, count, failed, long_gaps) <= length
+        n = count if whole[i] else size[i]
+        gaps = min(long_gaps, n)
+        family[i], mode[i], size[i] = f, m, n
+        start[i] = below(extend(word, _WINDOW_OFFSET), count - n + 1)
+        max_tokens[i] = _max_tokens(f, m, n, count, failed, gaps)
+        min_tokens[i] = min(bare_tokens(f) + (0 if m == NONE else ABSOLUTE), max_tokens[i])
+        likely = _likely_tokens(f, m, n, count, failed, gaps)
+        target_tokens[i] = length * _LONG_PERCENT // 100 if likely > length else likely
+        shrinkable[i] = False
+
+
+_SEQUENCE_BITS = 24
+"""A heap entry is a sequence's load and, below it, its number: of equally full ones the first comes first."""
+
+
+@kernel(_I64, _I64, types.int64, returns=_I64)
+def _share_out(order: Array, target_tokens: Array, sequences: Any) -> Any:
+    """The sequence of each sample: in this order, each to the sequence with the least in it so far."""
+    heap = [np.int64(sequence) for sequence in range(sequences)]
+    result = np.empty(len(order), dtype=np.int64)
+    for sample in order:
+        result[sample] = heap[0] & ((1 << _SEQUENCE_BITS) - 1)
+        heapq.heapreplace(heap, heap[0] + (target_tokens[sample] << _SEQUENCE_BITS))
     return result

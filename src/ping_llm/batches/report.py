@@ -1,4 +1,4 @@
-"""The pipeline as a picture: a box for each stage, darker where more of the time goes, the bottleneck outlined."""
+"""What the pipeline did: time per stage, how long training waited for data, what limits it, and what to change."""
 
 import json
 import time
@@ -10,57 +10,22 @@ from xml.sax.saxutils import escape
 import numpy as np
 import numpy.typing as npt
 
-_PITCH, _WIDTH = 150, 120
-_HEAD = (
-    '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} 140" font-family="sans-serif" font-size="13">'
-    '<defs><marker id="a" markerWidth="6" markerHeight="6" refX="5" refY="3" orient="auto">'
-    '<path d="M0 0L6 3L0 6z" fill="#335"/></marker></defs>'
-)
+from ping_llm.core.files import write_atomically
 
-
-def draw(report: dict[str, Any]) -> str:
-    """SVG of a pipeline report (`PipelineReport.to_json`)."""
-    names = ["rows", *report["stages"], "training"]
-    notes = {name: f"{s['ms_per_batch']:.2f} ms, {s['share']:.0%}" for name, s in report["stages"].items()}
-    notes["training"] = f"waits {report['wait_share']:.1%}"
-    where = f"{report['workers']} worker process(es)" if report["workers"] else "in the training process"
-    speed = f"{report['real_tokens_per_s']:,} tokens/s, {where}, padding {report['padding_fraction']:.2%}"
-    parts = [_HEAD.format(width=20 + len(names) * _PITCH), _text(20, 24, speed)]
-    for i, name in enumerate(names):
-        share = report["stages"].get(name, {}).get("share", 0.0)
-        parts.append(_box(20 + i * _PITCH, name, notes.get(name, ""), share, outlined=name == report["bottleneck"]))
-        if i:
-            parts.append(f'<path d="M{20 + i * _PITCH - 30} 68 h26" stroke="#335" marker-end="url(#a)"/>')
-    parts.append(_text(20, 124, f"bottleneck: {report['bottleneck']}; {report['advice']}"))
-    return "".join(parts) + "</svg>\n"
-
-
-def _box(x: int, name: str, note: str, share: float, *, outlined: bool) -> str:
-    shade = int(245 - 130 * share)
-    look = f'fill="rgb({shade},{shade},250)" stroke="#335" stroke-width="{3 if outlined else 1}"'
-    rectangle = f'<rect x="{x}" y="40" width="{_WIDTH}" height="56" rx="8" {look}/>'
-    middle = x + _WIDTH // 2
-    return rectangle + _text(middle, 64, name, "middle") + _text(middle, 84, note, "middle")
-
-
-def _text(x: int, y: int, text: str, anchor: str = "start") -> str:
-    return f'<text x="{x}" y="{y}" text-anchor="{anchor}">{escape(text)}</text>'
-
-
-# What the pipeline did: time per stage, how long training waited for data, and what to change.
+LAY_OUT: Final = "lay out"
+"""What is done in the training process, and not in the workers."""
 
 _NEGLIGIBLE_WAIT: Final = 0.01
 _WAITS_FROM: Final = 0.6
 """From this share of the time on reading is waiting for a disk: from memory it takes less than half."""
 
 _ADVICE: Final = {
+    "consumer": "nothing: batches are ready before they are asked for",
+    "unknown": "run a few more steps",
     "plan": "batches need many small rows each; raise per_device_batch_size or merge row sets",
     "read": "rows are not in memory; put them on a faster or local disk, or give the machine more memory for its cache",
-    "lay out": "nothing to do: batches come as fast as the training process can write them to memory",
+    LAY_OUT: "nothing to do: batches come as fast as the training process can write them to memory",
 }
-LAY_OUT: Final = "lay out"
-"""What is done in the training process, and not in the workers."""
-
 _ADVICE_FOR_COMPUTATION: Final = "raise grain_worker_count: this runs on as many cores as there are"
 
 
@@ -68,7 +33,7 @@ class PipelineReport:
     """Adds up what every batch cost. Stages run in the workers side by side; waiting is the training process's."""
 
     meaning: ClassVar[Mapping[str, str]] = {
-        "plan": "which contexts share a sequence",
+        "plan": "which samples share a sequence",
         "read": "pick measurements from mapped rows",
         "sample": "draw measurements from windows",
         "fill": "as many measurements as fit",
@@ -82,9 +47,8 @@ class PipelineReport:
 
     def reset(self) -> None:
         self._stage_s = np.zeros(len(self._names))
-        self._wait_s = 0.0
+        self._wait_s = self._first_wait_s = 0.0
         self._tokens = self._padding = self._batches = self._corrupt_rows = 0
-        self._first_wait_s = 0.0
         self._since = self._until = time.perf_counter()
 
     def add(
@@ -129,28 +93,24 @@ class PipelineReport:
     @property
     def advice(self) -> str:
         name = self.bottleneck
-        if name == "consumer":
-            return "nothing: batches are ready before they are asked for"
         if name == "read" and self._stage_s[self._names.index(name)] < _WAITS_FROM * self._stage_s.sum():
             return _ADVICE_FOR_COMPUTATION
-        return "run a few more steps" if name == "unknown" else _ADVICE.get(name, _ADVICE_FOR_COMPUTATION)
+        return _ADVICE.get(name, _ADVICE_FOR_COMPUTATION)
 
     def to_json(self) -> dict[str, Any]:
         batches = max(1, self._batches - 1)
         elapsed = self._until - self._since
         all_stages = max(1e-12, float(self._stage_s.sum()))
+        all_tokens = self._tokens * self._batches // batches  # those of the first batch are not counted
         return {
             "batches": self._batches,
             "workers": self.workers,
             "real_tokens_per_s": round(self._tokens / elapsed) if elapsed > 0 else 0,
-            "padding_fraction": round(self._padding / max(1, self._padding + self._tokens_in_all), 5),
+            "padding_fraction": round(self._padding / max(1, self._padding + all_tokens), 5),
             "first_batch_s": round(self._first_wait_s, 3),
             "wait_share": round(self.wait_share, 4),
             "stages": {
-                name: {
-                    "ms_per_batch": round(1e3 * s / batches, 3),
-                    "share": round(s / all_stages, 3),
-                }
+                name: {"ms_per_batch": round(1e3 * s / batches, 3), "share": round(s / all_stages, 3)}
                 for name, s in zip(self._names, self._stage_s.tolist(), strict=True)
                 if s or name != LAY_OUT  # where it is not measured by itself, it is part of another stage
             },
@@ -159,33 +119,55 @@ class PipelineReport:
             "advice": self.advice,
         }
 
-    @property
-    def _tokens_in_all(self) -> int:
-        return self._tokens * self._batches // max(1, self._batches - 1)
-
     def table(self) -> str:
-        """For the log: one line a stage, then the verdict."""
+        """For the log: one line per stage, then the verdict."""
         value = self.to_json()
+        meaning = {**self.meaning, LAY_OUT: "tokens to arrays, in the training process"}
         lines = [
-            f"pipeline: {value['batches']} batches, {value['real_tokens_per_s']:,} tokens/s, {self.workers} worker(s)"
+            f"pipeline: {value['batches']} batches, {value['real_tokens_per_s']:,} tokens/s, {self.workers} worker(s)",
+            f"  {'stage':8} {'ms/batch':>9} {'share':>6}",
+            *(f"  {n:8} {s['ms_per_batch']:9.2f} {s['share']:6.0%}  {meaning[n]}" for n, s in value["stages"].items()),
+            f"  waiting for data: {value['wait_share']:.1%} of the time; padding {value['padding_fraction']:.2%}",
+            f"  bottleneck: {value['bottleneck']}; {value['advice']}",
         ]
-        lines += [f"  {'stage':8} {'ms/batch':>9} {'share':>6}"]
-        for name, stage in value["stages"].items():
-            lines.append(f"  {name:8} {stage['ms_per_batch']:9.2f} {stage['share']:6.0%}  {self._means(name)}")
-        lines.append(
-            f"  waiting for data: {value['wait_share']:.1%} of the time; padding {value['padding_fraction']:.2%}"
-        )
-        lines.append(f"  bottleneck: {value['bottleneck']}; {value['advice']}")
         return "\n".join(lines)
-
-    def _means(self, stage: str) -> str:
-        return "tokens to arrays, in the training process" if stage == LAY_OUT else self.meaning[stage]
 
     def write(self, folder: Path) -> None:
         """The pipeline as a picture (`pipeline_graph.svg`) and as numbers (`pipeline.json`)."""
         value = self.to_json()
         folder.mkdir(parents=True, exist_ok=True)
-        for name, text in (("pipeline_graph.svg", draw(value)), ("pipeline.json", json.dumps(value, indent=1))):
-            temporary = folder / f".{name}.tmp"
-            temporary.write_text(text)
-            temporary.replace(folder / name)
+        write_atomically(folder / "pipeline_graph.svg", draw(value))
+        write_atomically(folder / "pipeline.json", json.dumps(value, indent=1))
+
+
+_PICTURE: Final = """\
+<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} 140" font-family="sans-serif" font-size="13">\
+<text x="20" y="24">{title}</text>{boxes}<text x="20" y="124">{verdict}</text></svg>
+"""
+_BOX: Final = """\
+<rect x="{x}" y="40" width="120" height="56" rx="8" fill="rgb({shade},{shade},250)" stroke="#335" \
+stroke-width="{line}"/><path d="{arrow}" stroke="#335" fill="#335"/>\
+<text x="{x}" dx="60" y="64" text-anchor="middle">{name}</text>\
+<text x="{x}" dx="60" y="84" text-anchor="middle">{note}</text>"""
+
+
+def draw(report: Mapping[str, Any]) -> str:
+    """SVG of a pipeline report: a box for each stage, darker where more of the time goes, the bottleneck outlined."""
+    stages = report["stages"]
+    notes = {name: f"{stage['ms_per_batch']:.2f} ms, {stage['share']:.0%}" for name, stage in stages.items()}
+    notes = {"rows": "", **notes, "training": f"waits {report['wait_share']:.1%}"}
+    boxes = [
+        _BOX.format(
+            x=20 + 150 * i,
+            shade=int(245 - 130 * stages.get(name, {}).get("share", 0.0)),
+            arrow=f"M{20 + 150 * i} 68 l-8 -4 v8 z h-22" if i else "",
+            line=3 if name == report["bottleneck"] else 1,
+            name=escape(name),
+            note=note,
+        )
+        for i, (name, note) in enumerate(notes.items())
+    ]
+    where = f"{report['workers']} worker process(es)" if report["workers"] else "in the training process"
+    title = f"{report['real_tokens_per_s']:,} tokens/s, {where}, padding {report['padding_fraction']:.2%}"
+    verdict = escape(f"bottleneck: {report['bottleneck']}; {report['advice']}")
+    return _PICTURE.format(width=20 + 150 * len(notes), title=title, boxes="".join(boxes), verdict=verdict)

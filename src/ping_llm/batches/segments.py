@@ -1,89 +1,363 @@
-"""The contexts of some sequences: chosen from the rows, fitted to the sequences and written as tokens.
+"""The measurements of samples: drawn from their windows, cut to fit their sequences, and written as tokens.
 
 Importing this loads (or compiles) the kernels.
 """
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from ping_llm.batches.batch import PackedTokens, Stages
-from ping_llm.batches.contexts import Mode, Units
-from ping_llm.batches.kernels.sampling import SOUND, fill, sample
-from ping_llm.batches.kernels.writing import write
-from ping_llm.batches.plan import PlannedUnits
-from ping_llm.core.randomness import Ints
+from ping_llm.batches.plan import (
+    ABSOLUTE,
+    DELTA1,
+    DELTA4,
+    FAILED_SAVES,
+    FULL,
+    NONE,
+    PARTIAL,
+    SAMPLES,
+    Samples,
+    bare_tokens,
+)
+from ping_llm.core.compiled import column, kernel, part_of_kernels, table, types
+from ping_llm.core.distribution import TOO_LONG_US
+from ping_llm.core.draws import extend, permutation_width, permute_run, uniform
+from ping_llm.core.randomness import Ints, Purpose
 from ping_llm.rows.reader import RowReader
+from ping_llm.tokens import FIELD_ORDERS, LONGEST_DELTA1_S, TimeKind
+from ping_llm.tokens.encode import write_measurement
 
-_NO_TIMES: Final = int(Mode.NONE)
+UNTIMED_SHARES: Final = (0.1, 0.9)
+"""In partial mode each measurement loses its time with a probability that is uniform in this range."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Segments:
     """What was chosen, its tokens, and what `inspect batch` explains."""
 
-    units: Units
+    samples: Samples
     counts: Ints
-    """Measurements of each unit that are used."""
+    """Measurements of each sample that are used."""
     position: Ints
-    """Of each measurement, in the order in which it is written: its position in the unit's row."""
+    """Of each measurement, in the order in which it is written: its position in the sample's row."""
     field_order: npt.NDArray[np.uint8]
     packed: PackedTokens
 
     @property
-    def unit(self) -> Ints:
-        """The unit of each measurement."""
-        return np.repeat(np.arange(len(self.units)), self.counts)
+    def sample(self) -> Ints:
+        """The sample of each measurement."""
+        return np.repeat(np.arange(len(self.samples)), self.counts)
 
 
-def write_segments(planned: PlannedUnits, reader: RowReader, length: int, stages: Stages) -> Segments:
+def write_segments(
+    samples: Samples, sequence: npt.NDArray[np.int32], reader: RowReader, length: int, stages: Stages
+) -> Segments:
     """Segments of at most `length` tokens in each sequence. Rows that are damaged are an error."""
-    units = planned.units
+    columns, rows = samples.columns, samples.row
     with stages("read"):
-        reader.check(units.row)
+        reader.check(rows)
     with stages("sample"):
-        first, position, rank, words, timed = sample(
-            units.key, units.family, units.mode, units.start, units.size, planned.elastic, length
-        )
+        drawn = _draw_measurements(columns, length)
+        first, position, *_ = drawn
     with stages("read"):
-        picked = reader.pick(units.row, first, position, units.mode != _NO_TIMES)
+        picked = reader.pick(rows, first, position, samples.mode != NONE)
+        read = (picked.time_s, picked.rtt_ms, picked.destination)
     with stages("fill"):
-        counts, sizes = np.empty(len(units), dtype=np.int64), np.empty(len(units), dtype=np.int32)
-        fault = fill(
-            planned.sequence,
-            units.family,
-            units.mode,
-            units.most,
-            planned.elastic,
-            planned.wanted,
-            length,
-            first,
-            rank,
-            picked.time_s,
-            timed,
-            picked.rtt_ms,
-            counts,
-            sizes,
-        )
-        if fault != SOUND:
-            raise reader.rows.corrupt(int(units.row[fault]), "its measurements are not as the index says")
+        counts, sizes = np.empty(len(rows), dtype=np.int64), np.empty(len(rows), dtype=np.int32)
+        fault = _fill(sequence, columns, drawn, read, length, counts, sizes)
+        if fault != _SOUND:
+            raise reader.rows.corrupt(int(rows[fault]), "its measurements are not as the index says")
     with stages("encode"):
-        tokens, written, field_order = write(
-            units.family,
-            units.mode,
-            reader.sources(units.row),
-            counts,
-            sizes,
-            first,
-            position,
-            rank,
-            words,
-            timed,
-            picked.time_s,
-            picked.rtt_ms,
-            picked.destination,
+        tokens, written, field_order = _write(
+            samples.family, samples.mode, reader.sources(rows), drawn, read, counts, sizes
         )
-    packed = PackedTokens(tokens=tokens, sizes=sizes, sequence=planned.sequence)
-    return Segments(units=units, counts=counts, position=written, field_order=field_order, packed=packed)
+    packed = PackedTokens(tokens=tokens, sizes=sizes, sequence=sequence)
+    return Segments(samples=samples, counts=counts, position=written, field_order=field_order, packed=packed)
+
+
+# Kernels: which measurements of their windows samples may use, and what is drawn for each of them.
+
+_SAMPLE: Final = int(Purpose.SAMPLE)
+_MEASUREMENT: Final = int(Purpose.MEASUREMENT)
+_UNTIMED_SHARE: Final = int(Purpose.UNTIMED_SHARE)
+_LEAST_UNTIMED: Final = UNTIMED_SHARES[0]
+_UNTIMED_RANGE: Final = UNTIMED_SHARES[1] - UNTIMED_SHARES[0]
+
+_U16: Final = np.uint64(16)
+_U48: Final = np.uint64(48)
+_LOW_16: Final = np.uint64(0xFFFF)
+_LOW_32: Final = np.uint64(0xFFFFFFFF)
+_INDEX: Final = (1 << 20) - 1
+"""Keys that are sorted end in the index of the measurement among those of its sample."""
+
+_FEW: Final = 12
+"""So many keys are sorted faster without buckets."""
+
+_I64, _I32, _U8 = column(types.int64), column(types.int32), column(types.uint8)
+_DRAWN: Final = types.Tuple((_I64, _I64, column(types.int32), column(types.uint64), column(types.bool_)))
+"""What `_draw_measurements` gives."""
+_READ: Final = types.Tuple((_I64, column(types.float32), table(types.uint8)))
+"""Times, RTTs and destinations of the measurements that were drawn."""
+
+
+@part_of_kernels
+def sort_random(keys: Any, spare: Any, ends: Any, count: Any, bits: Any) -> None:
+    """Sort `keys[:count]`, numbers that are about equally likely anywhere below 2^bits.
+
+    By the first bits into buckets, which leaves little to do. `spare` has space for as many keys, and `ends` for
+    twice as many buckets as there are keys.
+    """
+    if count > _FEW:
+        width = 4
+        while 1 << width < count:
+            width += 1
+        shift = max(bits - width, 0)
+        ends[: (1 << width) + 1] = 0
+        for i in range(count):
+            spare[i] = keys[i]
+            ends[(keys[i] >> shift) + 1] += 1
+        for bucket in range(1 << width):
+            ends[bucket + 1] += ends[bucket]
+        for i in range(count):
+            bucket = spare[i] >> shift
+            keys[ends[bucket]] = spare[i]
+            ends[bucket] += 1
+    for i in range(1, count):
+        key, at = keys[i], i
+        while at > 0 and keys[at - 1] > key:
+            keys[at] = keys[at - 1]
+            at -= 1
+        keys[at] = key
+
+
+@part_of_kernels
+def _untimed_bound(key: Any, mode: Any) -> Any:
+    """A measurement whose first 16 random bits are below this loses its time: 0 keeps all times, 2^16 keeps none."""
+    if mode == FULL:
+        return np.uint64(0)
+    if mode == PARTIAL:
+        share = _LEAST_UNTIMED + _UNTIMED_RANGE * uniform(extend(key, _UNTIMED_SHARE))
+        return np.uint64(share * 2.0**16)
+    return np.uint64(1 << 16)
+
+
+@kernel(SAMPLES, types.int64, returns=_DRAWN)
+def _draw_measurements(samples: Any, length: Any) -> Any:
+    """Candidates of each sample: as many measurements of its window as fit a sequence if all failed.
+
+    Gives where each sample's candidates begin and, by sample and in time order, their positions in the row, ranks,
+    random words and whether they keep their time. The first k ranks are k measurements drawn without replacement. Of a
+    sample that is not shrinkable all are used, and all have rank 0.
+    """
+    _, _, key, family, mode, start, size, _, _, _, _, shrinkable = samples
+    first = np.zeros(len(key) + 1, dtype=np.int64)
+    largest = 0
+    for s in range(len(key)):
+        count = min(size[s], length // (bare_tokens(family[s]) - FAILED_SAVES))
+        first[s + 1] = first[s] + count
+        largest = max(largest, count)
+    position = np.empty(first[-1], dtype=np.int64)
+    rank = np.zeros(first[-1], dtype=np.int32)
+    words = np.empty(first[-1], dtype=np.uint64)
+    timed = np.empty(first[-1], dtype=np.bool_)
+    keys, spare = np.empty(largest, dtype=np.int64), np.empty(largest, dtype=np.int64)
+    ends = np.empty(2 * largest + 17, dtype=np.int64)
+
+    for s in range(len(key)):
+        begin, count = first[s], first[s + 1] - first[s]
+        if shrinkable[s] and count < size[s]:
+            permute_run(extend(key[s], _SAMPLE), size[s], 0, keys[:count])
+            for i in range(count):
+                keys[i] = keys[i] << 20 | i
+            sort_random(keys, spare, ends, count, 20 + np.int64(permutation_width(size[s])))
+            for i in range(count):
+                position[begin + i] = start[s] + (keys[i] >> 20)
+                rank[begin + i] = keys[i] & _INDEX
+        else:
+            for i in range(count):
+                position[begin + i] = start[s] + i
+            if shrinkable[s]:  # here only the ranks are drawn: a plain shuffle
+                word = extend(key[s], _SAMPLE)
+                for i in range(count):
+                    keys[i] = np.int64(extend(word, i) & _LOW_32) << 20 | i
+                sort_random(keys, spare, ends, count, 52)
+                for i in range(count):
+                    rank[begin + (keys[i] & _INDEX)] = i
+        word, bound = extend(key[s], _MEASUREMENT), _untimed_bound(key[s], mode[s])
+        for i in range(begin, begin + count):
+            words[i] = extend(word, position[i])
+            timed[i] = (words[i] & _LOW_16) >= bound
+    return first, position, rank, words, timed
+
+
+# Kernels: how many measurements each sample uses, so that sequences are as full as can be and never too full.
+
+_GROWTH_ROUNDS: Final = 3
+"""Each round fills all but a fifth of what is still free (a long delta is that much longer than a usual one)."""
+
+_SOUND: Final = -1
+
+
+@part_of_kernels
+def _count_tokens(used: Any, family: Any, mode: Any, rank: Any, time_s: Any, timed: Any, rtt_ms: Any) -> Any:
+    """Tokens of a sample that uses the candidates of rank below `used`."""
+    tokens, bare = 0, bare_tokens(family)
+    if mode == NONE:
+        for i in range(len(rank)):
+            tokens += np.int64(rank[i] < used) * (bare - np.int64(np.isnan(rtt_ms[i])) * FAILED_SAVES)
+        return tokens
+    previous, is_first = np.int64(0), True
+    for i in range(len(rank)):
+        if rank[i] < used:
+            tokens += bare - np.int64(np.isnan(rtt_ms[i])) * FAILED_SAVES
+            if timed[i]:
+                if is_first:
+                    tokens += ABSOLUTE
+                else:
+                    tokens += DELTA1 if time_s[i] - previous <= LONGEST_DELTA1_S else DELTA4
+                previous, is_first = time_s[i], False
+    return tokens
+
+
+@part_of_kernels
+def _largest_increase(family: Any, mode: Any) -> Any:
+    """The most tokens that each measurement after the first adds to a sample.
+
+    Its own, with a long delta. Its successor's delta only gets shorter. If it becomes the first one, it takes over the
+    absolute time, and the one that had it gets a delta instead.
+    """
+    return bare_tokens(family) + (0 if mode == NONE else DELTA4)
+
+
+@part_of_kernels
+def _late_absolute_time(mode: Any) -> Any:
+    """Tokens that the first timed measurement of a partial context can add on top of the largest increase."""
+    return ABSOLUTE - DELTA4 if mode == PARTIAL else 0
+
+
+@kernel(_I32, SAMPLES, _DRAWN, _READ, types.int64, _I64, _I32, returns=types.int64)
+def _fill(sequence: Any, samples: Any, drawn: Any, read: Any, length: Any, counts: Any, tokens: Any) -> Any:
+    """Measurements and tokens of each sample: all of its window, or for a shrinkable one as many as still fit.
+
+    Shrinkable samples first share what the others leave free in proportion to what was planned for them. Then one in
+    each sequence grows while another measurement of any length fits; at last one that may just fit is tried.
+
+    Gives the number of a sample whose data cannot be what the index says, or `_SOUND`.
+    """
+    _, _, _, family, mode, _, _, _, max_tokens, min_tokens, target_tokens, shrinkable = samples
+    first, _, rank, _, timed = drawn
+    time_s, rtt_ms, _ = read
+    for i in range(len(rtt_ms)):
+        if np.float64(rtt_ms[i]) * 1000.0 >= TOO_LONG_US:
+            return np.searchsorted(first, i, side="right") - 1
+    begin = 0
+    while begin < len(sequence):
+        end = begin + 1
+        while end < len(sequence) and sequence[end] == sequence[begin]:
+            end += 1
+
+        spare, free, all_targets = length, length, 0
+        for s in range(begin, end):
+            counts[s], tokens[s] = first[s + 1] - first[s], 0
+            if shrinkable[s]:
+                spare -= min_tokens[s]
+                all_targets += target_tokens[s]
+            else:
+                a, b = first[s], first[s + 1]
+                tokens[s] = _count_tokens(1, family[s], mode[s], rank[a:b], time_s[a:b], timed[a:b], rtt_ms[a:b])
+                if tokens[s] > max_tokens[s]:
+                    return s
+                free -= tokens[s]
+                spare -= tokens[s]
+        for s in range(begin, end):
+            if shrinkable[s]:
+                share = np.int64(spare * (target_tokens[s] / all_targets)) // _largest_increase(family[s], mode[s])
+                counts[s] = min(max(1 + share, 1), counts[s])
+                a, b = first[s], first[s + 1]
+                tokens[s] = _count_tokens(
+                    counts[s], family[s], mode[s], rank[a:b], time_s[a:b], timed[a:b], rtt_ms[a:b]
+                )
+                free -= tokens[s]
+
+        for turn in range(_GROWTH_ROUNDS + 1):
+            growing, room = -1, 0
+            for s in range(begin, end):
+                left = first[s + 1] - first[s] - counts[s]
+                if shrinkable[s] and left > room:
+                    growing, room = s, left
+            if growing < 0:
+                break
+            s = growing
+            more = max(free - _late_absolute_time(mode[s]), 0) // _largest_increase(family[s], mode[s])
+            more = min(max(more, 1) if turn == _GROWTH_ROUNDS else more, room)
+            if more > 0:
+                a, b = first[s], first[s + 1]
+                new = _count_tokens(
+                    counts[s] + more, family[s], mode[s], rank[a:b], time_s[a:b], timed[a:b], rtt_ms[a:b]
+                )
+                if new - tokens[s] <= free:
+                    free -= new - tokens[s]
+                    counts[s] += more
+                    tokens[s] = new
+        if free < 0:
+            return begin
+        begin = end
+    return _SOUND
+
+
+# Kernel: the chosen measurements in their order, as tokens.
+
+_ORDERS: Final = len(FIELD_ORDERS)
+_UNTIMED, _ABSOLUTE_TIME, _SHORT_DELTA, _LONG_DELTA = (int(kind) for kind in TimeKind)
+
+
+@kernel(
+    *(_U8, _U8, table(types.uint8), _DRAWN, _READ, _I64, _I32),
+    returns=types.Tuple((column(types.uint16), _I64, _U8)),
+)
+def _write(family: Any, mode: Any, source: Any, drawn: Any, read: Any, counts: Any, sizes: Any) -> Any:
+    """Tokens of the candidates of rank below `counts[s]` of each sample s; the position and field order of each.
+
+    A random position is drawn for each measurement. The positions that fall to timed ones are then given to the timed
+    ones in time order. With all timed that is time order, with none timed a plain shuffle: one rule for all modes.
+    """
+    first, position, rank, words, timed = drawn
+    time_s, rtt_ms, destination = read
+    largest = counts.max() if len(counts) else 0
+    used, in_time = np.empty(largest, dtype=np.int64), np.empty(largest, dtype=np.int64)
+    keys, spare = np.empty(largest, dtype=np.int64), np.empty(largest, dtype=np.int64)
+    ends = np.empty(2 * largest + 17, dtype=np.int64)
+    tokens = np.empty(sizes.sum(), dtype=np.uint16)
+    written, field_orders = np.empty(counts.sum(), dtype=np.int64), np.empty(counts.sum(), dtype=np.uint8)
+    at = number = 0
+    for s in range(len(counts)):
+        is_v6 = family[s] == 6
+        count = with_time = 0
+        for i in range(first[s], first[s + 1]):
+            if rank[i] < counts[s]:
+                used[count] = i
+                keys[count] = np.int64(words[i] >> _U16 & _LOW_32) << 20 | count
+                count += 1
+                if timed[i]:
+                    in_time[with_time] = i
+                    with_time += 1
+        if mode[s] != FULL:
+            sort_random(keys, spare, ends, count, 52)
+        next_timed, previous = 0, np.int64(0)
+        for k in range(count):
+            i = used[k] if mode[s] == FULL else used[keys[k] & _INDEX]
+            kind, value = _UNTIMED, np.int64(0)
+            if timed[i]:
+                i = in_time[next_timed]
+                value = time_s[i] - previous
+                kind = _ABSOLUTE_TIME if next_timed == 0 else _SHORT_DELTA if value <= LONGEST_DELTA1_S else _LONG_DELTA
+                previous = time_s[i]
+                next_timed += 1
+            order = np.int64((words[i] >> _U48) * np.uint64(_ORDERS) >> _U16)
+            at = write_measurement(tokens, at, is_v6, source, s, destination, i, rtt_ms[i], kind, value, order)
+            written[number], field_orders[number] = position[i], order
+            number += 1
+    return tokens, written, field_orders

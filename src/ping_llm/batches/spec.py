@@ -2,21 +2,43 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from fractions import Fraction
 from typing import Any, Final
 
-from ping_llm.batches.contexts import ContextSettings
+import numpy as np
+import numpy.typing as npt
+
 from ping_llm.batches.mixture import Mixture
 from ping_llm.core.errors import PingLlmError
+from ping_llm.core.randomness import Ints
 from ping_llm.rows.manifest import MANIFEST, Manifest
 from ping_llm.storage import locate
-from ping_llm.tokens.encode import TOKEN_VERSION
+from ping_llm.tasks.pool import available_cores
+from ping_llm.tokens import TOKEN_VERSION
 
 PIPELINE_VERSION: Final = 1
 """Raised whenever the same spec would give other batches."""
 
 STATE_VERSION: Final = 1
+
+Batch = dict[str, npt.NDArray[np.int32]]
+"""`inputs` and `targets`, and for both `_position` and `_segmentation`: each [sequences, length]."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContextSettings:
+    """How rows become contexts. Part of what a data state is checked against."""
+
+    measurements_per_context: int = 30
+    max_contexts: int = 16
+    length: int = 1024
+    """Tokens of a sequence: no context has more."""
+
+    def per_row(self, counts: npt.ArrayLike) -> Ints:
+        """Contexts per epoch of rows with so many measurements."""
+        contexts = -(-np.asarray(counts, dtype=np.int64) // self.measurements_per_context)
+        return np.minimum(contexts, self.max_contexts)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +106,10 @@ class DataState:
     identity: Mapping[str, Any]
     mixture: Mixture
 
+    @classmethod
+    def start(cls, spec: DataSpec) -> "DataState":
+        return cls(next_step=0, identity=spec.identity(), mixture=Mixture.of(spec.weights))
+
     def to_json(self) -> str:
         value = {
             "version": STATE_VERSION,
@@ -99,42 +125,64 @@ class DataState:
             value = json.loads(text)
             if value["version"] != STATE_VERSION:
                 raise PingLlmError(f"data state has version {value['version']}; this program reads {STATE_VERSION}")
-            return cls(
-                next_step=int(value["next_step"]),
-                identity=value["identity"],
-                mixture=Mixture.from_json(value["mixture"]),
-            )
+            mixture = Mixture.from_json(value["mixture"])
+            return cls(next_step=int(value["next_step"]), identity=value["identity"], mixture=mixture)
         except (ValueError, KeyError, TypeError) as error:
             raise PingLlmError(f"not a data state: {error!r}") from error
 
-    def check(self, wanted: Mapping[str, Any]) -> None:
+    def check(self, identity: Mapping[str, Any]) -> None:
         """An error that says what differs, if this state belongs to other data."""
-        if different := self._differences(wanted):
+        different = [
+            f"{name}: {self.identity.get(name)!r} then, {identity.get(name)!r} now"
+            for name in sorted({*self.identity, *identity})
+            if self.identity.get(name) != identity.get(name)
+        ]
+        if different:
             raise PingLlmError(
                 "the data is not what this run was trained on: "
                 + "; ".join(different)
-                + ". Restore it, or set allow_data_change=true to go on with other batches"
+                + ". Restore it, or set allow_data_change=true to continue with other batches"
             )
-
-    def _differences(self, wanted: Mapping[str, Any]) -> list[str]:
-        return [
-            f"{name}: {self.identity.get(name)!r} then, {wanted.get(name)!r} now"
-            for name in sorted({*self.identity, *wanted})
-            if self.identity.get(name) != wanted.get(name)
-        ]
 
     def resume(self, spec: DataSpec, *, allow_change: bool = False) -> "DataState":
         """This state for another spec. What differs is an error, unless it is explicitly allowed."""
-        wanted = spec.identity()
+        identity = spec.identity()
         if not allow_change:
-            self.check(wanted)
-        different = self._differences(wanted)
-        if "rows" in "".join(different) or len(spec.rows) != len(self.mixture.phases[0].shares):
+            self.check(identity)
+        if identity["rows"] != self.identity.get("rows") or len(spec.rows) != len(self.mixture.phases[0].shares):
             mixture = Mixture.of(spec.weights)
         else:
             mixture = self.mixture.changed(spec.weights, self.next_step * spec.global_batch_size)
-        return DataState(next_step=self.next_step, identity=wanted, mixture=mixture)
+        return DataState(next_step=self.next_step, identity=identity, mixture=mixture)
 
-    @classmethod
-    def start(cls, spec: DataSpec) -> "DataState":
-        return cls(next_step=0, identity=spec.identity(), mixture=Mixture.of(spec.weights))
+
+_WORKER_MB: Final = 300
+"""A worker's own memory: Python with its imports, and a block of the plan."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoaderSettings:
+    """How batches are delivered. None of this changes what is in them."""
+
+    worker_count: int = -1
+    """Worker processes: -1 chooses, 0 makes batches in this process."""
+    buffer_size: int = -1
+    """Batches that each worker makes ahead: -1 chooses."""
+    ram_budget_mb: int = 4096
+    debug: bool = False
+    """Log the time of each stage every minute, with the bottleneck and what to change."""
+    visualization_dir: str = ""
+    """Folder for the pipeline graph and its numbers, written every minute and at the end."""
+    host: int = 0
+    hosts: int = 1
+
+    def resolved(self, batch_bytes: int) -> "LoaderSettings":
+        """With the choices made: half the cores, and buffers for half of the memory that workers leave."""
+        workers, buffer = self.worker_count, self.buffer_size
+        if workers < 0:
+            affordable = max(1, self.ram_budget_mb // 2 // _WORKER_MB)
+            workers = max(1, min(available_cores() // 2, affordable, 8))
+        if buffer < 1:
+            free = self.ram_budget_mb * 2**20 // 2
+            buffer = int(np.clip(free // max(1, batch_bytes * max(1, workers)), 1, 32))
+        return replace(self, worker_count=workers, buffer_size=buffer)

@@ -14,9 +14,8 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
-from ping_llm.batches.contexts import ContextSettings
-from ping_llm.batches.loader import Loader, LoaderSettings
-from ping_llm.batches.spec import DataSpec, RowsSpec
+from ping_llm.batches.loader import Loader
+from ping_llm.batches.spec import ContextSettings, DataSpec, LoaderSettings, RowsSpec
 from ping_llm.benchmarks.plain_encoder import encode_one
 from ping_llm.core.console import progress
 from ping_llm.rows.dataset import RowSet

@@ -1,4 +1,4 @@
-"""`ping-llm split`: measurements for training, and questions that stay unseen."""
+"""`ping-llm split` and `ping-llm evaluate`: models beside the classical predictors, on what none of them has seen."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import numpy as np
 import typer
 
 from ping_llm.cli.options import Columns, Json, Overwrite, check_folder, print_json, renamed, writing
@@ -49,23 +48,16 @@ def split(
     settings = SplitSettings(held_out_pairs=held_out_pairs, unseen_probes=unseen_probes, later=later)
     with progress("reading") as advance:
         measured = read_observations(files, columns=renamed(columns), on_progress=advance)
-    for reason, count in measured.dropped.items():
-        err.print(f"dropped {count:,} {reason}", markup=False)
+    _say_dropped(measured)
     found = write_split(measured, output, settings, overwrite=overwrite)
     asked = {protocol: len(questions) for protocol, questions in found.questions.items()}
+    train, everything = len(found.train), len(measured.observations)
     if json_output:
-        print_json(
-            {"train": len(found.train), "history": len(found.history), "questions": asked, "unused": found.unused}
-        )
+        print_json({"train": train, "history": len(found.history), "questions": asked, "unused": found.unused})
         return
-    out.print(
-        f"{len(found.train):,} of {len(measured.observations):,} measurements are for training, in {output}/train"
-    )
+    out.print(f"{train:,} of {everything:,} measurements are for training, in {output}/train")
     for protocol, count in asked.items():
         out.print(f"  {protocol:12} {count:,} questions")
-
-
-# `ping-llm evaluate`: models beside the classical predictors, in tables, JSON and pictures.
 
 
 def evaluate(
@@ -99,7 +91,7 @@ def evaluate(
 
     Three protocols, reported apart because their errors differ by ten times: **unseen_pair**, known nodes that were
     never seen to measure each other; **seen_pair**, what a known pair measures later; **unseen_probe**, a source of
-    which nothing was learnt, from what it measured before. What is asked depends on the addresses and times only, so
+    which nothing was learned, from what it measured before. What is asked depends on the addresses and times only, so
     all who evaluate the same measurements ask the same. Whatever is asked is hidden from everyone who answers.
 
     A model of your own must not have been trained on what is asked: split the measurements first, and train it on the
@@ -129,7 +121,7 @@ def evaluate(
     chosen: list[str | None] = [*(models or [])] or [None]
     for where in chosen:
         predictor = Predictor.from_pretrained(where)
-        _refuse_what_was_learnt(predictor, asked)
+        _refuse_what_was_learned(predictor, asked)
         name = predictor.name if predictor.name not in predictors else str(where)
         predictors[name], sources[name] = predictor, where
     truth = World.load(world) if world else None
@@ -150,7 +142,8 @@ def evaluate(
 def _split_of(data: Sequence[str], rows: Path | None, columns: dict[str, str]) -> "Split":
     from ping_llm.evaluate.split import split
     from ping_llm.evaluate.split_folder import read_split
-    from ping_llm.rows.measurement_set import read_observations
+    from ping_llm.rows.manifest import Manifest
+    from ping_llm.rows.measurement_set import joined, read_observations, rows_observations
     from ping_llm.sources import SPLIT_FILE
 
     if bool(data) == bool(rows):
@@ -161,27 +154,17 @@ def _split_of(data: Sequence[str], rows: Path | None, columns: dict[str, str]) -
     if folders:
         return read_split(folders[0])
     with progress("reading") as advance:
-        measured = _of_rows(rows) if rows else read_observations(data, columns=columns, on_progress=advance)
-    for reason, count in measured.dropped.items():
-        err.print(f"dropped {count:,} {reason}", markup=False)
+        if rows:  # all measurements, whichever of the rows' own splits they are in
+            measured = joined([rows_observations(rows, name) for name in Manifest.load(rows).splits])
+        else:
+            measured = read_observations(data, columns=columns, on_progress=advance)
+    _say_dropped(measured)
     return split(measured)
 
 
-def _of_rows(folder: Path) -> "MeasurementSet":
-    """All measurements of prepared rows, whichever of their own splits they are in."""
-    from ping_llm.baselines import NodeIds, Observations
-    from ping_llm.rows.manifest import Manifest
-    from ping_llm.rows.measurement_set import MeasurementSet, rows_observations
-
-    ids = NodeIds()
-    parts = []
-    for name in Manifest.load(folder).splits:
-        measured = rows_observations(folder, name)
-        number, known = ids.ids(measured.nodes), measured.observations
-        parts.append((number[known.source], number[known.destination], known.time_s, known.rtt_ms))
-    source, destination, time_s, rtt_ms = (np.concatenate(column) for column in zip(*parts, strict=True))
-    together = Observations(source=source, destination=destination, time_s=time_s, rtt_ms=rtt_ms)
-    return MeasurementSet(nodes=tuple(str(node) for node in ids.of), observations=together)
+def _say_dropped(measured: "MeasurementSet") -> None:
+    for reason, count in measured.dropped.items():
+        err.print(f"dropped {count:,} {reason}", markup=False)
 
 
 def _only(split: "Split", protocols: Sequence[str]) -> "Split":
@@ -194,24 +177,21 @@ def _only(split: "Split", protocols: Sequence[str]) -> "Split":
     return replace(split, questions={name: split.questions[name] for name in split.questions if name in protocols})
 
 
-def _refuse_what_was_learnt(predictor: "Predictor", split: "Split") -> None:
+def _refuse_what_was_learned(predictor: "Predictor", split: "Split") -> None:
     from ping_llm.evaluate.split import trained_on
 
-    name = predictor.name
     try:
-        learnt = predictor.training_measurements()
+        learned = predictor.training_measurements()
     except PingLlmError as error:
-        raise PingLlmError(f"cannot check that {name} was not trained on what is asked: {error}") from error
+        raise PingLlmError(f"cannot check that {predictor.name} was not trained on what is asked: {error}") from error
     compromised: Counter[str] = Counter()
-    for measured in learnt:
-        compromised.update({protocol: count for protocol, count in trained_on(measured, split).items() if count})
-    if compromised:
-        counts = ", ".join(f"{count:,} questions of {protocol}" for protocol, count in compromised.items())
-        raise PingLlmError(
-            f"{name} was trained on what would be asked ({counts}): train it on the part that `ping-llm split` writes"
-            + _still_possible([protocol for protocol in split.questions if protocol not in compromised])
-        )
-
-
-def _still_possible(protocols: Sequence[str]) -> str:
-    return f", or ask only for {' '.join(f'--protocol {name}' for name in protocols)}" if protocols else ""
+    for measured in learned:
+        compromised += Counter(trained_on(measured, split))
+    if not compromised:
+        return
+    counts = ", ".join(f"{count:,} questions of {protocol}" for protocol, count in compromised.items())
+    possible = [f"--protocol {protocol}" for protocol in split.questions if protocol not in compromised]
+    raise PingLlmError(
+        f"{predictor.name} was trained on what would be asked ({counts}): train it on the part that `ping-llm split` "
+        "writes" + (f", or ask only for {' '.join(possible)}" if possible else "")
+    )

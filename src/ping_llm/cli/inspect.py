@@ -1,7 +1,7 @@
 """`ping-llm inspect`: what the other commands made."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -10,7 +10,9 @@ from ping_llm.core.console import out, progress
 from ping_llm.core.errors import PingLlmError
 
 if TYPE_CHECKING:
-    from ping_llm.batches.spec import DataSpec
+    from collections.abc import Iterator
+
+    from ping_llm.batches.spec import Batch, DataSpec
 
 PreparedRows = Annotated[str, typer.Argument(help="Folder that `ping-llm prepare` wrote.")]
 Configuration = Annotated[
@@ -51,9 +53,12 @@ def inspect_rows(
             raise PingLlmError(f"{path} has {len(rows):,} rows in {split}; there is no row {row}")
     faults: list[str] = []
     if not quick:
-        faults = _verify(path, summary)
-    summary["verified"] = not quick and not faults
-    summary["faults"] = faults
+        total = sum(part["bytes"] for part in summary["splits"].values())
+        with progress("checking shards (bytes)", total=total) as advance:
+            for name in summary["splits"]:
+                with RowSet(path, name) as rows:
+                    faults += rows.verify(advance)
+    summary |= {"verified": not quick and not faults, "faults": faults}
     shown = None
     if not faults:
         with RowSet(path, split) as rows:
@@ -62,23 +67,10 @@ def inspect_rows(
         print_json(summary | {"row": shown})
     else:
         out.print(render(summary, row=shown, histograms=True))
-        if not quick and not faults:
+        if summary["verified"]:
             out.print("\nAll shards match the index and the manifest.")
     if faults:
-        more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
-        raise PingLlmError(faults[0] + more)
-
-
-def _verify(path: Path, summary: dict[str, Any]) -> list[str]:
-    from ping_llm.rows.dataset import RowSet
-
-    total = sum(split["bytes"] for split in summary["splits"].values())
-    faults: list[str] = []
-    with progress("checking shards (bytes)", total=total) as advance:
-        for split in summary["splits"]:
-            with RowSet(path, split) as rows:
-                faults += list(rows.verify(advance))
-    return faults
+        raise PingLlmError(faults[0] + (f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""))
 
 
 def inspect_batches(
@@ -109,25 +101,27 @@ def inspect_batches(
 
       ping-llm inspect batches --config configs/latency_network.yml
     """
-    from ping_llm.batches import explain
+    from ping_llm.batches import batch as arrays
+    from ping_llm.batches.explain import global_batches
+    from ping_llm.batches.source import BatchSource
 
-    first, last = _step_range(steps)
-    spec = _spec(rows, config, changes or [], split, batch_size, length, seed)
-    batches: Any
+    first, separator, last = steps.partition(":")
+    if not (separator and first.isdigit() and last.isdigit() and int(first) < int(last)):
+        raise PingLlmError(f"--steps {steps!r}: write first:end, such as 0:20")
+    numbers = range(int(first), int(last))
+    spec = _spec(rows, config, changes, split, batch_size, length, seed)
+    batches: Iterator[Batch] = global_batches(spec, numbers.start, numbers.stop, hosts=hosts, workers=workers)
     if backward:
-        order = list(reversed(range(first, last)))
-        batches = (explain.one_batch(spec, step) for step in order)
-    else:
-        order = list(range(first, last))
-        batches = explain.global_batches(spec, first, last, hosts=hosts, workers=workers)
-    for step, batch in zip(order, batches, strict=True):
+        numbers = numbers[::-1]
+        batches = map(BatchSource(spec).__getitem__, numbers)
+    for step, batch in zip(numbers, batches, strict=True):
         segmentation = batch["inputs_segmentation"]
         shown = {
             "step": step,
             "tokens": int((segmentation > 0).sum()),
             "padding": round(float((segmentation == 0).mean()), 5),
             "segments": int(segmentation.max(axis=1).sum()),
-        } | ({"digest": explain.digest(batch)} if digest else {})
+        } | ({"digest": arrays.digest(batch)} if digest else {})
         if json_output:
             print_json(shown)
         elif digest:
@@ -162,7 +156,7 @@ def inspect_batch(
     from ping_llm.batches import explain
     from ping_llm.batches.source import BatchSource
 
-    spec = _spec(rows, config, changes or [], split, batch_size, length, seed)
+    spec = _spec(rows, config, changes, split, batch_size, length, seed)
     if sequence >= spec.global_batch_size:
         raise PingLlmError(
             f"a batch of {spec.global_batch_size} has sequences 0 to {spec.global_batch_size - 1}; "
@@ -175,33 +169,22 @@ def inspect_batch(
         out.print(explain.render(explained), soft_wrap=True)
 
 
-def _step_range(text: str) -> tuple[int, int]:
-    first, separator, last = text.partition(":")
-    if not (separator and first.isdigit() and last.isdigit() and int(first) < int(last)):
-        raise PingLlmError(f"--steps {text!r}: write first:end, such as 0:20")
-    return int(first), int(last)
-
-
 def _spec(
-    rows: str, config: Path | None, changes: list[str], split: str, batch_size: int, length: int, seed: int
+    rows: str, config: Path | None, changes: list[str] | None, split: str, batch_size: int, length: int, seed: int
 ) -> "DataSpec":
     """What decides the batches: the configuration, where there is one, else the options."""
-    from ping_llm.batches.contexts import ContextSettings
-    from ping_llm.batches.spec import DataSpec, RowsSpec
+    from ping_llm.batches.spec import ContextSettings, DataSpec, RowsSpec
     from ping_llm.config import load_config
     from ping_llm.data.registry import spec_from_config
 
-    if config or changes:
-        if rows:
-            raise PingLlmError(f"give either the folder {rows} or a configuration (--config, --set), not both")
-        if split not in {"train", "eval"}:
-            raise PingLlmError(f"--split {split!r}: write train or eval")
-        return spec_from_config(load_config(config, changes), split)
-    if not rows:
-        raise PingLlmError("name a folder that `ping-llm prepare` wrote, or a --config")
-    return DataSpec(
-        rows=(RowsSpec.find(rows, split),),
-        seed=seed,
-        global_batch_size=batch_size,
-        contexts=ContextSettings(length=length),
-    )
+    if not (config or changes):
+        if not rows:
+            raise PingLlmError("name a folder that `ping-llm prepare` wrote, or a --config")
+        contexts = ContextSettings(length=length)
+        found = RowsSpec.find(rows, split)
+        return DataSpec(rows=(found,), seed=seed, global_batch_size=batch_size, contexts=contexts)
+    if rows:
+        raise PingLlmError(f"give either the folder {rows} or a configuration (--config, --set), not both")
+    if split not in {"train", "eval"}:
+        raise PingLlmError(f"--split {split!r}: write train or eval")
+    return spec_from_config(load_config(config, changes or []), split)

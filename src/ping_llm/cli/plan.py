@@ -21,7 +21,7 @@ def plan(
     workers: Annotated[int, typer.Option(min=1, help="Tasks that run at a time: the cores of the cluster.")] = 16,
     memory_gb_per_worker: Annotated[float, typer.Option(min=0.25, help="Memory for each of them.")] = 4.0,
     bandwidth: Annotated[
-        float, typer.Option(min=0.1, help="MB a second for each worker, from and to where the data lies.")
+        float, typer.Option(min=0.1, help="MB per second for each worker, from and to where the data lies.")
     ] = 100.0,
     input_bytes_per_measurement: Annotated[
         float | None, typer.Option(min=0.1, help="Of the input files.", show_default="8, as Parquet has")
@@ -37,7 +37,7 @@ def plan(
     ] = False,
     json_output: Json = False,
 ) -> None:
-    """Tell what `prepare` will take: tasks, bytes, memory, disk, requests and time.
+    """Estimate what `prepare` will take: tasks, bytes, memory, disk, requests and time.
 
     The times come from rates that were measured, on another machine unless --measure is given. What else is assumed is
     printed with them.
@@ -87,7 +87,7 @@ def plan(
 def _show(found: "Estimate") -> None:
     from rich.table import Table
 
-    scale = found.scale
+    load = found.scale
     table = Table("stage", box=None, header_style="bold")
     for title in ("tasks", "read", "written", "requests", "memory", "core-hours", "time"):
         table.add_column(title, justify="right")
@@ -103,23 +103,23 @@ def _show(found: "Estimate") -> None:
             duration(stage.seconds),
         )
     out.print(
-        f"{scale.measurements:,} measurements with {scale.workers} workers of {size(scale.memory_bytes)}: "
-        f"[bold]{duration(found.seconds)}[/], {found.seconds * scale.workers / 3600:,.0f} worker-hours"
+        f"{load.measurements:,} measurements with {load.workers} workers of {size(load.memory_bytes)}: "
+        f"[bold]{duration(found.seconds)}[/], {found.seconds * load.workers / 3600:,.0f} worker-hours"
     )
     out.print(table)
     out.print(
-        f"shuffle {size(found.shuffle_bytes)}; dataset {size(found.dataset_bytes)} in {found.shards:,} shards a split, "
-        f"{found.rows:,} rows, index {size(found.index_bytes)}; work folder and output together up to "
+        f"shuffle {size(found.shuffle_bytes)}; dataset {size(found.dataset_bytes)} in {found.shards:,} shards per "
+        f"split, {found.rows:,} rows, index {size(found.index_bytes)}; work folder and output together up to "
         f"{size(found.peak_store_bytes)}; scratch on each worker {size(found.scratch_bytes)}; this program "
         f"{size(found.driver_memory_bytes)} of memory",
         soft_wrap=True,
     )
     rates = found.rates
     out.print(
-        f"Reckoned with {scale.input_bytes_per_measurement:.1f} bytes of input a measurement, {scale.ipv6_share:.0%} "
-        f"IPv6, {scale.measurements_per_source:,.0f} measurements a source, {scale.bandwidth / 1e6:,.0f} MB/s "
-        f"a worker, and {rates.partition / 1e6:.1f} M measurements partitioned and {rates.shard / 1e6:.1f} M sorted by "
-        f"a core in a second ({rates.where})",
+        f"Assumed: {load.input_bytes_per_measurement:.1f} bytes of input per measurement, {load.ipv6_share:.0%} IPv6, "
+        f"{load.measurements_per_source:,.0f} measurements per source, {load.bandwidth / 1e6:,.0f} MB/s per worker, "
+        f"{rates.partition / 1e6:.1f} M measurements partitioned and {rates.shard / 1e6:.1f} M sorted per core and "
+        f"second ({rates.where})",
         soft_wrap=True,
         markup=False,
     )

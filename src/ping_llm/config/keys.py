@@ -15,7 +15,7 @@ import yaml
 from pydantic import model_validator
 from pydantic.fields import FieldInfo
 
-from ping_llm.config.rules import Rule, Section, above, at_least, key, one_of, parse_blend, unknown_key
+from ping_llm.config.rules import Rule, Section, above, at_least, key, one_of, parse_blend
 from ping_llm.core.errors import PingLlmError
 
 DATASET_TYPES: Final = {
@@ -335,7 +335,7 @@ KEYS: Final[dict[str, FieldInfo]] = {
 def find_key(name: str) -> FieldInfo:
     """The key of that name, or an error that names the nearest ones."""
     if name not in KEYS:
-        raise unknown_key(name, KEYS, Config.where_listed)
+        raise Config.unknown(name)
     return KEYS[name]
 
 

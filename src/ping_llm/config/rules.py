@@ -8,23 +8,14 @@ and what it was.
 import difflib
 import math
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from fractions import Fraction
 from typing import Any, ClassVar, Final
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    GetCoreSchemaHandler,
-    ValidationError,
-    ValidationInfo,
-    ValidatorFunctionWrapHandler,
-    field_validator,
-    model_validator,
-)
+import pydantic
+from pydantic import ValidationError, field_validator, model_validator
 from pydantic_core import CoreSchema, core_schema
 
 from ping_llm.core.errors import PingLlmError
@@ -51,7 +42,7 @@ class Rule:
     text: str
     accepts: Callable[[Any], bool]
 
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+    def __get_pydantic_core_schema__(self, source: Any, handler: pydantic.GetCoreSchemaHandler) -> CoreSchema:
         return core_schema.no_info_after_validator_function(self._checked, handler(source))
 
     def _checked(self, value: Any) -> Any:
@@ -82,14 +73,15 @@ def one_of(*choices: str) -> Rule:
 
 def key(default: Any, help: str) -> Any:
     """Declare a key of a section: `steps: Count = key(5_000, "Training steps of the run.")`."""
-    return Field(default, description=help)
+    return pydantic.Field(default, description=help)
 
 
-class Section(BaseModel):
+class Section(pydantic.BaseModel):
     """Base of the models that declare keys. Its name and its docstring introduce the keys in the documentation."""
 
-    model_config = ConfigDict(frozen=True, strict=True, allow_inf_nan=False)
+    model_config = pydantic.ConfigDict(frozen=True, strict=True, allow_inf_nan=False)
 
+    noun: ClassVar[str] = "key"
     where_listed: ClassVar[str] = ""
     max_digits: ClassVar[int] = _MAX_DIGITS
 
@@ -98,12 +90,21 @@ class Section(BaseModel):
     def _keys_exist(cls, values: dict[str, Any]) -> dict[str, Any]:
         for name in values:
             if name not in cls.model_fields:
-                raise unknown_key(name, cls.model_fields, cls.where_listed)
+                raise cls.unknown(name)
         return values
+
+    @classmethod
+    def unknown(cls, name: str) -> PingLlmError:
+        """The error for a key that is not there: it names the nearest ones."""
+        likely, known = name.lower().replace("-", "_"), list(cls.model_fields)
+        containing = [candidate for candidate in known if likely in candidate]  # `batch_size`: per_device_batch_size
+        near = difflib.get_close_matches(likely, known, n=3, cutoff=0.7) or (containing if len(containing) <= 3 else [])
+        advice = f"did you mean {' or '.join(near)}?" if near else cls.where_listed or f"there are {', '.join(known)}"
+        return PingLlmError(f"unknown {cls.noun} {shown(name)}: {advice}")
 
     @field_validator("*", mode="wrap")
     @classmethod
-    def _refuse_in_one_line(cls, value: Any, check: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
+    def _refuse_in_one_line(cls, value: Any, check: Callable[[Any], Any], info: pydantic.ValidationInfo) -> Any:
         what = None
         if type(value) is int and abs(value) >= 10**cls.max_digits:
             what = f"a number of at most {cls.max_digits} digits"
@@ -143,14 +144,6 @@ def shown(value: object, limit: int = 120) -> str:
     """The value as it may stand in a message of one line."""
     text = repr(value)
     return text if len(text) <= limit else f"{text[:limit]}…"
-
-
-def unknown_key(name: str, known: Collection[str], where_listed: str) -> PingLlmError:
-    likely = name.lower().replace("-", "_")
-    containing = [candidate for candidate in known if likely in candidate]  # `batch_size`: per_device_batch_size
-    near = difflib.get_close_matches(likely, known, n=3, cutoff=0.7) or (containing if len(containing) <= 3 else [])
-    advice = f"did you mean {' or '.join(near)}?" if near else where_listed or f"there are {', '.join(known)}"
-    return PingLlmError(f"unknown key {shown(name)}: {advice}")
 
 
 # Blends: which data, and how much of each, as in `a/*.arrayrecord,0.3;b/*.arrayrecord,0.7`.

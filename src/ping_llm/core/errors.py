@@ -1,6 +1,8 @@
 """The one exception a user is meant to see: the command line prints its message as a single line and exits non-zero."""
 
 import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 
@@ -15,6 +17,18 @@ class MeasurementError(PingLlmError):
 def one_line(error: BaseException, limit: int = 200) -> str:
     """What an exception of another package says, as it may stand in a message of ours."""
     return " ".join(str(error).split())[:limit] or type(error).__name__
+
+
+@contextmanager
+def explained(what: str, *kinds: type[Exception], limit: int = 200) -> Iterator[None]:
+    """An exception of another package, of any kind or of these, becomes an error of ours: `what`, and what it says."""
+    expected = kinds or (Exception,)
+    try:
+        yield
+    except expected as error:
+        if isinstance(error, PingLlmError) and not kinds:
+            raise
+        raise PingLlmError(f"{what}: {one_line(error, limit)}") from None
 
 
 def need(module: str, extra: str, what: str) -> Any:

@@ -51,6 +51,12 @@ class Questions:
         """One number for each (source, destination), for any ids below 2^31."""
         return np.asarray((self.source.astype(np.int64) << 32) | (self.destination.astype(np.int64) & 0xFFFFFFFF))
 
+    @property
+    def unordered_pair(self) -> Ints:
+        """The same number for both directions of a pair."""
+        low, high = np.minimum(self.source, self.destination), np.maximum(self.source, self.destination)
+        return np.asarray((low.astype(np.int64) << 32) | (high.astype(np.int64) & 0xFFFFFFFF))
+
     def reversed(self) -> "Questions":
         return Questions(source=self.destination, destination=self.source, time_s=self.time_s)
 

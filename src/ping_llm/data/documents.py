@@ -25,7 +25,7 @@ from google.protobuf import descriptor_pool, message_factory, text_format
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from google.protobuf.message import DecodeError
 
-from ping_llm.core.errors import PingLlmError, one_line
+from ping_llm.core.errors import PingLlmError, explained
 from ping_llm.core.randomness import Ints, Purpose, key, permute
 from ping_llm.data.registry import ONE_HOST, Part
 
@@ -175,11 +175,9 @@ class Documents:
 
     def __init__(self, files: TextFiles, column: str) -> None:
         self._pattern, self._column = files.pattern, column
-        try:
+        with explained(self._pattern):  # whatever a damaged file makes the reader raise
             self._records: Any = ArrayRecordDataSource(list(files.files))
             self._count = len(self._records)
-        except Exception as error:  # whatever a damaged file makes the reader raise
-            raise PingLlmError(f"{self._pattern}: {one_line(error)}") from None
         if not self._count:
             raise PingLlmError(f"{self._pattern}: the files hold no document")
 
@@ -189,10 +187,8 @@ class Documents:
     def texts(self, numbers: Ints) -> list[str]:
         if not len(numbers):
             return []
-        try:
+        with explained(f"{self._pattern} is damaged"):
             records = self._records.__getitems__(numbers.tolist())
-        except Exception as error:  # as above
-            raise PingLlmError(f"{self._pattern} is damaged: {one_line(error)}") from None
         texts = []
         for record, number in zip(records, numbers.tolist(), strict=True):
             try:
@@ -214,10 +210,8 @@ def reader_of(kind: str, column: str) -> Reader:
 
 
 def parquet_documents(path: Path, column: str) -> Iterator[Unread]:
-    try:
+    with explained(f"{path} cannot be read", pa.ArrowInvalid, OSError):
         file = pq.ParquetFile(path)
-    except (pa.ArrowInvalid, OSError) as error:
-        raise PingLlmError(f"{path} cannot be read: {one_line(error)}") from None
     with file:
         schema = file.schema_arrow
         if column not in schema.names:
@@ -236,11 +230,9 @@ def _text_at(texts: Callable[[], list[str | None]], row: int) -> str:
 
 
 def _row_group(path: Path, file: pq.ParquetFile, group: int, column: str) -> list[str | None]:
-    try:
+    with explained(f"{path} is damaged", pa.ArrowInvalid, OSError):
         texts: list[str | None] = file.read_row_group(group, columns=[column])[0].to_pylist()
-    except (pa.ArrowInvalid, OSError) as error:
-        raise PingLlmError(f"{path} is damaged: {one_line(error)}") from None
-    return texts
+        return texts
 
 
 def tfrecord_documents(path: Path, decode: Callable[[bytes], Any]) -> Iterator[Unread]:

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from ping_llm.batches.spec import DataState
 from ping_llm.config import Config
-from ping_llm.core.errors import PingLlmError, need, one_line
+from ping_llm.core.errors import PingLlmError, explained, need
 from ping_llm.data.documents import EpochStream, Position, fingerprint, matching, share, shuffled
 from ping_llm.data.registry import ONE_HOST, Part
 from ping_llm.data.stream import StreamEvalLoader, StreamLoader
@@ -67,10 +67,8 @@ def _arguments(config: Config, split: str) -> tuple[dict[str, Any], tuple[Path, 
 
 def _load(arguments: dict[str, Any]) -> Any:
     datasets = need("datasets", "hf", "dataset_type=hf")
-    try:
+    with explained(f"hf_path={arguments['path']}"):  # its own kinds, the network's, and those of the formats
         return datasets.load_dataset(**arguments, streaming=True)
-    except Exception as error:  # its own kinds, the network's, and those of the formats
-        raise PingLlmError(f"hf_path={arguments['path']}: {one_line(error)}") from None
 
 
 class HfStream(EpochStream):
@@ -125,7 +123,5 @@ class HfStream(EpochStream):
 
 
 def _readable(dataset: Any) -> Iterator[Any]:
-    try:
+    with explained("hf_path: a file cannot be read"):  # for instance because it is of another type
         yield from dataset
-    except Exception as error:  # what a file that is not of the type makes the reader raise
-        raise PingLlmError(f"hf_path: a file cannot be read: {one_line(error)}") from None

@@ -11,10 +11,9 @@ import weakref
 from pathlib import Path
 from typing import Final
 
-from ping_llm.batches.contexts import ContextSettings
 from ping_llm.batches.loader import Loader
 from ping_llm.batches.source import BatchSource
-from ping_llm.batches.spec import DataSpec, DataState, RowsSpec
+from ping_llm.batches.spec import ContextSettings, DataSpec, DataState, RowsSpec
 from ping_llm.config import Blend, Config, parse_blend
 from ping_llm.core.errors import PingLlmError
 from ping_llm.data.registry import Part, loader_settings

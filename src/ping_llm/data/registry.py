@@ -10,10 +10,8 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any, Final, Protocol, Self, cast
 
-from ping_llm.batches.batch import Batch
-from ping_llm.batches.loader import LoaderSettings
 from ping_llm.batches.mixture import Mixture
-from ping_llm.batches.spec import DataSpec, DataState
+from ping_llm.batches.spec import Batch, DataSpec, DataState, LoaderSettings
 from ping_llm.config import Config
 from ping_llm.config.keys import BACKEND_ENTRY_POINTS, DATASET_TYPES, installed_backends
 from ping_llm.core.errors import PingLlmError

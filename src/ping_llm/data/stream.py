@@ -18,10 +18,10 @@ from typing import Any, ClassVar, Final
 
 import numpy as np
 
-from ping_llm.batches.batch import Batch, PackedTokens, Stages, expand
+from ping_llm.batches.batch import PackedTokens, Stages, expand
 from ping_llm.batches.mixture import Mixture
 from ping_llm.batches.report import PipelineReport
-from ping_llm.batches.spec import DataState
+from ping_llm.batches.spec import Batch, DataState
 from ping_llm.config import Config
 from ping_llm.core.randomness import Ints, Purpose, key, permute
 from ping_llm.data.documents import EpochStream, Position
@@ -108,7 +108,7 @@ class SequenceStream:
         self.ended = False
         self.close = documents.close
         self._documents, self._encode, self._window, self._seed = documents, encode, window, seed
-        self._length, self._max_segments = config.max_target_length, max_segments(config)
+        self.length, self.max_segments = config.max_target_length, max_segments(config)
         self._number = self._used = 0
         self._start: Position = {"window": 0, "stream": documents.position()}
         self._tokens = Concatenated(*EMPTY)
@@ -127,7 +127,7 @@ class SequenceStream:
     def read(self) -> Packed:
         """The next sequence, full but at the end of the data."""
         pieces: list[Packed] = []
-        missing = self._length
+        missing = self.length
         while missing and not self.ended:
             piece = self._tokens.cut(self._used, self._used + missing)
             if not len(piece[0]):
@@ -136,7 +136,7 @@ class SequenceStream:
             pieces.append(piece)
             missing -= len(piece[0])
             self._used += len(piece[0])
-        return joined(pieces, self._max_segments)
+        return joined(pieces, self.max_segments)
 
     def _next_window(self) -> None:
         self._start, self._used = {"window": self._number, "stream": self._documents.position()}, 0
@@ -179,19 +179,12 @@ class StreamLoader(TrainLoader):
     stages: Final = ("read", "encode", "arrange")
 
     def __init__(
-        self,
-        config: Config,
-        part: Part,
-        documents: EpochStream,
-        *,
-        data: Mapping[str, Any],
-        state: DataState | None,
+        self, config: Config, part: Part, documents: EpochStream, *, data: Mapping[str, Any], state: DataState | None
     ) -> None:
         """`data` says what is read, for the state of the run: resuming with something else is refused."""
         tokenizer, seed, window = tokenizer_of(config), config.data_shuffle_seed, config.shuffle_window
         rows = part.rows(config)
-        self._part, self._batch_size, self._length = part, rows.stop - rows.start, config.max_target_length
-        self._max_segments = max_segments(config)
+        self._part, self._batch_size = part, rows.stop - rows.start
         self._sequences = SequenceStream(config, documents, tokenizer.encode, window=window, seed=seed)
         identity = {
             "dataset_type": config.dataset_type,
@@ -203,8 +196,8 @@ class StreamLoader(TrainLoader):
             "seed": seed,
             "shuffle_window": window,
             "global_batch_size": part.batch_size(config),
-            "length": self._length,
-            "most_segments": self._max_segments,
+            "length": self._sequences.length,
+            "most_segments": self._sequences.max_segments,
             "stream_version": STREAM_VERSION,
         }
         self._state = DataState(next_step=0, identity=identity, mixture=Mixture.of((Fraction(1),)))
@@ -225,11 +218,9 @@ class StreamLoader(TrainLoader):
         if is_same and then == self._part.hosts:
             self._sequences.seek(positions[self._part.host])
             return
-        what = f"the data was read by {then} host(s) before and is now by {self._part.hosts}"
-        _log.warning(
-            "%s: this backend cannot resume exactly, and reads from the start again",
-            what if is_same else "the data changed",
-        )
+        hosts = f"the data was read by {then} host(s) before and is now by {self._part.hosts}"
+        what = hosts if is_same else "the data changed"
+        _log.warning("%s: this backend cannot resume exactly, and reads from the start again", what)
 
     def state(self) -> DataState:
         """The next step; where the data is belongs to a step: see `position`."""
@@ -240,7 +231,7 @@ class StreamLoader(TrainLoader):
         return json.dumps(self._positions[step])
 
     def max_segments(self, step: int) -> int:
-        return self._max_segments
+        return self._sequences.max_segments
 
     def __next__(self) -> Batch:
         stages = self._sequences.stages
@@ -250,7 +241,7 @@ class StreamLoader(TrainLoader):
         waited = time.perf_counter() - asked
         with stages("arrange"):
             packed = pack(sequences)
-            batch = expand(packed, self._batch_size, self._length)
+            batch = expand(packed, self._batch_size, self._sequences.length)
         self.report.add(
             wait_s=waited,
             stage_s=np.array([stages.seconds.get(name, 0.0) for name in self.stages]),
@@ -282,13 +273,12 @@ class StreamEvalLoader(EvalLoader):
 
     def __init__(self, config: Config, part: Part, documents: EpochStream, *, is_tokenised: bool = False) -> None:
         self._size, self._rows = part.batch_size(config), part.rows(config)
-        self._length, self._max_segments = config.max_target_length, max_segments(config)
         self._batches_left = config.eval_steps
         encode: Encode = _as_they_are if is_tokenised else tokenizer_of(config).encode
         self._sequences = SequenceStream(config, documents, encode, window=_EVAL_WINDOW)
 
     def max_segments(self, step: int) -> int:
-        return self._max_segments
+        return self._sequences.max_segments
 
     def __next__(self) -> Batch:
         if self._batches_left == 0:
@@ -297,7 +287,7 @@ class StreamEvalLoader(EvalLoader):
         sequences = [self._sequences.read() for _ in range(self._size)]
         if not len(sequences[0][0]):
             raise StopIteration
-        batch = expand(pack(sequences), self._size, self._length)
+        batch = expand(pack(sequences), self._size, self._sequences.length)
         return {name: values[self._rows] for name, values in batch.items()}
 
     def close(self) -> None:

@@ -4,11 +4,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from ping_llm.batches.batch import Batch, PackedTokens, expand
-from ping_llm.batches.spec import DataState
+from ping_llm.batches.batch import PackedTokens, expand
+from ping_llm.batches.spec import Batch, DataState
 from ping_llm.config import Config
 from ping_llm.data.registry import Part, StepLoader
-from ping_llm.tokens.encode import VOCABULARY_SIZE
+from ping_llm.tokens import VOCABULARY_SIZE
 
 _DIFFERENT_BATCHES: Final = 8
 _SEGMENTS: Final = 4

@@ -13,7 +13,7 @@ from typing import Any
 
 from ping_llm.batches.spec import DataState
 from ping_llm.config import Config
-from ping_llm.core.errors import PingLlmError, need, one_line
+from ping_llm.core.errors import PingLlmError, explained, need
 from ping_llm.data.documents import EpochStream, RecordError, file_stream, int_feature, matching, tfrecord_documents
 from ping_llm.data.registry import ONE_HOST, Part
 from ping_llm.data.stream import StreamEvalLoader, StreamLoader
@@ -63,10 +63,8 @@ def _builder(config: Config, split: str) -> Any:
         raise PingLlmError(
             f"dataset_path, dataset_name: there is no prepared dataset {name} ({folder}/dataset_info.json)"
         )
-    try:
+    with explained(f"{folder} cannot be read"):  # what tensorflow-datasets says about its own files
         builder = datasets.builder_from_directory(str(folder))
-    except Exception as error:  # what tensorflow-datasets says about its own files
-        raise PingLlmError(f"{folder} cannot be read: {one_line(error)}") from None
     info = builder.info
     if (wanted := getattr(config, f"{split}_split")) not in info.splits:
         raise PingLlmError(f"{split}_split={wanted}: {info.full_name} has only {', '.join(info.splits)}")

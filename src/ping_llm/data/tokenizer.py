@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -15,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ping_llm.config import Config
-from ping_llm.core.errors import PingLlmError, need, one_line
+from ping_llm.core.errors import PingLlmError, explained, need
 from ping_llm.core.randomness import Ints
 
 Tokens = npt.NDArray[np.uint32]
@@ -80,10 +81,8 @@ def load_tokenizer(kind: str, path: str, access_token: str = "") -> Tokenizer:
 def _sentencepiece(path: str) -> Tokenizer:
     module = need("sentencepiece", "text", "tokenizer_type=sentencepiece")
     data = _read(path)
-    try:
+    with _must_be("a SentencePiece model", "sentencepiece", path):
         model = module.SentencePieceProcessor(model_proto=data)
-    except Exception as error:  # its own kinds, most of them plain RuntimeError
-        raise _wrong("sentencepiece", path, "a SentencePiece model", error) from None
     bos, eos = (token if token >= 0 else None for token in (model.bos_id(), model.eos_id()))
     return Tokenizer(
         vocabulary=model.vocab_size(),
@@ -100,13 +99,11 @@ def _huggingface(path: str, access_token: str) -> Tokenizer:
     file = Path(path, "tokenizer.json") if Path(path).is_dir() else Path(path)
     if not file.exists() and _looks_like_a_path(path):
         raise PingLlmError(f"tokenizer_path={path}: there is no {file}")
-    try:
+    with _must_be("a tokenizer of Hugging Face", "huggingface", path):
         if file.exists():
             model = module.Tokenizer.from_file(str(file))
         else:
             model = module.Tokenizer.from_pretrained(path, token=access_token or None)
-    except Exception as error:  # its own kinds, made in Rust
-        raise _wrong("huggingface", path, "a tokenizer of Hugging Face", error) from None
     names = _special_names(file.parent / "tokenizer_config.json") if file.exists() else {}
     return Tokenizer(
         vocabulary=model.get_vocab_size(with_added_tokens=True),
@@ -121,11 +118,9 @@ def _special_names(file: Path) -> dict[str, str]:
     """What `tokenizer_config.json` says the first and the last token of a document are."""
     if not file.exists():
         return {}
-    try:
+    with explained(f"{file} cannot be read", ValueError, AttributeError):
         config = json.loads(file.read_text())
         named = {name: config.get(name) for name in ("bos_token", "eos_token")}
-    except (ValueError, AttributeError) as error:
-        raise PingLlmError(f"{file} cannot be read: {error}") from None
     return {name: str(v["content"] if isinstance(v, dict) else v) for name, v in named.items()}  # "None": there is none
 
 
@@ -135,10 +130,8 @@ def _tiktoken(path: str) -> Tokenizer:
         data = _read(path)
         model, bos, eos = _from_ranks(module, path, data)
     else:
-        try:
+        with _must_be("a tiktoken file or encoding", "tiktoken", path):  # or a download that failed
             model = module.get_encoding(path)
-        except Exception as error:  # unknown names, and whatever a download ends in
-            raise _wrong("tiktoken", path, "a tiktoken file or encoding", error) from None
         data, bos, eos = repr(model).encode(), None, model.eot_token
     return Tokenizer(
         vocabulary=model.n_vocab,
@@ -151,7 +144,7 @@ def _tiktoken(path: str) -> Tokenizer:
 
 def _from_ranks(module: Any, path: str, data: bytes) -> tuple[Any, int, int]:
     """A file of `base64 rank` lines, with Llama 3's special tokens behind them."""
-    try:
+    with _must_be("a tiktoken file", "tiktoken", path):
         lines = (line.split() for line in data.splitlines() if line)
         ranks = {base64.b64decode(token, validate=True): int(rank) for token, rank in lines}
         special = ["<|begin_of_text|>", "<|end_of_text|>", *(f"<|reserved_{i}|>" for i in range(2, _LLAMA3_SPECIAL))]
@@ -161,8 +154,6 @@ def _from_ranks(module: Any, path: str, data: bytes) -> tuple[Any, int, int]:
             mergeable_ranks=ranks,
             special_tokens={name: len(ranks) + i for i, name in enumerate(special)},
         )
-    except Exception as error:  # whatever other files look like to it
-        raise _wrong("tiktoken", path, "a tiktoken file", error) from None
     return model, len(ranks), len(ranks) + 1
 
 
@@ -176,8 +167,9 @@ def _read(path: str) -> bytes:
     return data
 
 
-def _wrong(kind: str, path: str, what: str, error: Exception) -> PingLlmError:
-    return PingLlmError(f"tokenizer_path={path} is not {what} (tokenizer_type={kind}): {one_line(error, 160)}")
+def _must_be(what: str, kind: str, path: str) -> AbstractContextManager[None]:
+    """Whatever the package raises, mostly kinds of its own."""
+    return explained(f"tokenizer_path={path} is not {what} (tokenizer_type={kind})", limit=160)
 
 
 def _looks_like_a_path(path: str) -> bool:

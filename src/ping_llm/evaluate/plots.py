@@ -18,9 +18,13 @@ if TYPE_CHECKING:
 
 _BASELINE_COLOURS: Final = ("#999999", "#56B4E9", "#E69F00", "#009E73", "#0072B2")
 _MODEL_COLOURS: Final = ("#D55E00", "#CC79A7", "#6A3D9A", "#8C510A")
-_MOST_DOTS: Final = 3000
-_FEWEST_IN_BIN: Final = 20
-_MOST_BINS: Final = 10
+_DASHES: Final = ("-", (0, (4, 1.5)), (0, (1, 1)))
+_MAX_DOTS: Final = 3000
+_MIN_IN_BIN: Final = 20
+_MAX_BINS: Final = 10
+_THIN: Final[dict[str, Any]] = {"color": "black", "linewidth": 0.8, "alpha": 0.5}
+
+Styles = dict[str, dict[str, Any]]
 
 
 def plot(evaluation: Evaluation, folder: Path) -> list[Path]:
@@ -37,11 +41,13 @@ def plot(evaluation: Evaluation, folder: Path) -> list[Path]:
         FigureCanvasAgg(figure)
         panels = figure.subplots(2, 2)
         styles = _styles(list(result.answers), evaluation.models)
-        _error_cdf(panels[0, 0], result, styles)
+        _errors(panels[0, 0], result, styles)
         _calibration(panels[0, 1], result, styles)
         _error_by_context(panels[1, 0], result, styles)
         _predicted_against_measured(panels[1, 1], result, styles, evaluation.models)
-        figure.suptitle(f"{PROTOCOL_TITLES.get(protocol, protocol)} ({len(result.asked):,} questions)", fontsize=14)
+        for panel in panels.flat:
+            panel.grid(alpha=0.3)
+        figure.suptitle(f"{PROTOCOL_TITLES.get(protocol, protocol)} ({len(result.questions):,} questions)", fontsize=14)
         lines, labels = panels[0, 0].get_legend_handles_labels()
         figure.legend(lines, labels, loc="outside lower center", ncols=5, frameon=False)
         written.append(folder / f"{protocol}.png")
@@ -49,87 +55,72 @@ def plot(evaluation: Evaluation, folder: Path) -> list[Path]:
     return written
 
 
-def _styles(names: Sequence[str], models: Sequence[str]) -> dict[str, dict[str, Any]]:
+def _styles(names: Sequence[str], models: Sequence[str]) -> Styles:
     """How the line of each predictor looks: models stand out, the truth is black."""
-    styles: dict[str, dict[str, Any]] = {}
-    baselines = [name for name in names if name not in models and name != ORACLE]
-    for number, name in enumerate(baselines):
-        dashes = ("-", (0, (4, 1.5)), (0, (1, 1)))[number // len(_BASELINE_COLOURS) % 3]
-        styles[name] = {
-            "color": _BASELINE_COLOURS[number % len(_BASELINE_COLOURS)],
-            "linestyle": dashes,
-            "linewidth": 1.4,
-        }
+    styles: Styles = {}
+    for number, name in enumerate(name for name in names if name not in models and name != ORACLE):
+        turn, colour = divmod(number, len(_BASELINE_COLOURS))
+        styles[name] = {"color": _BASELINE_COLOURS[colour], "linestyle": _DASHES[turn % 3], "linewidth": 1.4}
     for number, name in enumerate(models):
-        colour = _MODEL_COLOURS[number % len(_MODEL_COLOURS)]
-        styles[name] = {"color": colour, "linestyle": "-", "linewidth": 2.8, "zorder": 4}
+        styles[name] = {"color": _MODEL_COLOURS[number % len(_MODEL_COLOURS)], "linewidth": 2.8, "zorder": 4}
     styles[ORACLE] = {"color": "black", "linestyle": (0, (6, 2, 1, 2)), "linewidth": 1.4, "zorder": 3}
     return {name: styles[name] | {"label": "the truth" if name == ORACLE else name} for name in names}
 
 
-def _error_cdf(axes: "Axes", result: ProtocolResult, styles: dict[str, dict[str, Any]]) -> None:
+def _errors(axes: "Axes", result: ProtocolResult, styles: Styles) -> None:
     least, most = 1e-4, 10.0
     share = np.linspace(0, 1, 501)
     for name, style in styles.items():
         relative = result.relative_errors(name)
         if len(relative):
             axes.plot(np.clip(np.quantile(relative, share), least, most), share, **style)
-    axes.axhline(0.5, color="black", linewidth=0.8, alpha=0.5)
+    axes.axhline(0.5, **_THIN)
     _logarithmic(axes.xaxis, percent=True)
     axes.set(xlim=(least, most), ylim=(0, 1), xlabel="relative error of the predicted median, at most")
     axes.set(ylabel="share of answered measurements", title="Errors (further left is better)")
-    axes.grid(alpha=0.3)
 
 
-def _calibration(axes: "Axes", result: ProtocolResult, styles: dict[str, dict[str, Any]]) -> None:
+def _calibration(axes: "Axes", result: ProtocolResult, styles: Styles) -> None:
     nominal = np.linspace(0, 1, 101)
-    axes.plot([0, 1], [0, 1], color="black", linewidth=0.8, alpha=0.5)
+    axes.plot([0, 1], [0, 1], **_THIN)
     for name, style in styles.items():
         inside = result.answers[name].inside(nominal)
         if len(inside):
             axes.plot(nominal, inside, **style)
     axes.set(xlim=(0, 1), ylim=(0, 1), xlabel="probability of the predicted interval")
     axes.set(ylabel="share of measured RTTs inside", title="Calibration (nearer the diagonal is better)")
-    axes.grid(alpha=0.3)
 
 
-def _error_by_context(axes: "Axes", result: ProtocolResult, styles: dict[str, dict[str, Any]]) -> None:
-    known = result.known_before[~np.isnan(result.asked.rtt_ms)]
-    bins = _equal_bins(known)
-    for name, style in styles.items():
+def _error_by_context(axes: "Axes", result: ProtocolResult, styles: Styles) -> None:
+    known = result.known_before[~np.isnan(result.questions.rtt_ms)]
+    bins = equal_bins(known)
+    for name, style in styles.items() if bins else ():
         relative = result.relative_errors(name)
-        points = [(np.median(known[rows]), np.median(relative[rows])) for rows in bins]
-        if points:
-            axes.plot(*np.array(points).T, marker="o", markersize=3.5, **style)
+        medians = [np.median(relative[rows]) for rows in bins]
+        axes.plot([np.median(known[rows]) for rows in bins], medians, marker="o", markersize=3.5, **style)
     _logarithmic(axes.xaxis, "symlog")
     _logarithmic(axes.yaxis, percent=True)
     axes.set(xlabel="measurements of the source that are known", ylabel="median relative error")
     axes.set(title="What a history is good for (lower is better)")
-    axes.grid(alpha=0.3)
 
 
-def _predicted_against_measured(
-    axes: "Axes", result: ProtocolResult, styles: dict[str, dict[str, Any]], models: Sequence[str]
-) -> None:
-    answered = np.flatnonzero(~np.isnan(result.asked.rtt_ms))[:_MOST_DOTS]
-    measured = result.asked.rtt_ms[answered]
-    baselines = {n: a for n, a in result.answers.items() if n not in models and n != ORACLE}
-    shown = [min(baselines, key=lambda name: baselines[name].scores["median_re"])] if baselines else []
-    shown += list(models[:1])
-    for name, marker in zip(shown, "xo"[-len(shown) :], strict=True) if len(answered) else ():
-        predicted = result.answers[name].median_ms[answered]
-        label = f"{name}, the best baseline" if name in baselines else name
-        look = {"color": styles[name]["color"], "s": 9 if marker == "o" else 14, "alpha": 0.5, "linewidths": 0.6}
-        axes.scatter(measured, predicted, marker=marker, label=label, **look)
+def _predicted_against_measured(axes: "Axes", result: ProtocolResult, styles: Styles, models: Sequence[str]) -> None:
+    answered = np.flatnonzero(~np.isnan(result.questions.rtt_ms))[:_MAX_DOTS]
+    baselines = [name for name in result.answers if name not in models and name != ORACLE]
+    best = sorted(baselines, key=lambda name: result.answers[name].scores["median_re"])[:1]
     if len(answered):
+        measured = result.questions.rtt_ms[answered]
+        for name in [*best, *models[:1]]:
+            label, marker, size = (f"{name}, the best baseline", "x", 14) if name in best else (name, "o", 9)
+            look = {"color": styles[name]["color"], "s": size, "alpha": 0.5, "linewidths": 0.6}
+            axes.scatter(measured, result.answers[name].median_ms[answered], marker=marker, label=label, **look)
         ends = np.array([measured.min(), measured.max()]) * [0.8, 1.25]
-        axes.plot(ends, ends, color="black", linewidth=0.8, alpha=0.5)
+        axes.plot(ends, ends, **_THIN)
         axes.set(xlim=ends, ylim=ends)
         axes.legend(loc="upper left", frameon=False)
     _logarithmic(axes.xaxis)
     _logarithmic(axes.yaxis)
     axes.set(xlabel="measured RTT, ms", ylabel="predicted median, ms", title="Predicted against measured")
-    axes.grid(alpha=0.3)
 
 
 def _logarithmic(axis: Any, scale: str = "log", *, percent: bool = False) -> None:
@@ -139,10 +130,10 @@ def _logarithmic(axis: Any, scale: str = "log", *, percent: bool = False) -> Non
     axis.set_major_formatter(lambda value, _: f"{100 * value:,g} %" if percent else f"{value:,g}")
 
 
-def _equal_bins(known: Ints) -> list[Ints]:
+def equal_bins(known: Ints) -> list[Ints]:
     """Rows in bins of about equally many, none of which cuts through rows of one value."""
     order = np.argsort(known, kind="stable")
-    count = int(np.clip(len(known) // _FEWEST_IN_BIN, 1, _MOST_BINS)) if len(known) else 0
+    count = int(np.clip(len(known) // _MIN_IN_BIN, 1, _MAX_BINS)) if len(known) else 0
     edges = np.unique(known[order[np.arange(count) * len(known) // max(count, 1)]]) if count else known
     parts = np.split(order, np.searchsorted(known[order], edges[1:]))
-    return [part for part in parts if len(part) >= min(_FEWEST_IN_BIN, len(known))] if count else []
+    return [part for part in parts if len(part) >= min(_MIN_IN_BIN, len(known))] if count else []

@@ -1,4 +1,14 @@
-"""The truth about simulated measurements, as a prediction: no predictor can be expected to do better."""
+"""Models beside the classical predictors, by three protocols that are always reported apart.
+
+unseen pair    two nodes that are known, but nothing that one measured to the other
+seen pair      two nodes that measured each other before, at a later time
+unseen probe   a source of which nothing was learned, from what it measured before the question
+
+What may be learned from and what is asked follows from the split (see `split`). Models get the history, of which they
+may look at what lies strictly before a question, and so do causal baselines. Static baselines are fitted to the part
+for training; for unseen probes also to what these measured before the cut, or they could say nothing about them.
+Distributions around the baselines' answers are learned from the part for training alone.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -6,14 +16,7 @@ from typing import Any, Protocol, Self
 
 import numpy as np
 
-from ping_llm.baselines import (
-    Baseline,
-    Known,
-    PrefixTrees,
-    Rehearsal,
-    standard_baselines,
-    with_residuals,
-)
+from ping_llm.baselines import Baseline, FittedHistory, Rehearsal, WithResiduals, standard_baselines
 from ping_llm.core.console import Advance
 from ping_llm.core.distribution import Floats, RttDistribution
 from ping_llm.core.observations import History, Ints, Observations, Questions
@@ -22,8 +25,18 @@ from ping_llm.evaluate.split import Split, sampled
 from ping_llm.sources.simulator import DelayDistribution, World
 
 
+class EvaluatedPredictor(Protocol):
+    """What is evaluated."""
+
+    def predict(self, known: Observations, questions: Questions, nodes: Sequence[str]) -> RttDistribution:
+        """Looks only at what of `known` lies strictly before a question; `nodes` has the address of each node."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TrueDistribution(RttDistribution):
+    """The truth about simulated measurements, as a prediction: no predictor can be expected to do better."""
+
     truth: DelayDistribution
 
     @classmethod
@@ -66,29 +79,9 @@ class Oracle:
         )
 
 
-# Models beside the classical predictors, by three protocols that are always reported apart.
-#
-#     unseen pair    two nodes that are known, but nothing that one measured to the other
-#     seen pair      two nodes that measured each other before, at a later time
-#     unseen probe   a source of which nothing was learnt, from what it measured before the question
-#
-# What may be learnt from and what is asked follows from the split (see `split`). Models get the history, of which they
-# may look at what lies strictly before a question, and so do causal baselines. Static baselines are fitted to the part
-# for training; for unseen probes also to what these measured before the cut, or they could say nothing about them.
-# Distributions around the baselines' answers are learnt from the part for training alone.
-
-
-class Predictor(Protocol):
-    """What is evaluated."""
-
-    def predict(self, known: Observations, questions: Questions, nodes: Sequence[str]) -> RttDistribution:
-        """Looks only at what of `known` lies strictly before a question; `nodes` has the address of each node."""
-        ...
-
-
 def evaluate(
     split: Split,
-    models: Mapping[str, Predictor],
+    models: Mapping[str, EvaluatedPredictor],
     *,
     baselines: Sequence[Baseline] | None = None,
     questions: int = 1000,
@@ -102,17 +95,17 @@ def evaluate(
     answered a protocol.
     """
     if baselines is None:
-        baselines = all_baselines(split, seed)
+        baselines = standard_baselines(split.nodes, symmetric=is_mesh(split.train), seed=seed)
     asked = {name: sampled(all_of_it, questions, seed) for name, all_of_it in split.questions.items()}
-    predictors: dict[str, Predictor] = {**models} | ({ORACLE: Oracle(oracle)} if oracle else {})
+    predictors: dict[str, EvaluatedPredictor] = {**models} | ({ORACLE: Oracle(oracle)} if oracle else {})
     names = [baseline.name for baseline in baselines] + list(predictors)
     if len(set(names)) < len(names) or ORACLE in models:
         raise ValueError(f"every predictor needs a name of its own, not {names}")
 
     answers: dict[str, dict[str, ScoredAnswers]] = {protocol: {} for protocol in asked}
-    step = advance or _quiet
+    step: Advance = advance or (lambda amount=1, *, total=None: None)
     step(0, total=len(asked) * len(names))
-    for protocol, name, predicted in _of_baselines(split, asked, baselines, seed):
+    for protocol, name, predicted in baseline_forecasts(split, asked, baselines, seed):
         answers[protocol][name] = ScoredAnswers.of(predicted, asked[protocol])
         step()
     for name, predictor in predictors.items():
@@ -124,28 +117,23 @@ def evaluate(
         models=tuple(models),
         protocols={
             protocol: ProtocolResult(
-                asked=rows, known_before=_known_before(_timed(split.history), rows), answers=answers[protocol]
+                questions=rows, known_before=_known_before(_timed(split.history), rows), answers=answers[protocol]
             )
             for protocol, rows in asked.items()
         },
     )
 
 
-def all_baselines(split: Split, seed: int = 0) -> list[Baseline]:
-    """The classical predictors for this data, simplest first."""
-    standard = standard_baselines(symmetric=_is_mesh(split.train), seed=seed)
-    return [*standard, PrefixTrees(nodes=split.nodes, seed=seed)]
-
-
-def _of_baselines(
+def baseline_forecasts(
     split: Split, asked: Mapping[str, Observations], baselines: Sequence[Baseline], seed: int
 ) -> Iterator[tuple[str, str, RttDistribution]]:
     """Protocol, name and answers. A baseline is fitted once to what it may know, however many protocols share that."""
-    train, history = Known(_timed(split.train)), Known(_timed(split.history))
-    heard = history if split.timeless else Known(history.observations.take(split.history.time_s < split.cut_time_s))
+    train, history = FittedHistory(_timed(split.train)), FittedHistory(_timed(split.history))
+    before_cut = split.history.time_s < split.cut_time_s
+    heard = history if split.timeless else FittedHistory(history.observations.take(before_cut))
     rehearsal = Rehearsal(train, seed=seed)
     for baseline in baselines:
-        forecaster = with_residuals(baseline, seed=seed)
+        forecaster = WithResiduals(baseline=baseline, seed=seed)
         errors = forecaster.errors(rehearsal)
         fitted = {}
         for protocol, rows in asked.items():
@@ -166,13 +154,9 @@ def _known_before(history: Observations, asked: Observations) -> Ints:
     return stop - start
 
 
-def _is_mesh(train: Observations) -> bool:
+def is_mesh(train: Observations) -> bool:
     """Whether most nodes are sources and destinations: then pairs are known in either direction, which hardly matters
     to a round trip. Where probes measure targets it is a different node at either end."""
     sources, destinations = np.unique(train.source), np.unique(train.destination)
     both = len(np.intersect1d(sources, destinations, assume_unique=True))
     return 2 * both > len(sources) + len(destinations) - both
-
-
-def _quiet(amount: float = 1, *, total: float | None = None) -> None:
-    """No progress."""

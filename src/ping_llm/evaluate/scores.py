@@ -1,7 +1,7 @@
 """How good predictions are, in a few numbers.
 
-Errors are those of the predicted median, over the measurements that were answered. The surprise (NLL) is that of every
-result, failures included, as an RTT code: a predictor that gives densities and one that gives codes can be compared.
+Errors are those of the predicted median, over the measurements that were answered. The negative log-likelihood (NLL) is
+that of every result, timeouts included, as an RTT code: so predictors that give densities and codes can be compared.
 """
 
 import json
@@ -30,16 +30,8 @@ INTERVAL: Final = 0.9
 
 
 def scores(predicted: RttDistribution | Floats, observed: Observations) -> Scores:
-    """All scores of distributions; of mere RTTs, those of points only. NaN where there was nothing to score.
-
-    mae, median_ae     mean and median absolute error, ms
-    median_re, p90_re  relative error: the median, and what one in ten exceeds
-    nll_bits           mean surprise of a result, bits
-    crps               mean continuous ranked probability score of an RTT, ms
-    coverage90         share of RTTs inside their 90 % intervals
-    brier              mean squared error of P(failed)
-    questions          how many there were
-    """
+    """All scores of distributions (see `SCORE_COLUMNS`) and how many questions there were; of mere RTTs, those of
+    points only. NaN where there was nothing to score."""
     if not isinstance(predicted, RttDistribution):
         return point_scores(predicted, observed) | {"questions": len(observed)}
     rtt = observed.rtt_ms.astype(np.float64)
@@ -118,14 +110,14 @@ class ScoredAnswers:
 
 @dataclass(frozen=True, kw_only=True)
 class ProtocolResult:
-    asked: Observations
+    questions: Observations
     known_before: Ints
     """How many measurements of its source were known at the time of each question."""
     answers: dict[str, ScoredAnswers]
     """By predictor: baselines, models in their order, and the oracle if there is one."""
 
     def relative_errors(self, name: str) -> Floats:
-        return errors(self.answers[name].median_ms, self.asked)[1]
+        return errors(self.answers[name].median_ms, self.questions)[1]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -267,7 +259,7 @@ def tables(evaluation: Evaluation) -> Group:
     parts: list[Table | Text] = []
     for protocol, result in evaluation.protocols.items():
         found = {name: answers.scores for name, answers in result.answers.items()}
-        title = f"{PROTOCOL_TITLES.get(protocol, protocol)} ({len(result.asked):,} questions)"
+        title = f"{PROTOCOL_TITLES.get(protocol, protocol)} ({len(result.questions):,} questions)"
         parts += [comparison(title, found, evaluation.models), Text()]
     legend = [f"{column.title:11}{column.meaning}" for column in SCORE_COLUMNS.values()]
     legend.append(f"{'*':11}best in its column, the truth about simulated data aside")

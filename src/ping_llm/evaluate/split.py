@@ -1,20 +1,19 @@
-"""Which measurements may be learnt from and which are asked about: fixed, documented, without leaks.
+"""Which measurements may be learned from and which are asked about: fixed, documented, without leaks.
 
-    cut time       questions are asked about what was measured at or after it; nothing as late is learnt from
-    unseen probe   a source of which nothing is learnt: it is known only by what it measured before the question
+    cut time       questions are asked about what was measured at or after it; nothing as late is learned from
+    unseen probe   a source of which nothing is learned: it is known only by what it measured before the question
     held-out pair  two nodes whose measurements of each other, in either direction, nobody gets to see
     train          what weights and baselines may be fitted to
     history        what a context may hold, as far as it lies strictly before the question
     question       a measurement to be predicted, together with its answer
 
-The place of a measurement follows from its addresses, by a hash that is the same for every data set, and from the cut
+Where a measurement goes follows from its addresses, by a hash that is the same for every data set, and from the cut
 time. So the split depends on nothing else: not on the order of the measurements, not on how they were cut into files.
-`RULE` has it in words. `leaks` checks a split's promises on its arrays, `trained_on` checks a model's training data.
+`RULE` has it in words. `trained_on` checks a model's training data against a split.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -177,7 +176,7 @@ def _node_hashes(nodes: tuple[str, ...]) -> Hashes:
         raise PingLlmError(f"node {nodes[int(np.argmin(families))]!r} is not an address")
     hashes = source_hash(families, packed)
     if len(np.unique(hashes)) < len(hashes):
-        raise PingLlmError("two nodes have the same address, so one could be learnt from and the other asked about")
+        raise PingLlmError("two nodes have the same address, so one could be learned from and the other asked about")
     return hashes
 
 
@@ -215,37 +214,6 @@ def sampled(questions: Observations, count: int, seed: int = 0) -> Observations:
     return questions.take(np.sort(np.argsort(rank)[:count]))
 
 
-def leaks(split: Split) -> list[str]:
-    """What the arrays of a split break of its promises; empty if they keep them all."""
-    return [f"{count:,} {what}" for what, count in _broken_promises(split) if count]
-
-
-def _broken_promises(split: Split) -> Iterator[tuple[str, int]]:
-    train, history, nothing = split.train, split.history, split.train.take(slice(0, 0))
-    trained = np.concatenate([train.source, train.destination])
-    if not split.timeless:
-        yield "measurements of train are not before the cut time", _count(~(train.time_s < split.cut_time_s))
-    for name, questions in split.questions.items():
-        if not split.timeless:
-            yield f"questions of {name} are before the cut time", _count(~(questions.time_s >= split.cut_time_s))
-        unknown = ~_among(questions.destination, trained)
-        yield f"questions of {name} have a destination that is not in train", _count(unknown)
-
-    pairs = split.questions.get("unseen_pair", nothing)
-    yield "questions of unseen_pair have their pair in train", _count(_either_way(pairs, train))
-    yield "questions of unseen_pair have their pair in the history", _count(_either_way(pairs, history))
-    yield "questions of unseen_pair have a source that is not in train", _count(~_among(pairs.source, trained))
-    seen = split.questions.get("seen_pair", nothing)
-    yield "questions of seen_pair have a pair that is not in train", _count(~_among(seen.pair, train.pair))
-    probes = split.questions.get("unseen_probe", nothing)
-    yield "questions of unseen_probe have a source that is in train", _count(_among(probes.source, trained))
-    if split.timeless:
-        yield "questions of seen_pair are not later than what is known: nothing has a time", len(seen)
-        yield "questions of unseen_probe have their pair in the history", _count(_either_way(probes, history))
-    earlier = history if split.timeless else history.take(history.time_s < split.cut_time_s)
-    yield "questions of unseen_probe have a source without history", _count(~_among(probes.source, earlier.source))
-
-
 def trained_on(train_rows: MeasurementSet, split: Split) -> dict[str, int]:
     """How many questions of each protocol a model must not be asked if it was trained on these measurements.
 
@@ -257,30 +225,16 @@ def trained_on(train_rows: MeasurementSet, split: Split) -> dict[str, int]:
     rows = train_rows.observations
     seen = Questions(source=ids[rows.source], destination=ids[rows.destination], time_s=rows.time_s)
     late = seen.take(~(seen.time_s < split.cut_time_s))  # one without a time may be late
+    ends = np.concatenate([seen.source, seen.destination])
     compromised = {
-        "unseen_pair": lambda questions: _either_way(questions, seen),
-        "seen_pair": lambda questions: _either_way(questions, late),
-        "unseen_probe": lambda questions: _among(questions.source, np.concatenate([seen.source, seen.destination])),
+        "unseen_pair": lambda questions: _among(questions.unordered_pair, seen.unordered_pair),
+        "seen_pair": lambda questions: _among(questions.unordered_pair, late.unordered_pair),
+        "unseen_probe": lambda questions: _among(questions.source, ends),
     }
-    return {name: _count(compromised[name](questions)) for name, questions in split.questions.items()}
-
-
-def _either_way(questions: Questions, known: Questions) -> Bools:
-    """Which questions have their pair among the known ones, in either direction."""
-    return _among(_unordered(questions), _unordered(known))
-
-
-def _unordered(questions: Questions) -> Ints:
-    """One number for each pair of nodes, whichever of them is the source."""
-    low, high = np.minimum(questions.source, questions.destination), np.maximum(questions.source, questions.destination)
-    return Questions(source=low, destination=high, time_s=questions.time_s).pair
+    return {name: int(compromised[name](questions).sum()) for name, questions in split.questions.items()}
 
 
 def _among(values: Ints, known: Ints) -> Bools:
     if len(known) > len(values):  # a small table is quicker to search than a large one is to build
         known = known[_among(known, values)]
     return pc.is_in(pa.array(values), value_set=pa.array(known)).to_numpy(zero_copy_only=False)
-
-
-def _count(mask: npt.NDArray[Any]) -> int:
-    return int(np.count_nonzero(mask))

@@ -8,9 +8,6 @@ split.json                      the rule, the settings, the cut time and how man
 """
 
 import json
-import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,6 +20,7 @@ import pyarrow.parquet as pq
 
 from ping_llm.core.addresses import parse_addresses
 from ping_llm.core.errors import PingLlmError
+from ping_llm.core.files import atomic_folder
 from ping_llm.core.measurements import SCHEMA
 from ping_llm.core.observations import Ints, Observations
 from ping_llm.evaluate.split import PROTOCOLS, RULE, Split, SplitSettings, split
@@ -49,12 +47,15 @@ def write_split(
     ip_version, addresses = pa.array(families.astype(np.int8)), pa.array(result.nodes, pa.string())
     parts = {TRAIN_FILE: result.train, "history.parquet": result.history}
     parts |= {f"questions-{name}.parquet": questions for name, questions in result.questions.items()}
-    with _finished_or_absent(folder) as unfinished:
-        pq.write_table(pa.table({"address": addresses}), unfinished / "nodes.parquet", compression="zstd")
-        for name, part in parts.items():
-            (unfinished / name).parent.mkdir(exist_ok=True)
-            _write(unfinished / name, part, addresses, ip_version)
-        (unfinished / SPLIT_FILE).write_text(json.dumps(_description(result, settings), indent=2) + "\n")
+    try:
+        with atomic_folder(folder) as unfinished:
+            pq.write_table(pa.table({"address": addresses}), unfinished / "nodes.parquet", compression="zstd")
+            for name, part in parts.items():
+                (unfinished / name).parent.mkdir(exist_ok=True)
+                _write(unfinished / name, part, addresses, ip_version)
+            (unfinished / SPLIT_FILE).write_text(json.dumps(_description(result, settings), indent=2) + "\n")
+    except OSError as error:
+        raise PingLlmError(f"cannot write {folder}: {error.strerror or error}") from error
     return result
 
 
@@ -72,25 +73,6 @@ def _description(result: Split, settings: SplitSettings) -> dict[str, Any]:
         "questions": questions,
         "unused": result.unused,
     }
-
-
-@contextmanager
-def _finished_or_absent(folder: Path) -> Iterator[Path]:
-    """A folder to write to, which becomes `folder` if all goes well: nobody ever sees half a split."""
-    unfinished, replaced = (folder.with_name(f".{folder.name}.{kind}") for kind in ("unfinished", "replaced"))
-    try:
-        shutil.rmtree(unfinished, ignore_errors=True)  # of a run that was killed
-        unfinished.mkdir(parents=True)
-        yield unfinished
-        if folder.exists():
-            shutil.rmtree(replaced, ignore_errors=True)
-            folder.rename(replaced)
-        unfinished.rename(folder)
-        shutil.rmtree(replaced, ignore_errors=True)
-    except OSError as error:
-        raise PingLlmError(f"cannot write {folder}: {error.strerror or error}") from error
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
 
 
 def _write(path: Path, part: Observations, addresses: Any, ip_version: Any) -> None:

@@ -23,7 +23,7 @@ from ping_llm.predict.kv_cache import KVCache, extend, prefill
 from ping_llm.predict.prompts import Prompt, Tokens
 from ping_llm.runs.task import model_settings
 from ping_llm.runs.trained import Trained
-from ping_llm.tokens.encode import FIRST_BYTE, Role
+from ping_llm.tokens import FIRST_BYTE, Role
 
 _BYTES: Final = np.arange(256)
 _NORMALISED: Final = (_BYTES < 8) | (_BYTES & 4 > 0)
@@ -132,7 +132,7 @@ class LanguageModel:
     weights: Any
     steady: bool = False
     """Whether all questions are padded to the same few shapes. Some work is wasted on padding; but a program that has
-    asked each kind of question once compiles nothing any more, which takes seconds per shape."""
+    met each kind of question once compiles nothing any more, which takes seconds per shape."""
 
     @classmethod
     def of(cls, trained: Trained) -> Self:

@@ -17,8 +17,8 @@ from ping_llm.core.addresses import ADDRESS_BYTES, UNPARSABLE, parse_addresses
 from ping_llm.core.errors import PingLlmError
 from ping_llm.core.measurements import MAX_RTT_MS, MAX_TIME_US
 from ping_llm.core.observations import Ints, Observations, Questions
-from ping_llm.rows.format import LONG_GAP_S, ProbeRow
-from ping_llm.tokens.encode import FIELD_ORDERS, EncodableMeasurements, TimeKind, encode, token_counts
+from ping_llm.rows.format import ProbeRow
+from ping_llm.tokens import FIELD_ORDERS, LONGEST_DELTA1_S, TimeKind, token_counts
 
 Tokens = npt.NDArray[np.uint16]
 
@@ -40,32 +40,13 @@ class Prompt:
     """Of the history that was kept."""
 
 
-def spell(row: ProbeRow, chosen: Ints, starts: Ints, *, timed: bool, order: npt.ArrayLike) -> tuple[Tokens, Ints]:
-    """Tokens of measurements of a row, in order of time, and how many each takes.
+def spell(row: ProbeRow, chosen: Ints, *, timed: bool, order: npt.ArrayLike) -> tuple[Tokens, Ints]:
+    """A context of measurements of a row, in order of time: its tokens, and how many each measurement takes."""
+    from ping_llm.tokens.encode import encode_history
 
-    `starts` are the positions in `chosen` at which a new context begins.
-    """
-    kind = np.full(len(chosen), TimeKind.NONE, dtype=np.uint8)
-    value = np.zeros(len(chosen), dtype=np.int64)
-    if timed:
-        seconds = row.time_us[chosen] // 1_000_000
-        value = np.diff(seconds, prepend=0)
-        kind = np.where(value <= LONG_GAP_S, TimeKind.DELTA1, TimeKind.DELTA4).astype(np.uint8)
-        kind[starts], value[starts] = TimeKind.ABSOLUTE, seconds[starts]
-    width = ADDRESS_BYTES[row.family]
-    addresses = np.zeros((2, len(chosen), 16), dtype=np.uint8)
-    addresses[0, :, :width] = np.frombuffer(row.source, dtype=np.uint8)
-    addresses[1, :, :width] = row.destinations[chosen]
-    return encode(
-        EncodableMeasurements(
-            family=np.full(len(chosen), row.family, dtype=np.uint8),
-            source=addresses[0],
-            destination=addresses[1],
-            rtt_ms=row.rtt_ms[chosen],
-            time_kind=kind,
-            time_value=value,
-            order=np.broadcast_to(np.asarray(order, dtype=np.uint8), len(chosen)),
-        )
+    seconds = row.time_us[chosen] // 1_000_000 if timed else None
+    return encode_history(
+        row.family, row.source, row.destinations[chosen], row.rtt_ms[chosen], seconds, starts=np.array([0]), order=order
     )
 
 
@@ -81,7 +62,7 @@ class TokenOffsets:
     def of(cls, row: ProbeRow, *, timed: bool) -> Self:
         failed = np.isnan(row.rtt_ms)
         gap = np.diff(row.time_us // 1_000_000, prepend=0)
-        later = np.where(gap <= LONG_GAP_S, TimeKind.DELTA1, TimeKind.DELTA4) if timed else TimeKind.NONE
+        later = np.where(gap <= LONGEST_DELTA1_S, TimeKind.DELTA1, TimeKind.DELTA4) if timed else TimeKind.NONE
         counts = token_counts(row.family, failed, later)
         as_first = token_counts(row.family, failed, TimeKind.ABSOLUTE if timed else TimeKind.NONE)
         ends = np.append(0, np.cumsum(counts))
@@ -106,7 +87,7 @@ class TokenOffsets:
 def prompt_of(row: ProbeRow, length: int, *, timed: bool, order: int, answer_tokens: int) -> Prompt:
     """Ask for the end of the last measurement of a row, after as many of those before it as fit."""
     chosen = np.arange(TokenOffsets.of(row, timed=timed).first(len(row), length), len(row))
-    tokens, counts = spell(row, chosen, np.array([0]), timed=timed, order=order)
+    tokens, counts = spell(row, chosen, timed=timed, order=order)
     begin = len(tokens) - int(counts[-1])
     return Prompt(history=tokens[:begin], question=tokens[begin:-answer_tokens], measurements=len(chosen) - 1)
 
@@ -173,7 +154,7 @@ class Histories:
 
 
 def prompts_for(known: Observations, questions: Questions, nodes: Sequence[str], length: int) -> list[Prompt]:
-    """One for each question. A question without a time is asked a second after the last measurement of its source."""
+    """One for each question. Without a time, a question comes a second after the last measurement of its source."""
     histories = Histories(known, nodes)
     columns: list[npt.NDArray[np.generic]] = [questions.source, questions.destination, questions.time_s]
     ends = zip(*(column.tolist() for column in columns), strict=True)

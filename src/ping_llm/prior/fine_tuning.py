@@ -10,7 +10,6 @@ The measurements lie on the device; a batch is made there from three numbers per
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
@@ -20,7 +19,7 @@ import numpy as np
 
 from ping_llm.core.errors import PingLlmError
 from ping_llm.core.observations import MIN_RTT_MS, Observations
-from ping_llm.prior.prng import Draws
+from ping_llm.prior.prng import Columns, Draws
 from ping_llm.prior.selection import (
     UNKNOWN_AGE,
     context_columns,
@@ -43,30 +42,7 @@ _SOON: Final = 512
 """Of all that was measured from now on, so many are considered as questions."""
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True, kw_only=True)
-class Measurements:
-    """Columns of measurements in time order, and of unordered pairs. Times are ticks since the first measurement."""
-
-    source: jax.Array
-    destination: jax.Array
-    rtt_ms: jax.Array
-    """NaN: failed."""
-    tick: jax.Array
-    pair: jax.Array
-    rank: jax.Array
-    """How many earlier ones its pair has."""
-    by_pair: jax.Array
-    """Measurements ordered by pair, then time."""
-    pair_start: jax.Array
-    pair_count: jax.Array
-    tick_s: jax.Array
-    groups: jax.Array
-    """Of shared prefixes, [nodes, levels]."""
-    is_timed: jax.Array
-
-
-def on_device_measurements(known: Observations, addresses: Sequence[str] | None = None) -> Measurements:
+def on_device_measurements(known: Observations, addresses: Sequence[str] | None = None) -> Columns:
     """All of them, numbered anew; `addresses` are those of the nodes' numbers.
 
     They must fit the device's memory a few hundred times over: some millions do.
@@ -87,21 +63,31 @@ def on_device_measurements(known: Observations, addresses: Sequence[str] | None 
     is_timed = not np.isnan(known.time_s).any()
     since = known.time_s - known.time_s[0] if is_timed else np.zeros(len(known))
     tick_s = max(float(since[-1]), 1.0) / _TICKS
-    ints = (source, destination, pair, rank, by_pair, start, count, np.floor(since / tick_s))
-    s, d, p, r, b, st, c, t = (jnp.asarray(column, jnp.int32) for column in ints)
-    return Measurements(
-        source=s, destination=d, rtt_ms=jnp.asarray(known.rtt_ms, jnp.float32), tick=t, pair=p, rank=r, by_pair=b,
-        pair_start=st, pair_count=c, tick_s=jnp.float32(tick_s), groups=jnp.asarray(groups, jnp.int32),
+    columns = {
+        "source": source,
+        "destination": destination,
+        "tick": np.floor(since / tick_s),
+        "pair": pair,
+        "rank": rank,  # how many earlier ones its pair has
+        "by_pair": by_pair,  # measurements ordered by pair, then time
+        "pair_start": start,
+        "pair_count": count,
+        "groups": groups,  # of shared prefixes, [nodes, levels]
+    }
+    return Columns(
+        **{name: jnp.asarray(column, jnp.int32) for name, column in columns.items()},
+        rtt_ms=jnp.asarray(known.rtt_ms, jnp.float32),
+        tick_s=jnp.float32(tick_s),
         is_timed=jnp.asarray(is_timed),
-    )  # fmt: skip
+    )
 
 
-def measured_batch(s: WorldSettings, data: Measurements, seed: Any, step: Any, row: Any) -> Batch:
+def measured_batch(s: WorldSettings, data: Columns, seed: Any, step: Any, row: Any) -> Batch:
     """The contexts of these numbers, [contexts] each."""
     return batch_of(partial(_shown, s, data), seed, step, row)
 
 
-def _shown(s: WorldSettings, data: Measurements, key: jax.Array) -> Batch:
+def _shown(s: WorldSettings, data: Columns, key: jax.Array) -> Batch:
     draw = Draws(jax.random.fold_in(key, 1))
     pair = draw.below(data.pair_count.shape[0])
     now = data.by_pair[data.pair_start[pair] + draw.below(data.pair_count[pair])]
@@ -118,15 +104,9 @@ def _shown(s: WorldSettings, data: Measurements, key: jax.Array) -> Batch:
 
     known_of_pair = jax.ops.segment_sum(known.astype(jnp.int32), data.pair, data.pair_count.shape[0])
     round_ = jnp.maximum(known_of_pair[data.pair] - 1 - data.rank, 0)
+    columns = data.source, data.destination, data.rtt_ms
     class_, keys, near = rank_measurements(
-        data.source,
-        data.destination,
-        data.rtt_ms,
-        round_,
-        known,
-        data.groups,
-        query_source=centre,
-        is_queried=is_queried,
+        *columns, round_, known, data.groups, query_source=centre, is_queried=is_queried
     )
     rows, length = select(class_, keys, s.context - 1)
     failed = jnp.isnan(data.rtt_ms)
@@ -151,7 +131,7 @@ def _shown(s: WorldSettings, data: Measurements, key: jax.Array) -> Batch:
     }
 
 
-def _queried_nodes(s: WorldSettings, draw: Draws, data: Measurements, centre: jax.Array, other: jax.Array) -> jax.Array:
+def _queried_nodes(s: WorldSettings, draw: Draws, data: Columns, centre: jax.Array, other: jax.Array) -> jax.Array:
     """A mask over nodes: the other end, and more of those that the centre was measured with."""
     nodes = data.groups.shape[0]
     partner = jnp.zeros(nodes, bool).at[data.destination].max(data.source == centre)
@@ -163,7 +143,7 @@ def _queried_nodes(s: WorldSettings, draw: Draws, data: Measurements, centre: ja
     return jnp.zeros(nodes, bool).at[node].max(taken)
 
 
-def _forgotten(draw: Draws, data: Measurements) -> jax.Array:
+def _forgotten(draw: Draws, data: Columns) -> jax.Array:
     """Of pairs."""
     share = jnp.where(draw.chance(_FORGETFUL), draw.log_uniform(_LEAST_REMEMBERED, 1.0), 1.0)
     return draw.uniform(shape=data.pair_count.shape) > share
@@ -172,7 +152,7 @@ def _forgotten(draw: Draws, data: Measurements) -> jax.Array:
 def _questions(
     s: WorldSettings,
     draw: Draws,
-    data: Measurements,
+    data: Columns,
     now: jax.Array,
     known: jax.Array,
     is_queried_pair: jax.Array,

@@ -13,13 +13,12 @@ matrix does), or single pings with all of it. Ages are seconds before the questi
 Everything here is of one world; `jax.vmap` makes many.
 """
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import jax
 import jax.numpy as jnp
 
-from ping_llm.prior.prng import Draws, hash32, hash_with, symmetric, unit_interval
+from ping_llm.prior.prng import Columns, Draws, hash32, hash_with, symmetric, unit_interval
 from ping_llm.prior.selection import first_equal
 
 if TYPE_CHECKING:
@@ -44,48 +43,11 @@ OCTAVES: Final = 8
 _ROUGHNESS: Final = 0.4
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True, kw_only=True)
-class Nodes:
-    """Columns of length `most_nodes`; those from `count` on do not exist."""
+def make_nodes(draw: Draws, s: "WorldSettings", count: jax.Array, is_probe: jax.Array) -> tuple[Columns, Columns]:
+    """Columns of length `most_nodes`, of which those from `count` on do not exist; and what their paths depend on.
 
-    count: jax.Array
-    position: jax.Array
-    """[nodes, 3], on the unit sphere."""
-    site: jax.Array
-    city: jax.Array
-    continent: jax.Array
-    network: jax.Array
-    site_ms: jax.Array
-    """Delay of the line into the site, shared by its nodes."""
-    own_ms: jax.Array
-    messiness: jax.Array
-    """Factor of the noise of the node's pairs."""
-    anycast: jax.Array
-    """The operator, or -1."""
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True, kw_only=True)
-class Paths:
-    """What a path between two nodes depends on."""
-
-    stretch: jax.Array
-    """Length of the fibre over the distance, of the world."""
-    network_effect: jax.Array
-    city_effect: jax.Array
-    hub: jax.Array
-    """[networks, networks]: the hub where two networks meet, or -1: they meet everywhere."""
-    hub_position: jax.Array
-    instance_position: jax.Array
-    instance_operator: jax.Array
-    pair_noise: jax.Array
-    outliers: jax.Array
-    scale: jax.Array
-
-
-def make_nodes(draw: Draws, s: "WorldSettings", count: jax.Array, is_probe: jax.Array) -> tuple[Nodes, Paths]:
-    """`is_probe` is a column of nodes: in worlds where it is not all false, probes may share a region of their own."""
+    `is_probe` is a column of nodes: in worlds where it is not all false, probes may share a region of their own.
+    """
     most, cities = s.most_nodes, s.most_cities
     continents = _unit_vectors(draw.normal((_CONTINENTS, 3)))
     city_continent = draw.below(jnp.floor(draw.uniform(1, _CONTINENTS + 0.999)), (cities,))
@@ -116,17 +78,17 @@ def make_nodes(draw: Draws, s: "WorldSettings", count: jax.Array, is_probe: jax.
     satellite = has_satellites & draw.chance(0.06, (most,))
     own = draw.log_uniform(0.03, 1.5) * jnp.exp(draw.uniform(0.1, 1.2) * draw.normal((most,)))
     own *= jnp.where(draw.chance(0.3), draw.log_uniform(1.0, 12.0), 1.0)  # lines into homes
-    nodes = Nodes(
+    nodes = Columns(
         count=count,
-        position=site_position[site],
+        position=site_position[site],  # [nodes, 3], on the unit sphere
         site=site,
         city=site_city[site],
         continent=city_continent[site_city[site]],
         network=site_network[site],
-        site_ms=site_ms[site],
+        site_ms=site_ms[site],  # delay of the line into the site, shared by its nodes
         own_ms=own + far + jnp.where(satellite, draw.uniform(450, 650, (most,)), 0),
-        messiness=jnp.exp(draw.uniform(0.0, 1.0) * draw.normal((most,))),
-        anycast=jnp.where(
+        messiness=jnp.exp(draw.uniform(0.0, 1.0) * draw.normal((most,))),  # factor of the noise of the node's pairs
+        anycast=jnp.where(  # the operator, or -1
             draw.chance(0.15) & draw.chance(draw.uniform(0.02, 0.4), (most,)), draw.below(_OPERATORS, (most,)), -1
         ),
     )
@@ -134,11 +96,11 @@ def make_nodes(draw: Draws, s: "WorldSettings", count: jax.Array, is_probe: jax.
     hub = jnp.floor(symmetric(draw.uniform(shape=networks_squared)) * _HUBS).astype(jnp.int32)
     is_indirect = symmetric(draw.uniform(shape=networks_squared))
     meets_in_hub = is_indirect < jnp.where(draw.chance(0.4), draw.half_normal(0.25), 0)
-    paths = Paths(
-        stretch=draw.uniform(1.05, 2.2),
+    paths = Columns(
+        stretch=draw.uniform(1.05, 2.2),  # length of the fibre over the distance
         network_effect=symmetric(draw.normal(networks_squared)) * draw.half_normal(0.17),
         city_effect=symmetric(draw.normal(cities_squared)) * draw.half_normal(0.15),
-        hub=jnp.where(meets_in_hub, jnp.minimum(hub, _HUBS - 1), -1),
+        hub=jnp.where(meets_in_hub, jnp.minimum(hub, _HUBS - 1), -1),  # where two networks meet; -1: everywhere
         hub_position=city_position[draw.below(cities, (_HUBS,))],
         instance_position=city_position[draw.below(cities, (_INSTANCES,))],
         instance_operator=draw.below(_OPERATORS, (_INSTANCES,)),
@@ -149,7 +111,7 @@ def make_nodes(draw: Draws, s: "WorldSettings", count: jax.Array, is_probe: jax.
     return nodes, paths
 
 
-def undisturbed_ms(draw: Draws, nodes: Nodes, paths: Paths, one: jax.Array, other: jax.Array) -> jax.Array:
+def undisturbed_ms(draw: Draws, nodes: Columns, paths: Columns, one: jax.Array, other: jax.Array) -> jax.Array:
     """RTTs of pairs of nodes. No pair may be given twice: its own noise would be drawn twice."""
     shape = one.shape
     distance = _distance_km(nodes.position[one], nodes.position[other])
@@ -191,7 +153,7 @@ def _distance_km(one: jax.Array, other: jax.Array) -> jax.Array:
     return 2.0 * _EARTH_KM * jnp.arcsin(jnp.minimum(chord / 2.0, 1.0))
 
 
-def _nearest_instance_km(nodes: Nodes, paths: Paths) -> jax.Array:
+def _nearest_instance_km(nodes: Columns, paths: Columns) -> jax.Array:
     """[nodes, operators]: to the nearest instance of each anycast operator; half way around the world without any."""
     distance = _distance_km(nodes.position[:, None], paths.instance_position[None])
     mine = paths.instance_operator == jnp.arange(_OPERATORS)[:, None]
@@ -199,7 +161,7 @@ def _nearest_instance_km(nodes: Nodes, paths: Paths) -> jax.Array:
     return jnp.min(jnp.where(mine[None], distance[:, None], farthest), axis=-1)
 
 
-def make_prefix_groups(draw: Draws, nodes: Nodes) -> jax.Array:
+def make_prefix_groups(draw: Draws, nodes: Columns) -> jax.Array:
     """[nodes, levels]: whose addresses share a prefix with whose (see `selection.prefix_groups`).
 
     In a third of the worlds nobody does, and in a few it means nothing. Otherwise a site has one or two prefixes,
@@ -247,47 +209,13 @@ def drift(who: jax.Array, age_s: jax.Array, shortest_step_s: jax.Array, salt: ja
     return total
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True, kw_only=True)
-class Disturbances:
-    """Columns of nodes, columns of pairs, and numbers of the world.
+def make_disturbances(draw: Draws, nodes: int, pairs: int, *, noisy: jax.Array, interval_s: jax.Array) -> Columns:
+    """Columns of nodes, columns of pairs, and numbers of the world. Ratios are in ln RTT.
 
     Of the pairs of the MENOG study the median spread within a pair is 2.4 % (5 % of pairs: 0.4 %, 95 %: 12 %), the
     median share of pings that take half as long again is 0.7 % (95 %: 11 %), and 36 % of pairs never failed while 1 %
     always did.
     """
-
-    strength: jax.Array
-    """0: the world reports undisturbed values; 1: single pings."""
-    resolution_ms: jax.Array
-    asymmetry: jax.Array
-    """Of pairs: factor of ln RTT of the opposite direction; 0 in symmetric worlds."""
-    node_jitter_ms: jax.Array
-    pair_jitter: jax.Array
-    """Of pairs, relative to the RTT."""
-    spike_chance: jax.Array
-    node_load_ms: jax.Array
-    node_phase: jax.Array
-    node_change_s: jax.Array
-    node_before_ms: jax.Array
-    node_after_ms: jax.Array
-    """Added before and after the node's change; infinitely long ago where there was none."""
-    pair_change_s: jax.Array
-    pair_before: jax.Array
-    """[2, pairs]: two changes of route, and ln of the factor before each."""
-    second_route: jax.Array
-    second_route_chance: jax.Array
-    """Of pairs: ln of the factor of a parallel route, and how often a ping takes it."""
-    drift_salt: jax.Array
-    drift_step_s: jax.Array
-    pair_drift: jax.Array
-    """Of pairs: mean height of the shortest steps, in ln RTT."""
-    node_drift_ms: jax.Array
-    node_loss: jax.Array
-    pair_loss: jax.Array
-
-
-def make_disturbances(draw: Draws, nodes: int, pairs: int, *, noisy: jax.Array, interval_s: jax.Array) -> Disturbances:
     change = interval_s * draw.log_uniform(0.5, 300.0, (nodes,))
     node_changed = draw.chance(draw.half_normal(0.04), (nodes,))
     steps_ms = jnp.where(node_changed, draw.log_normal(8.0, 1.2, (2, nodes)), 0.0)
@@ -303,24 +231,28 @@ def make_disturbances(draw: Draws, nodes: int, pairs: int, *, noisy: jax.Array, 
     drifts = draw.log_uniform(6e-5, 0.004)
     losses = draw.chance(jnp.where(noisy, 0.75, 0.15))
     rare = draw.log_uniform(5e-4, 4e-2)
-    return Disturbances(
-        strength=noisy.astype(jnp.float32),
+    return Columns(
+        strength=noisy.astype(jnp.float32),  # 0: the world reports undisturbed values; 1: single pings
         resolution_ms=jnp.asarray(_RESOLUTIONS_MS)[draw.below(len(_RESOLUTIONS_MS))],
+        # of the opposite direction; 0 in symmetric worlds
         asymmetry=draw.sometimes(0.4, draw.log_uniform(0.002, 0.1)) * draw.normal((pairs,)),
         node_jitter_ms=jitter * jnp.exp(draw.uniform(0.3, 1.3) * draw.normal((nodes,))),
+        # relative to the RTT
         pair_jitter=draw.log_uniform(5e-5, 0.008) * jnp.exp(draw.uniform(0.2, 1.0) * draw.normal((pairs,))),
         spike_chance=draw.half_normal(0.012) * jnp.exp(draw.normal((nodes,))),
         node_load_ms=load * jnp.exp(1.2 * draw.normal((nodes,))),
         node_phase=draw.uniform(0.0, 2 * jnp.pi) + draw.uniform(0.0, 2.0) * draw.normal((nodes,)),
         node_change_s=jnp.where(node_changed, change, jnp.inf),
-        node_before_ms=steps_ms[0],
+        node_before_ms=steps_ms[0],  # added before the change, and after it
         node_after_ms=steps_ms[1] * draw.chance(0.3, (nodes,)),
         pair_change_s=jnp.where(pair_changed, pair_change, jnp.inf),
-        pair_before=jnp.clip(size, -1.0, 1.5),
+        pair_before=jnp.clip(size, -1.0, 1.5),  # [2, pairs]: two route changes, and the ratio before each
+        # a parallel route, and how often a ping takes it
         second_route=jnp.clip(0.12 * draw.normal((pairs,)) * jnp.exp(0.5 * draw.normal((pairs,))), -0.5, 1.0),
         second_route_chance=draw.uniform(0.02, 0.5, (pairs,)) * draw.chance(draw.half_normal(0.1), (pairs,)),
         drift_salt=draw.below(1 << 23).astype(jnp.uint32),
         drift_step_s=interval_s * draw.log_uniform(0.2, 5.0),
+        # mean height of the shortest steps
         pair_drift=drifts * jnp.exp(draw.uniform(0.3, 1.2) * draw.normal((pairs,))),
         node_drift_ms=draw.sometimes(0.5, draw.log_uniform(0.002, 0.1)) * jnp.exp(draw.normal((nodes,))),
         node_loss=losses * jnp.minimum(rare * jnp.exp(draw.uniform(0.5, 2.5) * draw.normal((nodes,))), 1.0),
@@ -330,7 +262,7 @@ def make_disturbances(draw: Draws, nodes: int, pairs: int, *, noisy: jax.Array, 
 
 def disturbed(
     draw: Draws,
-    d: Disturbances,
+    d: Columns,
     undisturbed_ms: jax.Array,
     *,
     one: jax.Array,
@@ -362,12 +294,12 @@ def disturbed(
     return jnp.maximum(rtt, MIN_MS), draw.chance(1.0 - arrives, shape)
 
 
-def _level_ms(d: Disturbances, node: jax.Array, age_s: jax.Array) -> jax.Array:
+def _level_ms(d: Columns, node: jax.Array, age_s: jax.Array) -> jax.Array:
     changed = jnp.where(age_s > d.node_change_s[node], d.node_before_ms[node], d.node_after_ms[node])
     queue = d.node_drift_ms[node] * jnp.abs(drift(node, age_s, d.drift_step_s, ~d.drift_salt))
     return changed + queue
 
 
-def _load_ms(d: Disturbances, node: jax.Array, age_s: jax.Array) -> jax.Array:
+def _load_ms(d: Columns, node: jax.Array, age_s: jax.Array) -> jax.Array:
     wave = 0.5 + 0.5 * jnp.sin(d.node_phase[node] - 2 * jnp.pi * age_s / _DAY_S)
     return d.node_load_ms[node] * wave**3

@@ -6,6 +6,7 @@ where the hash takes a quarter of it. The hash is integer arithmetic, the same o
 """
 
 import math
+from types import SimpleNamespace
 from typing import Final
 
 import jax
@@ -35,6 +36,17 @@ def hash_with(words: jax.Array, number: int) -> jax.Array:
 def unit_interval(words: jax.Array) -> jax.Array:
     """Uniform in (0, 1): multiples of 2^-23 and a half, never an end."""
     return ((words >> 9).astype(jnp.float32) + 0.5) * jnp.float32(2.0**-23)
+
+
+class Columns(SimpleNamespace):
+    """Named arrays of one world, explained where they are made. JAX sees the arrays."""
+
+
+jax.tree_util.register_pytree_node(
+    Columns,
+    lambda columns: (tuple(vars(columns).values()), tuple(vars(columns))),
+    lambda names, arrays: Columns(**dict(zip(names, arrays, strict=True))),
+)
 
 
 class Draws:

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 
 from ping_llm.core.errors import PingLlmError
 from ping_llm.prior.internet import disturbed, make_disturbances, make_nodes, make_prefix_groups, undisturbed_ms
-from ping_llm.prior.prng import Draws
+from ping_llm.prior.prng import Columns, Draws
 from ping_llm.prior.selection import UNKNOWN_AGE, context_columns, rank_measurements, select
 
 # mypy: disallow-untyped-calls=False
@@ -77,35 +77,6 @@ class WorldSettings:
         return 2 * self.context
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True, kw_only=True)
-class World:
-    """One world: its pairs, the measurements that are known of it, and what a measurement right now would give."""
-
-    one: jax.Array
-    other: jax.Array
-    exists: jax.Array
-    undisturbed_ms: jax.Array
-    now_ms: jax.Array
-    now_failed: jax.Array
-    now_backwards: jax.Array
-    weight: jax.Array
-    """Of pairs: how often such a pair is measured, compared to others. Questions are drawn by it too."""
-    may_be_queried: jax.Array
-    pair: jax.Array
-    """Of measurements, as the columns below. The first of them are the pairs in order, then come repetitions."""
-    round: jax.Array
-    known: jax.Array
-    rtt_ms: jax.Array
-    failed: jax.Array
-    backwards: jax.Array
-    age_s: jax.Array
-    is_queried: jax.Array
-    """Of nodes. The source is node 0."""
-    groups: jax.Array
-    """Of shared prefixes, [nodes, levels]."""
-
-
 def worlds_of(s: WorldSettings, seed: jax.Array, step: jax.Array, row: jax.Array) -> Batch:
     """The worlds of these numbers, [worlds] each: a world is made from its own three numbers alone."""
     return batch_of(partial(_shown, s), seed, step, row)
@@ -157,7 +128,8 @@ def _shown(s: WorldSettings, key: jax.Array) -> Batch:
     }
 
 
-def make_world(s: WorldSettings, key: jax.Array) -> World:
+def make_world(s: WorldSettings, key: jax.Array) -> Columns:
+    """One world: its pairs, the measurements that are known of it, and what a measurement right now would give."""
     draw = Draws(key)
     log_size = jnp.log(jnp.array([s.fewest_nodes, s.most_nodes + 0.999]))
     count = jnp.exp(log_size[0] + (log_size[1] - log_size[0]) * draw.uniform() ** 0.6).astype(jnp.int32)
@@ -185,7 +157,6 @@ def make_world(s: WorldSettings, key: jax.Array) -> World:
     share = jnp.where(late, _late_share(share, late, count - 1 - queried), share)
     share = jnp.where(is_queried_pair, jnp.where(series, 0.5, 0.0), jnp.clip(share * weight, 0.0, 0.97))
     pair_known = exists & draw.chance(share, (s.pairs,))
-    may_be_queried = exists & (~pair_known | series)
 
     pair, round_ = _measurements(draw, s, queried)
     interval = draw.log_uniform(5.0, 86_400.0)
@@ -201,7 +172,8 @@ def make_world(s: WorldSettings, key: jax.Array) -> World:
     now_ms, now_failed = disturbed(
         draw, disturbances, undisturbed, **now, backwards=now_backwards, age_s=jnp.zeros(s.pairs)
     )
-    return World(
+    return Columns(
+        # of pairs
         one=one,
         other=other,
         exists=exists,
@@ -209,8 +181,9 @@ def make_world(s: WorldSettings, key: jax.Array) -> World:
         now_ms=now_ms,
         now_failed=now_failed,
         now_backwards=now_backwards,
-        weight=weight,
-        may_be_queried=may_be_queried,
+        weight=weight,  # how often such a pair is measured, compared to others; questions are drawn by it too
+        may_be_queried=exists & (~pair_known | series),
+        # of measurements: first one of each pair, in their order, then repetitions
         pair=pair,
         round=round_,
         known=pair_known[pair] & ((round_ == 0) | repeated),
@@ -218,6 +191,7 @@ def make_world(s: WorldSettings, key: jax.Array) -> World:
         failed=failed,
         backwards=backwards,
         age_s=jnp.where(timed, age, UNKNOWN_AGE),
+        # of nodes; the source is node 0
         is_queried=is_queried,
         groups=make_prefix_groups(draw, nodes),
     )
@@ -228,9 +202,7 @@ def _computed_once(made: Any) -> Any:
     return jax.lax.optimization_barrier(made)
 
 
-def _pairs(
-    draw: Draws, s: WorldSettings, count: jax.Array, queried: jax.Array
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+def _pairs(draw: Draws, s: WorldSettings, count: jax.Array, queried: jax.Array) -> tuple[jax.Array, ...]:
     """All pairs of the source and of the queried nodes, source first, then pairs of the others as far as there is room.
 
     No pair comes twice. Pairs of the others go around a circle of nodes by offsets in random order, which looks like a
@@ -291,7 +263,7 @@ def _ages(draw: Draws, s: WorldSettings, interval: jax.Array, pair: jax.Array, r
     return interval * (gap + latest[pair] + round_ + irregular)
 
 
-def _questions(s: WorldSettings, draw: Draws, w: World, near: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _questions(s: WorldSettings, draw: Draws, w: Columns, near: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Pairs of the questions: all queried ones, others by weight and by how near they are."""
     distance = jnp.minimum(near[0, w.one] + near[1, w.other], near[0, w.other] + near[1, w.one])
     often = w.weight * jnp.where(w.known[: s.pairs], _SEEN_WEIGHT, 1.0)

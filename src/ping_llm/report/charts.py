@@ -126,14 +126,12 @@ class Chart:
     @property
     def description(self) -> str:
         """For those who hear the page."""
-        parts = []
-        for line in self.legend:
-            finite = line.y[np.isfinite(line.y)]
-            if len(finite):
-                parts.append(
-                    f"{line.name} from {number(finite[0], self.style)} to {number(finite[-1], self.style)}"
-                )  # fmt: skip
-        return f"{self.title}, {self.unit}, by {self.x_unit}: {'; '.join(parts) or 'no values'}"
+        values = [(line.name, line.y[np.isfinite(line.y)]) for line in self.legend]
+        ends = [f"{name} from {self._text(y[0])} to {self._text(y[-1])}" for name, y in values if len(y)]
+        return f"{self.title}, {self.unit}, by {self.x_unit}: {'; '.join(ends) or 'no values'}"
+
+    def _text(self, value: float) -> str:
+        return number(float(value), self.style)
 
     @property
     def tables(self) -> list[Table]:
@@ -148,11 +146,9 @@ class Chart:
         x = group[0].x
         shown = spread(len(x), _MAX_TABLE_ROWS)
         some = f" ({len(shown)} of {len(x):,} rows)" if len(shown) < len(x) else ""
-        return Table(
-            caption=f"{self.title}: {self.unit}{some}",
-            head=[self.x_unit, *(line.name for line in group)],
-            rows=[[_exactly(x[i]), *(number(float(line.y[i]), self.style) for line in group)] for i in shown],
-        )
+        rows = [[_exactly(x[i]), *(self._text(line.y[i]) for line in group)] for i in shown]
+        head = [self.x_unit, *(line.name for line in group)]
+        return Table(caption=f"{self.title}: {self.unit}{some}", head=head, rows=rows)
 
     @property
     def spec(self) -> dict[str, Any]:
@@ -163,9 +159,9 @@ class Chart:
             "marks": self.marks,
             "diagonal": self.diagonal,
             "series": [
-                {"name": line.name, "kind": line.kind, "colour": line.colour, "x": _json(x), "y": _json(y)}
+                {"name": line.name, "kind": line.kind, "colour": line.colour}
+                | {axis: [*map(_json, v.tolist())] for axis, v in zip("xy", thinned(line.x, line.y), strict=True)}
                 for line in self.lines
-                for x, y in [thinned(line.x, line.y)]
             ],
         }
 
@@ -174,13 +170,8 @@ def _exactly(value: float) -> str:
     return f"{int(value):,}" if float(value).is_integer() else f"{value:.4g}"
 
 
-def _json(values: Floats) -> list[float | int | None]:
+def _json(value: float) -> float | int | None:
     """Five digits, null for what is not finite."""
-    return [
-        None
-        if not math.isfinite(value)
-        else int(value)
-        if value.is_integer() and abs(value) < 2**53
-        else float(f"{value:.5g}")
-        for value in values.tolist()
-    ]
+    if not math.isfinite(value):
+        return None
+    return int(value) if value.is_integer() and abs(value) < 2**53 else float(f"{value:.5g}")

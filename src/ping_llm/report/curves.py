@@ -23,113 +23,71 @@ _SMALLEST_ERROR: Final = 1e-4
 def training_charts(runs: Sequence[Run], names: Sequence[str]) -> list[Chart]:
     if not any(len(run.curves.step) for run in runs):
         return []
-    token = token_word(runs[0])
-    shares = [padding_by_step(run, figures_of(run).batch) for run in runs]
-    columns: list[tuple[str, str, str | list[Floats | None], Style, bool]] = [
-        ("Speed", f"real {token}s per second", "real_tokens_per_s", "count", False),
-        ("Waiting for data", "share of the time of the last 20 steps", "data_wait_fraction", "percent", False),
-        ("Model FLOPs utilisation", "share of the device's peak", "mfu", "percent", False),
-        ("Gradient norm", "before clipping", "grad_norm", "number", True),
-        ("Learning rate", "by the schedule", "learning_rate", "number", False),
-        ("Padding", "share of the positions of a batch", shares, "percent", True),
+    columns: list[tuple[str, str, str, Style]] = [
+        ("Speed", f"real {token_word(runs[0])}s per second", "real_tokens_per_s", "count"),
+        ("Waiting for data", "share of the time of the last 20 steps", "data_wait_fraction", "percent"),
+        ("Model FLOPs utilisation", "share of the device's peak", "mfu", "percent"),
+        ("Gradient norm", "before clipping", "grad_norm", "number"),
+        ("Learning rate", "by the schedule", "learning_rate", "number"),
+        ("Padding", "share of the positions of a batch", "padding", "percent"),
     ]
-    charts = [_loss(runs, names)]
-    for title, unit, column, style, smooth in columns:
-        found = [run.curves[column] for run in runs] if isinstance(column, str) else column
-        values = [
-            np.full(len(run.curves.step), np.nan) if value is None else value
-            for run, value in zip(runs, found, strict=True)
-        ]
-        if any(np.isfinite(value).any() for value in values):  # nobody knows the utilisation of an unknown device
-            charts.append(_chart(runs, names, values, title, unit, style, smooth=smooth))
+    last = max([1.0, *(run.curves.step[-1] for run in runs if len(run.curves.step))])
+    resumed = {session.first_step for session in runs[0].sessions[1:]} - {0} if len(runs) == 1 else set()
+    common: dict[str, Any] = {"x_range": (0.0, last), "marks": [(step, "resumed") for step in sorted(resumed)]}
+    charts = [_loss(runs, names, common)]
+    for title, unit, column, style in columns:
+        values = [padding_by_step(r, figures_of(r).batch) if column == "padding" else r.curves[column] for r in runs]
+        every = np.concatenate([value[np.isfinite(value)] for value in values])
+        if not len(every):  # nobody knows the utilisation of an unknown device
+            continue
+        spiky = bool(every.min() > 0 and every.max() > _SPIKY * np.median(every))
+        charts.append(
+            Chart(
+                title=title,
+                unit=unit + (", logarithmic" if spiky else ""),
+                lines=_lines(runs, names, values, title.lower(), smooth=column in ("grad_norm", "padding")),
+                style=style,
+                from_zero=not spiky,
+                log_y=spiky,
+                **common,
+            )
+        )
     return charts
 
 
-def _loss(runs: Sequence[Run], names: Sequence[str]) -> Chart:
+def _loss(runs: Sequence[Run], names: Sequence[str], common: Mapping[str, Any]) -> Chart:
     several = len(runs) > 1
-    evaluated: list[Line] = []
-    trained: list[Line] = []
-    for colour, (run, name) in enumerate(zip(runs, names, strict=True), 1):
-        prefix = f"{name}, " if several else ""
-        if len(run.curves.eval_loss):
-            evaluated.append(
-                Line(
-                    name=f"{prefix}evaluation",
-                    x=run.curves.evaluated_at,
-                    y=run.curves.eval_loss,
-                    colour=colour if several else 2,
-                    kind="dots",
-                    in_legend=not several,
-                )
-            )
-        trained += _smooth_and_faint(run, name if several else "training", run.curves["loss"], colour, prefix, runs)
-    dots = "; dots: evaluation" if several and evaluated else ""
-    return Chart(
-        title="Loss",
-        unit=f"cross entropy, nats per {loss_unit(runs[0])}{dots}",
-        lines=evaluated + trained,
-        can_switch=True,
-        marks=_resumes(runs),
-        x_range=_steps(runs),
-        wide=True,
-    )
+    evaluated = [
+        Line(
+            name=f"{name}, evaluation" if several else "evaluation",
+            x=run.curves.evaluated_at,
+            y=run.curves.eval_loss,
+            colour=colour if several else 2,
+            kind="dots",
+            in_legend=not several,
+        )
+        for colour, (run, name) in enumerate(zip(runs, names, strict=True), 1)
+        if len(run.curves.eval_loss)
+    ]
+    trained = _lines(runs, names, [run.curves["loss"] for run in runs], "training", smooth=True)
+    unit = f"cross entropy, nats per {loss_unit(runs[0])}" + ("; dots: evaluation" if several and evaluated else "")
+    return Chart(title="Loss", unit=unit, lines=evaluated + trained, can_switch=True, wide=True, **common)
 
 
-def _smooth_and_faint(
-    run: Run, name: str, values: Floats, colour: int, prefix: str, runs: Sequence[Run], *, legend: bool = True
+def _lines(
+    runs: Sequence[Run], names: Sequence[str], values: Sequence[Floats], label: str, *, smooth: bool
 ) -> list[Line]:
     """The mean over a window, and below it the single steps, unless there are too many runs."""
-    step, window = run.curves.step, smoothing_window(len(values))
-    lines = [Line(name=name, x=step, y=smoothed(values, window), colour=colour)]
-    if window > 1 and len(runs) <= _MAX_FAINT_RUNS:
-        in_legend = legend and len(runs) == 1
-        lines.append(
-            Line(name=f"{prefix}each step", x=step, y=values, colour=colour, kind="faint", in_legend=in_legend)
-        )
-    return lines
-
-
-def _chart(
-    runs: Sequence[Run],
-    names: Sequence[str],
-    values: Sequence[Floats],
-    title: str,
-    unit: str,
-    style: Style,
-    *,
-    smooth: bool,
-) -> Chart:
     several = len(runs) > 1
-    lines: list[Line] = []
+    lines = []
     for colour, (run, name, value) in enumerate(zip(runs, names, values, strict=True), 1):
-        if smooth and smoothing_window(len(value)) > 1:
-            prefix = f"{name}, " if several else ""
-            lines += _smooth_and_faint(run, name if several else "mean", value, colour, prefix, runs, legend=False)
-        else:
-            lines.append(Line(name=name if several else title.lower(), x=run.curves.step, y=value, colour=colour))
-    every = np.concatenate([value[np.isfinite(value)] for value in values])
-    spiky = bool(len(every)) and every.min() > 0 and every.max() > _SPIKY * np.median(every)
-    return Chart(
-        title=title,
-        unit=unit + (", logarithmic" if spiky else ""),
-        lines=lines,
-        style=style,
-        from_zero=not spiky,
-        log_y=bool(spiky),
-        marks=_resumes(runs),
-        x_range=_steps(runs),
-    )
-
-
-def _resumes(runs: Sequence[Run]) -> list[tuple[float, str]]:
-    if len(runs) > 1:
-        return []
-    steps = sorted({session.first_step for session in runs[0].sessions[1:] if session.first_step > 0})
-    return [(step, "resumed") for step in steps]
-
-
-def _steps(runs: Sequence[Run]) -> tuple[float, float]:
-    return 0.0, float(max([1.0, *(run.curves.step[-1] for run in runs if len(run.curves.step))]))
+        window = smoothing_window(len(value)) if smooth else 1
+        line = Line(name=name if several else label, x=run.curves.step, y=smoothed(value, window), colour=colour)
+        lines.append(line)
+        if window > 1 and len(runs) <= _MAX_FAINT_RUNS:
+            each = f"{name}, each step" if several else "each step"
+            lines.append(replace(line, name=each, y=value, kind="faint", in_legend=not several))
+    return lines
 
 
 def evaluation_charts(
@@ -144,22 +102,18 @@ def evaluation_charts(
     share = _floats(found.get("shares"))
     if not isinstance(of_protocol, dict) or share is None:
         return []
-    errors, inside = [], []
     baselines = [who for who in ranked if who not in models and who != ORACLE]
-    for who in [*models, *baselines[:1], *(w for w in ranked if w == ORACLE), *baselines[1:]]:
+    looks: dict[str, dict[str, Any]] = {who: {"colour": colour} for colour, who in enumerate(models, 1)}
+    looks |= {who: {"colour": 5, "name": f"{titles[who]}, best baseline"} for who in baselines[:1]}
+    looks |= {ORACLE: {"colour": 3, "kind": "dashed"}}
+    looks |= {who: {"colour": 7, "kind": "quiet", "in_legend": False} for who in baselines[1:]}
+    errors, inside = [], []
+    for who, look in looks.items():
         values = of_protocol.get(who)
         error, covered = (_floats(values.get(key)) for key in ("relative_error", "inside")) if values else (None, None)
-        if error is None or covered is None or not len(error) == len(covered) == len(share):
-            continue
-        line = Line(name=titles[who], x=share, y=covered, colour=7, kind="quiet", in_legend=False)
-        if who in models:
-            line = replace(line, colour=1 + models.index(who), kind="line", in_legend=True)
-        elif who == ORACLE:
-            line = replace(line, colour=3, kind="dashed", in_legend=True)
-        elif who == baselines[0]:
-            line = replace(line, name=f"{titles[who]}, best baseline", colour=5, kind="line", in_legend=True)
-        inside.append(line)
-        errors.append(replace(line, y=np.maximum(error, _SMALLEST_ERROR)))
+        if error is not None and covered is not None and len(error) == len(covered) == len(share):
+            inside.append(Line(**{"name": titles[who], "x": share, "y": covered, **look}))
+            errors.append(replace(inside[-1], y=np.maximum(error, _SMALLEST_ERROR)))
     if not errors:
         return []
     common: dict[str, Any] = {"style": "percent", "x_style": "percent", "x_range": (0.0, 1.0)}

@@ -18,27 +18,20 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from ping_llm import __version__
-from ping_llm.batches.report import draw
+from ping_llm.batches.report import PipelineReport, draw
 from ping_llm.config import KEYS
+from ping_llm.config.keys import TEXT_DATASET_TYPES
 from ping_llm.core.console import err
 from ping_llm.core.files import write_atomically
 from ping_llm.data.completer import COMPLETER_DATA
+from ping_llm.data.stream import TextReport
 from ping_llm.evaluate.scores import SCORE_COLUMNS
-from ping_llm.report import formatting
 from ping_llm.report.charts import smoothing_window
 from ping_llm.report.curves import training_charts
 from ping_llm.report.figures import Note, figures_of, kind_of, loss_unit, notes_of, status_of, token_word
+from ping_llm.report.formatting import SI, duration, number, percent, short
 from ping_llm.report.run import DATA_FILE, Run, read_run
-from ping_llm.report.sections import (
-    compared_evaluations,
-    differing_keys,
-    evaluation_of,
-    figure_rows,
-    origin_of,
-    pipeline_rows,
-    sequences_of,
-    stage_meanings,
-)
+from ping_llm.report.sections import compared_evaluations, differing_keys, evaluation_of, fingerprint, sequences_of
 
 if TYPE_CHECKING:
     from ping_llm.runs import RunFolder
@@ -50,8 +43,8 @@ _SCRIPTS: Final = ("uPlot.min.js", "chart.js", "report.js")
 
 def page_of(runs: Sequence[Run], *, with_sequences: bool = True) -> str:
     """The report of a run, or of several side by side."""
-    names = distinct_names(runs)
-    figures, statuses = [figures_of(run) for run in runs], [status_of(run) for run in runs]
+    names, figures, statuses = distinct_names(runs), [figures_of(run) for run in runs], [status_of(run) for run in runs]
+    scripts = [_file(name) for name in _SCRIPTS]
     values: dict[str, Any] = {
         "runs": runs,
         "names": names,
@@ -60,36 +53,19 @@ def page_of(runs: Sequence[Run], *, with_sequences: bool = True) -> str:
         "notes": [notes_of(run, found) for run, found in zip(runs, figures, strict=True)],
         "charts": training_charts(runs, names),
         "window": max(smoothing_window(len(run.curves.step)) for run in runs),
+        "now": datetime.now(UTC),
+        "style": Markup("").join(_file(name) for name in _STYLES),
+        "scripts": scripts,
+        "hashes": [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts],
     }
     if len(runs) == 1:
-        run = runs[0]
-        values |= {
-            "protocols": evaluation_of(run),
-            "origin": origin_of(run, figures[0]),
-            "sequences": sequences_of(run, wanted=with_sequences),
-            "stage_meanings": stage_meanings(run),
-            "in_device": run.dataset_type in COMPLETER_DATA,
-        }
-    else:
-        for notes, status in zip(values["notes"], statuses, strict=True):
-            notes[:0] = [Note(tone=status.tone, text=status.sentence)] if status.sentence else []
-        values["protocols"] = compared_evaluations(runs, names)
-        values["differing"], values["same"] = differing_keys(runs)
-        values["figure_rows"], values["pipeline_rows"] = figure_rows(runs, figures), pipeline_rows(runs)
-    scripts = [_file(name) for name in _SCRIPTS]
-    hashes = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
-    return (
-        _environment()
-        .get_template("run.html" if len(runs) == 1 else "comparison.html")
-        .render(
-            **values,
-            version=__version__,
-            now=datetime.now(UTC),
-            style=Markup("").join(_file(name) for name in _STYLES),
-            scripts=scripts,
-            hashes=hashes,
-        )
-    )
+        values |= {"protocols": evaluation_of(runs[0]), "sequences": sequences_of(runs[0], wanted=with_sequences)}
+        return _environment().get_template("run.html").render(values)
+    for notes, status in zip(values["notes"], statuses, strict=True):
+        notes[:0] = [Note(tone=status.tone, text=status.sentence)] if status.sentence else []
+    values["protocols"] = compared_evaluations(runs, names)
+    values["differing"], values["same"] = differing_keys(runs)
+    return _environment().get_template("comparison.html").render(values)
 
 
 @cache
@@ -102,23 +78,12 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
-    environment.filters |= {
-        "number": formatting.number,
-        "percent": formatting.percent,
-        "short": formatting.short,
-        "duration": formatting.duration,
-        "thousands": "{:,}".format,
-        "backticks": _backticks,
-        "pipeline_graph": _pipeline_graph,
-    }
-    environment.globals |= {
-        "KEYS": KEYS,
-        "SI": formatting.SI,
-        "SCORE_COLUMNS": SCORE_COLUMNS,
-        "kind_of": kind_of,
-        "token_word": token_word,
-        "loss_unit": loss_unit,
-    }
+    for function in (number, percent, short, duration, kind_of, token_word, loss_unit, fingerprint):
+        environment.filters[function.__name__] = function
+    environment.filters |= {"thousands": "{:,}".format, "backticks": _backticks, "pipeline_graph": _pipeline_graph}
+    environment.globals |= {"KEYS": KEYS, "SI": SI, "SCORE_COLUMNS": SCORE_COLUMNS, "version": __version__}
+    environment.globals |= {"COMPLETER_DATA": COMPLETER_DATA, "TEXT_DATASET_TYPES": TEXT_DATASET_TYPES}
+    environment.globals |= {"STAGES": PipelineReport.meaning, "TEXT_STAGES": TextReport.meaning}
     return environment
 
 

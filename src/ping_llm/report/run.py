@@ -20,15 +20,7 @@ from ping_llm.runs import RunFolder, read_metrics
 
 PIPELINE_FILE: Final = "pipeline.json"
 DATA_FILE: Final = "data.json"
-_COLUMNS: Final = (
-    "loss",
-    "grad_norm",
-    "learning_rate",
-    "real_tokens",
-    "real_tokens_per_s",
-    "mfu",
-    "data_wait_fraction",
-)
+_COLUMNS = ("loss", "grad_norm", "learning_rate", "real_tokens", "real_tokens_per_s", "mfu", "data_wait_fraction")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,10 +74,8 @@ def read_sessions(file: Path) -> list[Session]:
             continue
         if event.get("event") == "begin":
             machine = {key: value for key, value in event.items() if key not in ("event", "time", "first_step")}
-            first = event.get("first_step")
-            found.append(
-                Session(begun=_time(event), first_step=first if isinstance(first, int) else 0, machine=machine)
-            )
+            first = event["first_step"] if isinstance(event.get("first_step"), int) else 0
+            found.append(Session(begun=_time(event), first_step=first, machine=machine))
         elif event.get("event") == "end" and found:
             error = event.get("error")
             found[-1] = replace(found[-1], ended=_time(event), error=None if error is None else str(error))

@@ -78,8 +78,10 @@ class RowSet:
         if split not in self.manifest.splits:
             raise PingLlmError(f"{folder} has no split {split!r}, only {', '.join(self.manifest.splits)}")
         self.info: SplitInfo = self.manifest.splits[split]
-        self._cache = cache or (Cache.from_environment() if self.folder.is_remote else None)
+        self._cache = None if self.folder.is_local else cache or Cache.from_environment()
         self._columns: dict[str, npt.NDArray[Any]] = {}
+        self._maps: dict[int, Bytes] = {}
+        _allow_open_files(4 * len(self.info.shards))
         found = {file.name: file.size() for file in self.folder.list()}
         for name, (size, _) in self.info.files.items():
             path = self.folder / name
@@ -111,15 +113,25 @@ class RowSet:
         return table
 
     @cached_property
-    def shards(self) -> "LocalShards | RemoteShards":
-        _allow_open_files(4 * len(self.info.shards))
-        if self._cache is None or self.folder.is_local:
-            return LocalShards(self.folder, self.info)
-        return RemoteShards(self.folder, self.info, self._cache)
+    def remote(self) -> "RemoteShards | None":
+        """What fetches the shards; None where they are local."""
+        return None if self._cache is None else RemoteShards(self.folder, self.info, self._cache)
+
+    def shard_bytes(self, shard: int) -> Bytes:
+        """The shard, mapped. Of parts that were not fetched the bytes are zero."""
+        if self.remote is not None:
+            return self.remote.array(shard)
+        if shard not in self._maps:
+            self._maps[shard] = _mapped(self.folder.local / self.info.shards[shard].file)
+        return self._maps[shard]
+
+    def is_verified(self, shard: int) -> bool:
+        """Whether all its bytes were checked before, so that of long rows the header is enough to check."""
+        return self.remote is None or self.remote.is_verified(shard)
 
     def _local(self, name: str) -> Path:
         """The file itself, or its copy in the cache."""
-        if self._cache is None or self.folder.is_local:
+        if self._cache is None:
             return self.folder.local / name
         size, sha256 = self.info.files[name]
         return self._cache.whole(self.folder / name, size=size, sha256=sha256)
@@ -150,15 +162,18 @@ class RowSet:
 
     def fetch(self, rows: Ints) -> Ints:
         """Have the bytes of rows on this machine; gives back those rows that came only now."""
-        if self.folder.is_local:
+        if self.remote is None:
             return rows[:0]
         begin, end = self._extent(rows)
-        return rows[self.shards.fetch(self.column("shard")[rows].astype(np.int64), begin, end)]
+        return rows[self.remote.fetch(self.column("shard")[rows].astype(np.int64), begin, end)]
 
     def forget(self, row: int) -> bool:
         """Drop the local copy of a row that is damaged. Is there another to fetch?"""
+        if self.remote is None:
+            return False
         begin, end = self._extent(np.array([row]))
-        return self.shards.forget(int(self.column("shard")[row]), int(begin[0]), int(end[0]))
+        self.remote.forget(int(self.column("shard")[row]), int(begin[0]), int(end[0]))
+        return True
 
     def _extent(self, rows: Ints) -> tuple[Ints, Ints]:
         """Where rows begin and end in their shards' files."""
@@ -169,7 +184,7 @@ class RowSet:
         """The bytes of a row's record, taken from the mapped shard; the block headers in between are left out."""
         shard, offset, size = (int(self.column(name)[row]) for name in ("shard", "offset", "size"))
         begin, end = physical(offset), physical(offset + size - 1) + 1
-        file = self.shards.array(shard)
+        file = self.shard_bytes(shard)
         if end > len(file):
             raise CorruptRecordError("the index places it beyond the end of its shard")
         if end - begin == size:
@@ -236,7 +251,8 @@ class RowSet:
 
     def close(self) -> None:
         """Let go of the mapped shards."""
-        self.__dict__.pop("shards", None)
+        self._maps.clear()
+        self.__dict__.pop("remote", None)
 
     def __enter__(self) -> Self:
         return self
@@ -247,34 +263,8 @@ class RowSet:
         self.close()
 
 
-class LocalShards:
-    """The bytes of a split's shards, mapped where they lie."""
-
-    def __init__(self, folder: Location, info: SplitInfo) -> None:
-        self._paths = [folder.local / shard.file for shard in info.shards]
-        self._arrays: dict[int, Bytes] = {}
-
-    def array(self, shard: int) -> Bytes:
-        """The shard, mapped. Of parts that were not fetched the bytes are zero."""
-        if shard not in self._arrays:
-            self._arrays[shard] = _mapped(self._paths[shard])
-        return self._arrays[shard]
-
-    def fetch(self, shards: Ints, begin: Ints, end: Ints) -> Ints:
-        """See that these byte ranges are here; which of them came only now?"""
-        return np.zeros(0, dtype=np.int64)
-
-    def is_verified(self, shard: int) -> bool:
-        """Whether all its bytes were checked before, so that of long rows the header is enough to check."""
-        return True
-
-    def forget(self, shard: int, begin: int, end: int) -> bool:
-        """Drop the copy of a damaged range. Is there another to fetch?"""
-        return False
-
-
 class RemoteShards:
-    """The same of a split in an object store, through the cache."""
+    """The bytes of shards in an object store, through the cache: whole copies, or the blocks that rows need."""
 
     def __init__(self, folder: Location, info: SplitInfo, cache: Cache) -> None:
         self.sweep_every_s = 2.0
@@ -297,6 +287,7 @@ class RemoteShards:
         return shard in self._whole
 
     def fetch(self, shards: Ints, begin: Ints, end: Ints) -> Ints:
+        """See that these byte ranges are here; which of them came only now?"""
         self._sweep()
         came: list[Ints] = [np.zeros(0, dtype=np.int64)]
         reads: list[tuple[BlockFile, int, int]] = []
@@ -335,13 +326,12 @@ class RemoteShards:
                 stacklevel=2,
             )
 
-    def forget(self, shard: int, begin: int, end: int) -> bool:
+    def forget(self, shard: int, begin: int, end: int) -> None:
         if shard in self._whole:
             del self._whole[shard]
             self._cache.forget(self._info.shards[shard].sha256)
         else:
             self._parts[shard].forget(begin, end)
-        return True
 
     def _open(self, shard: int) -> None:
         if shard in self._whole or shard in self._parts:

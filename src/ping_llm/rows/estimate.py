@@ -6,7 +6,7 @@ rates; a cluster has other cores than the machine the rates came from, which is 
 """
 
 import math
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from ping_llm.rows.manifest import INDEX_SCHEMA
@@ -82,7 +82,7 @@ class Workload:
         return ipv4 + self.ipv6_share * (ipv6 - ipv4)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Stage:
     name: str
     tasks: int
@@ -91,7 +91,7 @@ class Stage:
     requests: int
     cpu_s: float
     """Of all tasks together."""
-    seconds: float = 0.0
+    seconds: float
     """Until the last one is done."""
     memory_bytes: float
     """The most that one worker uses."""
@@ -133,52 +133,22 @@ def estimate(load: Workload, rates: Rates = MEASURED, sizes: TaskSizes = DEFAULT
     ipv6 = n * load.ipv6_share * record[6]
     sort_bytes = _SORT_FACTOR * max(ipv6, shuffle - ipv6) / shards  # families are sorted one after the other
 
-    def stage(name: str, tasks: int, bytes_in: float, bytes_out: float, **figures: Any) -> Stage:
-        """Workers take tasks in rounds, so a last round that is not full costs as much as a full one."""
-        found = Stage(name=name, tasks=tasks, bytes_in=bytes_in, bytes_out=bytes_out, **figures)
-        transfer = (bytes_in + bytes_out) / load.bandwidth
-        waiting = found.requests * rates.request_s / REQUESTS_AT_ONCE if load.object_store else 0.0
-        seconds = math.ceil(tasks / load.workers) * (found.cpu_s + transfer + waiting) / tasks
-        return replace(found, requests=found.requests if load.object_store else 0, seconds=seconds)
-
+    program, batch = _PROGRAM_BYTES, min(load.memory_bytes, min(sizes.piece_rows, n) * BYTES_PER_ROW_IN_FLIGHT)
+    sorting = min(sort_bytes, load.memory_bytes * _SORT_SHARE) + 500_000 * 200
+    dump, dumps = _DUMP_BYTES * n, max(1, math.ceil(_DUMP_BYTES * n / GIB))
+    partition_requests = input_bytes / _READ_BYTES + shuffle / _PART_BYTES + 2 * runs
+    shard_requests = 3 * runs * shards + dataset / _PART_BYTES + 7 * shards
     stages = [
-        stage(
-            "partition",
-            runs,
-            input_bytes,
-            shuffle,
-            requests=int(input_bytes / _READ_BYTES + shuffle / _PART_BYTES + 2 * runs),
-            cpu_s=n / rates.partition,
-            memory_bytes=_PROGRAM_BYTES + min(load.memory_bytes, min(sizes.piece_rows, n) * BYTES_PER_ROW_IN_FLIGHT),
-        ),
-        stage(
-            "shard",
-            shards,
-            shuffle,
-            dataset + index,
-            requests=int(3 * runs * shards + dataset / _PART_BYTES + 7 * shards),
-            cpu_s=n / rates.shard,
-            memory_bytes=_PROGRAM_BYTES + min(sort_bytes, load.memory_bytes * _SORT_SHARE) + 500_000 * 200,
-        ),
-        stage(
-            "publish",
-            1,
-            index,
-            index,
-            requests=6 * shards,
-            cpu_s=rows / rates.index,
-            memory_bytes=_PROGRAM_BYTES,
-        ),
+        # name, tasks, bytes in, bytes out, requests, seconds of CPU, memory of a worker
+        ("import", dumps, dump, input_bytes, dump / _READ_BYTES + 4 * dumps, n / rates.atlas, program),
+        ("partition", runs, input_bytes, shuffle, partition_requests, n / rates.partition, program + batch),
+        ("shard", shards, shuffle, dataset + index, shard_requests, n / rates.shard, program + sorting),
+        ("publish", 1, index, index, 6 * shards, rows / rates.index, program),
     ]
-    if load.atlas:
-        dumps = max(1, math.ceil(_DUMP_BYTES * n / GIB))
-        requests = int(_DUMP_BYTES * n / _READ_BYTES + 4 * dumps)
-        figures = {"requests": requests, "cpu_s": n / rates.atlas, "memory_bytes": _PROGRAM_BYTES}
-        stages.insert(0, stage("import", dumps, _DUMP_BYTES * n, input_bytes, **figures))
     return Estimate(
         scale=load,
         rates=rates,
-        stages=tuple(stages),
+        stages=tuple(_stage(load, rates, *figures) for figures in stages[0 if load.atlas else 1 :]),
         rows=rows,
         shards=shards,
         shuffle_bytes=shuffle,
@@ -189,6 +159,24 @@ def estimate(load: Workload, rates: Rates = MEASURED, sizes: TaskSizes = DEFAULT
         driver_memory_bytes=_PROGRAM_BYTES + runs * HEADER_BYTES + 1500.0 * pieces,
         warnings=tuple(_warnings(load, sort_bytes, runs, shards, dataset)),
     )
+
+
+def _stage(
+    load: Workload,
+    rates: Rates,
+    name: str,
+    tasks: int,
+    read: float,
+    written: float,
+    requests: float,
+    cpu_s: float,
+    memory: float,
+) -> Stage:
+    """Workers take tasks in rounds, so a last round that is not full costs as much as a full one."""
+    requests = int(requests) if load.object_store else 0
+    waiting = requests * rates.request_s / REQUESTS_AT_ONCE
+    seconds = math.ceil(tasks / load.workers) * (cpu_s + (read + written) / load.bandwidth + waiting) / tasks
+    return Stage(name, tasks, read, written, requests, cpu_s, seconds, memory)
 
 
 def _warnings(load: Workload, sort_bytes: float, runs: int, shards: int, dataset: float) -> list[str]:

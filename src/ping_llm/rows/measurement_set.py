@@ -40,11 +40,25 @@ class MeasurementSet:
     """How many could not be used, by reason (see `measurements.DROP_REASONS`)."""
 
 
+def joined(sets: Sequence[MeasurementSet]) -> MeasurementSet:
+    """Several sets as one, in time order, with one number for each address."""
+    if len(sets) == 1:
+        return sets[0]
+    number: dict[str, int] = {}
+    empty = np.zeros(0, dtype=np.int64)
+    columns: list[list[Any]] = [[empty], [empty], [np.zeros(0)], [np.zeros(0, np.float32)]]
+    for one in sets:
+        ids, known = [number.setdefault(node, len(number)) for node in one.nodes], one.observations
+        ends = np.array(ids, dtype=np.int64)[[known.source, known.destination]]
+        for column, more in zip(columns, (*ends, known.time_s, known.rtt_ms), strict=True):
+            column.append(more)
+    source, destination, time_s, rtt_ms = map(np.concatenate, columns)
+    together = Observations(source=source, destination=destination, time_s=time_s, rtt_ms=rtt_ms)
+    return MeasurementSet(nodes=tuple(number), observations=together.take(np.argsort(time_s, kind="stable")))
+
+
 def read_observations(
-    inputs: Sequence[str | Path],
-    *,
-    columns: Mapping[str, str] | None = None,
-    on_progress: Advance | None = None,
+    inputs: Sequence[str | Path], *, columns: Mapping[str, str] | None = None, on_progress: Advance | None = None
 ) -> MeasurementSet:
     """The measurements of files, folders or globs, of every kind that `ping-llm prepare` and `import atlas` take.
 

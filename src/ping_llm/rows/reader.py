@@ -32,7 +32,6 @@ from ping_llm.core.compiled import (
 from ping_llm.core.errors import PingLlmError
 from ping_llm.rows.dataset import RowSet
 from ping_llm.rows.format import (
-    BLOCK_HEADER,
     BLOCK_PAYLOAD,
     FORMAT_VERSION,
     HEADER,
@@ -42,6 +41,7 @@ from ping_llm.rows.format import (
     CorruptRecordError,
     Ints,
     check_record,
+    physical,
 )
 from ping_llm.rows.manifest import INDEX_SCHEMA
 
@@ -93,13 +93,11 @@ class _Maps(NamedTuple):
 _INDEX: Final = types.NamedTuple(
     [mapped(getattr(types, str(INDEX_SCHEMA.field(name).type))) for name in _Index._fields], _Index
 )
-_MAPS: Final = types.NamedUniTuple(column(types.int64), len(_Maps._fields), _Maps)
+_INTS: Final = column(types.int64)
+_MAPS: Final = types.NamedUniTuple(_INTS, len(_Maps._fields), _Maps)
 
 
-@part_of_kernels
-def physical(logical: Any) -> Any:
-    """As `format.physical`."""
-    return logical + BLOCK_HEADER * (logical // BLOCK_PAYLOAD + 1)
+_physical: Final = part_of_kernels(physical)
 
 
 @part_of_kernels
@@ -122,23 +120,13 @@ def _prefetch_row(
     last = len(positions) - 1
     is_run = last >= 0 and positions[last] - positions[0] == last
     for i in range(0, len(positions), _PER_LOAD if is_run else 1):
-        prefetch(address + physical(rtts + positions[i] * 4))
-        prefetch(address + physical(destinations + positions[i] * step))
+        prefetch(address + _physical(rtts + positions[i] * 4))
+        prefetch(address + _physical(destinations + positions[i] * step))
         if width > 0:
-            prefetch(address + physical(times + positions[i] * width))
+            prefetch(address + _physical(times + positions[i] * width))
 
 
-@kernel(
-    column(types.int64),
-    column(types.int64),
-    column(types.int64),
-    column(types.bool_),
-    _INDEX,
-    _MAPS,
-    column(types.int64),
-    column(types.float32),
-    table(types.uint32),
-)
+@kernel(_INTS, _INTS, _INTS, column(types.bool_), _INDEX, _MAPS, _INTS, column(types.float32), table(types.uint32))
 def _pick(
     rows: Array,
     first: Array,
@@ -178,23 +166,23 @@ def _pick(
         row, begin, end = rows[i], first[i], first[i + 1]
         words = carray(pointer(addresses[i]), (maps.bytes[index.shard[row]] // 4,), np.uint32)
         for j in range(begin, end):
-            rtt_ms[j] = np.uint32(words[physical(rtts[i] + positions[j] * 4) >> 2]).view(np.float32)
+            rtt_ms[j] = np.uint32(words[_physical(rtts[i] + positions[j] * 4) >> 2]).view(np.float32)
         if with_times[i]:
             unit, since, width = np.int64(index.time_unit_us[row]), index.first_time_us[row], widths[i]
             for j in range(begin, end):
                 at = times[i] + positions[j] * width
-                ticks = np.int64(words[physical(at) >> 2])
+                ticks = np.int64(words[_physical(at) >> 2])
                 if width == 8:
-                    ticks += np.int64(words[physical(at + 4) >> 2]) << 32
+                    ticks += np.int64(words[_physical(at + 4) >> 2]) << 32
                 time_s[j] = (since + ticks * unit) // _SECOND
         if steps[i] == 4:
             for j in range(begin, end):
-                destination[j, 0] = words[physical(destinations[i] + positions[j] * 4) >> 2]
+                destination[j, 0] = words[_physical(destinations[i] + positions[j] * 4) >> 2]
         else:
             for j in range(begin, end):
                 at = destinations[i] + positions[j] * 16
                 for k in range(4):
-                    destination[j, k] = words[physical(at + 4 * k) >> 2]
+                    destination[j, k] = words[_physical(at + 4 * k) >> 2]
 
 
 def _crc_tables() -> npt.NDArray[np.uint32]:
@@ -234,7 +222,7 @@ def _crc32_logical(crc: Any, file: Any, begin: Any, end: Any) -> Any:
     """The same of logical offsets `begin` to `end`: the block headers in between are left out."""
     while begin < end:
         stop = min(end, (begin // BLOCK_PAYLOAD + 1) * BLOCK_PAYLOAD)
-        at = physical(begin)
+        at = _physical(begin)
         crc = _crc32(crc, file[at : at + stop - begin])
         begin = stop
     return crc
@@ -244,11 +232,11 @@ def _crc32_logical(crc: Any, file: Any, begin: Any, end: Any) -> Any:
 def _number(file: Any, logical: Any, size: Any) -> Any:
     value = np.int64(0)
     for i in range(size):
-        value |= np.int64(file[physical(logical + i)]) << (8 * i)
+        value |= np.int64(file[_physical(logical + i)]) << (8 * i)
     return value
 
 
-@kernel(column(types.int64), column(types.uint8), _INDEX, _MAPS, returns=types.int64)
+@kernel(_INTS, column(types.uint8), _INDEX, _MAPS, returns=types.int64)
 def _check(rows: Array, checked: Array, index: Any, maps: Any) -> Any:
     """Mark rows in `checked` until one is not sound; gives its position in `rows`, or `_ALL_SOUND`."""
     for i in range(len(rows)):
@@ -259,14 +247,12 @@ def _check(rows: Array, checked: Array, index: Any, maps: Any) -> Any:
         if shard >= len(maps.address) or maps.address[shard] == 0:
             return i
         begin, size, count = np.int64(index.offset[row]), np.int64(index.size[row]), np.int64(index.count[row])
-        if begin < 0 or begin > _FARTHEST or size <= _HEADER_BYTES:
-            return i
         unit, family = index.time_unit_us[row], index.family[row]
+        if begin < 0 or begin > _FARTHEST or size <= _HEADER_BYTES or (family != 4 and family != 6):
+            return i
         if unit != _SECOND and unit != _MILLISECOND and unit != _MICROSECOND:
             return i
-        if family != 4 and family != 6:
-            return i
-        if physical(begin + size - 1) >= maps.bytes[shard]:
+        if _physical(begin + size - 1) >= maps.bytes[shard]:
             return i
         first = index.first_time_us[row]
         width = _time_width(first, index.last_time_us[row], np.int64(unit))
@@ -333,15 +319,15 @@ class RowReader:
 
     def _bring(self, rows: Ints) -> None:
         """Have the rows on this machine, and note where their shards are mapped."""
-        if self.rows.folder.is_remote:  # then any shard may have come and gone
+        if self.rows.remote is not None:  # then any shard may have come and gone
             self._checked[self.rows.fetch(rows)] = 0
             self._maps.address[:] = 0
             self._arrays.clear()
         shards = self._index.shard[rows]
         for shard in np.unique(shards[self._maps.address[shards] == 0]).tolist():
-            self._arrays[shard] = file = self.rows.shards.array(shard)
+            self._arrays[shard] = file = self.rows.shard_bytes(shard)
             self._maps.address[shard], self._maps.bytes[shard] = file.ctypes.data, len(file)
-            self._maps.read_whole[shard] = CHECKED_BYTES if self.rows.shards.is_verified(shard) else _ANY_SIZE
+            self._maps.read_whole[shard] = CHECKED_BYTES if self.rows.is_verified(shard) else _ANY_SIZE
 
     def _fault(self, row: int) -> str:
         try:

@@ -16,16 +16,17 @@ from ping_llm.batches.device import DeviceBatch
 from ping_llm.config import Config
 from ping_llm.config.keys import TEXT_DATASET_TYPES
 from ping_llm.core.errors import PingLlmError
-from ping_llm.data.completer import COMPLETER_DATA, measurements_of, world_settings
+from ping_llm.data.completer import COMPLETER_DATA, measurements_on_device, world_settings
 from ping_llm.models.completer.mixture import loss_sums as completer_sums
 from ping_llm.models.completer.model import CompleterSettings, SetTransformer
 from ping_llm.models.lm import ModelSettings, Transformer
 from ping_llm.models.lm.attention import choose_attention, is_hopper_or_newer
 from ping_llm.models.lm.float8 import choose_quantization
-from ping_llm.models.lm.transformer import Sums, loss_sums
-from ping_llm.prior.fine_tuning import Measurements, measured_batch
+from ping_llm.models.lm.transformer import LayerSettings, Sums, loss_sums
+from ping_llm.prior.fine_tuning import measured_batch
+from ping_llm.prior.prng import Columns
 from ping_llm.prior.worlds import Batch, WorldSettings, worlds_of
-from ping_llm.tokens.encode import VOCABULARY_SIZE
+from ping_llm.tokens import VOCABULARY_SIZE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +60,13 @@ def graph(task: Task) -> Any:
 
 def weight_shapes(config: Config) -> Any:
     """The weights of the configured model, without their values."""
-    return nnx.split(nnx.eval_shape(lambda: task_of(config).make(nnx.Rngs(0))))[1]
+
+    def make() -> nnx.Module:  # as the task does, without the rest of it
+        if config.dataset_type in COMPLETER_DATA:
+            return SetTransformer(completer_settings(config), nnx.Rngs(0))
+        return Transformer(model_settings(config), nnx.Rngs(0))
+
+    return nnx.split(nnx.eval_shape(make))[1]
 
 
 def model_settings(config: Config) -> ModelSettings:
@@ -102,7 +109,7 @@ def _of_either(config: Config) -> dict[str, Any]:
     }
 
 
-def _shape(s: ModelSettings | CompleterSettings) -> str:
+def _shape(s: LayerSettings) -> str:
     return f"{s.layers} layers of {s.width}, {s.heads} heads of {s.head_dim}, MLP {s.mlp_width}"
 
 
@@ -141,7 +148,7 @@ def _completer(config: Config) -> Task:
     worlds = world_settings(config)
     flops = s.flops_per_context(worlds.context, worlds.questions) // (worlds.context + worlds.questions)
 
-    def sums(model: SetTransformer, batch: DeviceBatch, data: Measurements | None, max_segments: int) -> Sums:
+    def sums(model: SetTransformer, batch: DeviceBatch, data: Columns | None, max_segments: int) -> Sums:
         shown = jax.lax.stop_gradient(_contexts(worlds, data, config.measured_share, batch))
         values = completer_sums(model(shown), shown)
         return {
@@ -157,11 +164,11 @@ def _completer(config: Config) -> Task:
         flops_per_token=flops,
         make=partial(SetTransformer, s),
         sums=sums,
-        data=lambda: measurements_of(config).on_device if config.dataset_type == "measured" else None,
+        data=lambda: measurements_on_device(config) if config.dataset_type == "measured" else None,
     )
 
 
-def _contexts(worlds: WorldSettings, data: Measurements | None, share: float, batch: DeviceBatch) -> Batch:
+def _contexts(worlds: WorldSettings, data: Columns | None, share: float, batch: DeviceBatch) -> Batch:
     """Of simulated worlds; of real measurements too, where there are any: the first rows of the batch are theirs."""
     numbers = batch["seed"], batch["step"], batch["row"]
     if data is None:

@@ -14,8 +14,8 @@ from ping_llm.core.distribution import RttDistribution
 from ping_llm.core.errors import PingLlmError
 from ping_llm.core.measurements import MAX_TIME_US, time_microseconds
 from ping_llm.core.observations import Floats, Ints, Questions
-from ping_llm.rows.measurement_set import MeasurementSet
-from ping_llm.serve.store import Known, joined
+from ping_llm.rows.measurement_set import MeasurementSet, joined
+from ping_llm.serve.store import Known
 
 
 @dataclass(frozen=True, kw_only=True)

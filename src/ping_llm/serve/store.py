@@ -18,10 +18,10 @@ import pyarrow.parquet as pq
 
 from ping_llm.core.console import progress
 from ping_llm.core.errors import PingLlmError
-from ping_llm.core.observations import Ints, Observations
+from ping_llm.core.observations import Ints
 from ping_llm.predict.predictor import load_history
 from ping_llm.rows.manifest import MANIFEST, Manifest
-from ping_llm.rows.measurement_set import MeasurementSet, read_observations, rows_observations
+from ping_llm.rows.measurement_set import MeasurementSet, joined, read_observations, rows_observations
 from ping_llm.sources.files import COLUMN_NAMES
 
 _MOST_FOR_COMPLETER: Final = 50_000
@@ -48,28 +48,6 @@ def read_known(inputs: Sequence[str]) -> "Known":
         if files:
             parts.append(read_observations(files, on_progress=advance))
     return Known(joined(parts))
-
-
-def joined(parts: Sequence[MeasurementSet]) -> MeasurementSet:
-    """One set of measurements, in time order, with one number for each address."""
-    if len(parts) == 1:
-        return parts[0]
-    number: dict[str, int] = {}
-    columns: dict[str, list[Ints]] = {"source": [], "destination": []}
-    for part in parts:
-        of_node = np.array([number.setdefault(node, len(number)) for node in part.nodes], dtype=np.int64)
-        for name, column in columns.items():
-            column.append(of_node[getattr(part.observations, name)])
-    none = [np.zeros(0, dtype=np.int64)]
-    time_s = np.concatenate([np.zeros(0), *(part.observations.time_s for part in parts)])
-    rtt_ms = np.concatenate([np.zeros(0, np.float32), *(part.observations.rtt_ms for part in parts)])
-    together = Observations(
-        source=np.concatenate(columns["source"] or none),
-        destination=np.concatenate(columns["destination"] or none),
-        time_s=time_s,
-        rtt_ms=rtt_ms,
-    )
-    return MeasurementSet(nodes=tuple(number), observations=together.take(np.argsort(time_s, kind="stable")))
 
 
 class Known:

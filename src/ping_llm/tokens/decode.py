@@ -6,7 +6,7 @@ up to the first fault and says where the fault is, what was found there and what
 
 import operator
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Any, Final, SupportsIndex
@@ -17,7 +17,7 @@ from rich.text import Text
 
 from ping_llm.core.addresses import format_address
 from ping_llm.core.distribution import decode_rtt
-from ping_llm.tokens.encode import BYTES_AFTER, FIRST_BYTE, VOCABULARY_SIZE, Role, TimeKind
+from ping_llm.tokens import BYTES_AFTER, FIELDS, FIRST_BYTE, VOCABULARY_SIZE, Role, TimeKind
 
 Tokens = npt.NDArray[np.integer[Any]] | Iterable[SupportsIndex]
 
@@ -89,25 +89,16 @@ class Decoded:
         return self.measurements[-1].start + self.measurements[-1].length if self.measurements else 0
 
 
-_FIELD_OF: Final = {
-    Role.SRC_IPV4: "source",
-    Role.SRC_IPV6: "source",
-    Role.DST_IPV4: "destination",
-    Role.DST_IPV6: "destination",
-    Role.RTT_START: "result",
-    Role.FAILED: "result",
-    Role.TIMESTAMP_ABS: "time",
-    Role.TIMESTAMP_DELTA1: "time",
-    Role.TIMESTAMP_DELTA4: "time",
+_ROLES: Final = {
+    "source": (Role.SRC_IPV4, Role.SRC_IPV6),
+    "destination": (Role.DST_IPV4, Role.DST_IPV6),
+    "result": (Role.RTT_START, Role.FAILED),
+    "time": (Role.TIMESTAMP_ABS, Role.TIMESTAMP_DELTA1, Role.TIMESTAMP_DELTA4),
 }
-_FIELDS: Final = ("source", "destination", "result", "time")
-_REQUIRED: Final = {"source", "destination", "result"}
+_FIELD_OF: Final = {role: field for field, roles in _ROLES.items() for role in roles}
 _FAMILY_OF: Final = {Role.SRC_IPV4: 4, Role.SRC_IPV6: 6, Role.DST_IPV4: 4, Role.DST_IPV6: 6}
-_TIME_KINDS: Final = {
-    Role.TIMESTAMP_ABS: TimeKind.ABSOLUTE,
-    Role.TIMESTAMP_DELTA1: TimeKind.DELTA1,
-    Role.TIMESTAMP_DELTA4: TimeKind.DELTA4,
-}
+_TIME_KINDS: Final = dict(zip(_ROLES["time"], (TimeKind.ABSOLUTE, TimeKind.DELTA1, TimeKind.DELTA4), strict=True))
+_REQUIRED: Final = {"source", "destination", "result"}
 
 _Fields = dict[str, tuple[Role, bytes]]
 
@@ -162,13 +153,16 @@ def _read_fields(ids: list[int], start: int) -> tuple[_Fields, int]:
         raise _MalformedError(Fault.BEFORE_START, ids, start, Role.MEASUREMENT_START.name)
     fields: _Fields = {}
     position = start + 1
-    while position < len(ids):
-        if ids[position] == Role.MEASUREMENT_START and fields.keys() >= _REQUIRED:
-            return fields, position
+    while position < len(ids) and not (ids[position] == Role.MEASUREMENT_START and fields.keys() >= _REQUIRED):
         role = _field_role(ids, position, fields)
-        end = position + 1 + BYTES_AFTER[role]
-        fields[_FIELD_OF[role]] = role, _read_bytes(ids, role, position + 1, end)
-        position = end
+        begin, position = position + 1, position + 1 + BYTES_AFTER[role]
+        for at in range(begin, min(position, len(ids))):
+            if not FIRST_BYTE <= ids[at] < VOCABULARY_SIZE:
+                expected = f"byte {at - begin + 1} of the {position - begin} after {role.name}"
+                raise _MalformedError(Fault.ROLE_FOR_BYTE, ids, at, expected)
+        if position > len(ids):
+            raise _TruncatedError
+        fields[_FIELD_OF[role]] = role, bytes(token - FIRST_BYTE for token in ids[begin:position])
     if not fields.keys() >= _REQUIRED:
         raise _TruncatedError
     return fields, position
@@ -177,10 +171,9 @@ def _read_fields(ids: list[int], start: int) -> tuple[_Fields, int]:
 def _field_role(ids: list[int], position: int, fields: _Fields) -> Role:
     """The role at this position, if a field that the measurement still lacks can begin with it."""
     token = ids[position]
-    if token == Role.MEASUREMENT_START:
-        raise _MalformedError(Fault.MISSING_FIELD, ids, position, _what_may_follow(fields))
-    if not 0 <= token < FIRST_BYTE or token == Role.THROUGHPUT_START:
-        raise _MalformedError(Fault.BYTE_FOR_ROLE, ids, position, _what_may_follow(fields))
+    if token not in _FIELD_OF:
+        fault = Fault.MISSING_FIELD if token == Role.MEASUREMENT_START else Fault.BYTE_FOR_ROLE
+        raise _MalformedError(fault, ids, position, _what_may_follow(fields))
     role = Role(token)
     if _FIELD_OF[role] in fields:
         raise _MalformedError(Fault.REPEATED_FIELD, ids, position, _what_may_follow(fields))
@@ -192,26 +185,14 @@ def _field_role(ids: list[int], position: int, fields: _Fields) -> Role:
 
 
 def _what_may_follow(fields: _Fields) -> str:
-    choices = [f"a {name}" for name in _FIELDS if name not in fields]
+    choices = [f"a {name}" for name in FIELDS if name not in fields]
     if fields.keys() >= _REQUIRED:
         choices.append(Role.MEASUREMENT_START.name)
     return " or ".join(filter(None, [", ".join(choices[:-1]), choices[-1]]))
 
 
-def _read_bytes(ids: list[int], role: Role, start: int, end: int) -> bytes:
-    for position in range(start, min(end, len(ids))):
-        if not FIRST_BYTE <= ids[position] < VOCABULARY_SIZE:
-            expected = f"byte {position - start + 1} of the {end - start} after {role.name}"
-            raise _MalformedError(Fault.ROLE_FOR_BYTE, ids, position, expected)
-    if end > len(ids):
-        raise _TruncatedError
-    return bytes(token - FIRST_BYTE for token in ids[start:end])
-
-
 def _measurement(fields: _Fields, start: int, end: int, previous_time_s: int | None) -> DecodedMeasurement:
-    source_role, source = fields["source"]
-    _, destination = fields["destination"]
-    result_role, result = fields["result"]
+    (source_role, source), (_, destination), (result_role, result) = (fields[name] for name in FIELDS[:3])
     family = _FAMILY_OF[source_role]
     code = None if result_role is Role.FAILED else int.from_bytes(result, "big")
 
@@ -270,17 +251,7 @@ def as_json(decoded: Decoded) -> list[dict[str, Any]]:
     if decoded.truncated:
         entries.append({"kind": "truncated", "start": decoded.end, "length": decoded.truncated})
     if decoded.problem:
-        problem = decoded.problem
-        entries.append(
-            {
-                "kind": "malformed",
-                "start": decoded.end,
-                "fault": str(problem.fault),
-                "position": problem.position,
-                "found": problem.found,
-                "expected": problem.expected,
-            }
-        )
+        entries.append({"kind": "malformed", "start": decoded.end, **asdict(decoded.problem)})
     return entries
 
 
@@ -293,16 +264,14 @@ def _line(measurement: DecodedMeasurement, digits: int) -> Text:
 
 
 def _field(measurement: DecodedMeasurement, name: str) -> str:
-    if name == "source":
-        return f"from {measurement.source}"
-    if name == "destination":
-        return f"to {measurement.destination}"
+    if name in ("source", "destination"):
+        return f"from {measurement.source}" if name == "source" else f"to {measurement.destination}"
     if name == "result":  # a code is a whole number of microseconds, so three digits are exact
         return "failed" if measurement.rtt_ms is None else f"{measurement.rtt_ms:.3f} ms"
-    if measurement.time_kind is TimeKind.ABSOLUTE:
-        date = _calendar(measurement.time_s)
-        return f"at {date:%Y-%m-%d %H:%M:%S} UTC" if date else f"at {measurement.time_value} s"
-    return f"+{measurement.time_value}s"
+    if measurement.time_kind is not TimeKind.ABSOLUTE:
+        return f"+{measurement.time_value}s"
+    date = _calendar(measurement.time_s)
+    return f"at {date:%Y-%m-%d %H:%M:%S} UTC" if date else f"at {measurement.time_value} s"
 
 
 def _calendar(time_s: int | None) -> datetime | None:
@@ -315,17 +284,11 @@ def _calendar(time_s: int | None) -> datetime | None:
 
 def _entry(measurement: DecodedMeasurement) -> dict[str, Any]:
     date = _calendar(measurement.time_s)
-    return {
-        "kind": "measurement",
-        "start": measurement.start,
-        "length": measurement.length,
+    entry: dict[str, Any] = {"kind": "measurement"}
+    for name in ("start", "length", "order", "family", "source", "destination", "failed", "rtt_ms", "rtt_code"):
+        entry[name] = getattr(measurement, name)
+    return entry | {
         "order": list(measurement.order),
-        "family": measurement.family,
-        "source": measurement.source,
-        "destination": measurement.destination,
-        "failed": measurement.failed,
-        "rtt_ms": measurement.rtt_ms,
-        "rtt_code": measurement.rtt_code,
         "time_kind": measurement.time_kind.name.lower(),
         "time_value": measurement.time_value,
         "time_s": measurement.time_s,

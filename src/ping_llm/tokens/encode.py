@@ -1,190 +1,194 @@
-"""The 267 tokens: eleven roles, then the 256 bytes.
+"""Measurements to tokens: the one encoder, compiled. `tests/reference_encoder.py` spells out what it must write.
 
-    measurement := MEASUREMENT_START field{3,4}      fields in any order
-    field       := source | destination | result | time
-    source      := SRC_IPV4 b{4} | SRC_IPV6 b{16}    destination likewise with DST_*
-    result      := RTT_START b b | FAILED
-    time        := TIMESTAMP_ABS b{8} | TIMESTAMP_DELTA1 b | TIMESTAMP_DELTA4 b{4}
+Where each field of a measurement begins depends on its *form*: family, failed or not, kind of time, order of fields.
+There are 384 forms, and a table holds the offsets for each, so that no branch depends on the random field order.
 
-An absolute time is big-endian Unix seconds. A delta is the whole seconds since the previous measurement of the context
-that carries a time. The RTT code is explained in `rtt_code.py`.
+Importing this loads (or compiles) the kernel: modules that are also used without encoding import it where they call it.
 """
 
-from dataclasses import dataclass
-from enum import IntEnum
-from itertools import permutations
+from itertools import product
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from ping_llm.core.distribution import encode_rtt
+from ping_llm.core.compiled import Array, column, kernel, part_of_kernels, table, types
+from ping_llm.core.distribution import TOO_LONG_US
+from ping_llm.tokens import FIELD_ORDERS, FIELDS, FIRST_BYTE, LONGEST_DELTA1_S, Role, TimeKind, field_sizes
 
-TOKEN_VERSION: Final = 1
-"""Raised whenever equal measurements would become other tokens. Part of what a data state is checked against."""
+_KINDS: Final = len(TimeKind)
+_ORDERS: Final = len(FIELD_ORDERS)
+_SOURCE, _DESTINATION, _RESULT, _TIME, _LENGTH = range(5)
 
-
-class Role(IntEnum):
-    """Tokens that say what follows."""
-
-    MEASUREMENT_START = 0
-    SRC_IPV4 = 1
-    SRC_IPV6 = 2
-    DST_IPV4 = 3
-    DST_IPV6 = 4
-    TIMESTAMP_ABS = 5
-    TIMESTAMP_DELTA1 = 6
-    TIMESTAMP_DELTA4 = 7
-    RTT_START = 8
-    THROUGHPUT_START = 9  # reserved
-    FAILED = 10
-
-
-FIRST_BYTE: Final = 11
-"""Byte b is token FIRST_BYTE + b."""
-
-VOCABULARY_SIZE: Final = FIRST_BYTE + 256
-
-BYTES_AFTER: Final = {
-    Role.SRC_IPV4: 4,
-    Role.SRC_IPV6: 16,
-    Role.DST_IPV4: 4,
-    Role.DST_IPV6: 16,
-    Role.TIMESTAMP_ABS: 8,
-    Role.TIMESTAMP_DELTA1: 1,
-    Role.TIMESTAMP_DELTA4: 4,
-    Role.RTT_START: 2,
-    Role.FAILED: 0,
-}
-"""How many byte tokens follow each role that begins a field."""
+# Numba compiles plain numbers into kernels, not members of an enumeration.
+_MEASUREMENT_START: Final = int(Role.MEASUREMENT_START)
+_SRC_IPV4, _SRC_IPV6 = int(Role.SRC_IPV4), int(Role.SRC_IPV6)
+_DST_IPV4, _DST_IPV6 = int(Role.DST_IPV4), int(Role.DST_IPV6)
+_TIMESTAMP_ABS: Final = int(Role.TIMESTAMP_ABS)
+_TIMESTAMP_DELTA1: Final = int(Role.TIMESTAMP_DELTA1)
+_TIMESTAMP_DELTA4: Final = int(Role.TIMESTAMP_DELTA4)
+_RTT_START: Final = int(Role.RTT_START)
+_FAILED: Final = int(Role.FAILED)
+_ABSOLUTE: Final = int(TimeKind.ABSOLUTE)
+_DELTA1: Final = int(TimeKind.DELTA1)
+_DELTA4: Final = int(TimeKind.DELTA4)
 
 
-# Measurements to tokens, a whole batch in a few array operations.
-#
-# What a measurement becomes depends on its *form*: family, failed or not, kind of time, order of the fields. There are
-# 384 forms, and for each a *template* says which token stands at which place: either a constant or a byte of the
-# measurement. Encoding is then one gather: the template's places out of a small table of each measurement's tokens.
+def _offsets_of_form(family: int, failed: bool, time_kind: TimeKind, order: tuple[str, ...]) -> list[int]:
+    """Where source, destination, result and time begin, and the length of the whole."""
+    sizes = dict(zip(FIELDS, field_sizes(family, failed, time_kind), strict=True))
+    ends = np.cumsum([1, *(sizes[name] for name in order)])
+    return [int(ends[order.index(name)]) for name in FIELDS] + [int(ends[-1])]
 
 
-class TimeKind(IntEnum):
-    """How a measurement says when it was."""
-
-    NONE = 0
-    ABSOLUTE = 1
-    DELTA1 = 2
-    DELTA4 = 3
+_OFFSETS: Final = np.array(
+    [_offsets_of_form(*form) for form in product((4, 6), (False, True), TimeKind, FIELD_ORDERS)], dtype=np.uint8
+)
 
 
-FIELD_ORDERS: Final = tuple(permutations(("source", "destination", "result", "time")))
-"""All 24 orders. A measurement without a time has each order of its three fields in four of them."""
-
-# Columns of the table of a measurement's own tokens.
-_SOURCE, _DESTINATION, _RTT, _TIME = 0, 16, 32, 34
-_BYTES: Final = 42
-_WIDTH: Final = _BYTES + len(Role)  # after the bytes come all roles, so that a template can name them too
-
-_LONGEST: Final = 1 + 17 + 17 + 3 + 9
-
-_TIME_ROLES: Final = {
-    TimeKind.ABSOLUTE: Role.TIMESTAMP_ABS,
-    TimeKind.DELTA1: Role.TIMESTAMP_DELTA1,
-    TimeKind.DELTA4: Role.TIMESTAMP_DELTA4,
-}
+@part_of_kernels
+def rtt_code(rtt_ms: Any) -> Any:
+    """The code nearest to an RTT, as `core.distribution.encode_rtt`."""
+    micros = max(np.float64(rtt_ms) * 1000.0, 1.0)
+    bits = (np.float64(micros).view(np.int64) >> 52) - 1022  # micros < 2^bits
+    exponent: Any = max(bits - 11, 0)
+    mantissa = np.int64(np.rint(micros * np.int64((1023 - exponent) << 52).view(np.float64)))
+    carry = mantissa >> 11  # 2047.5 and more round up to the next exponent's 1024
+    return (exponent + carry) << 11 | mantissa >> carry
 
 
-def _template(family: int, failed: bool, time: TimeKind, order: tuple[str, ...]) -> list[int]:
-    """Columns of the token table, in the order in which this form writes them."""
-
-    def field(role: Role, column: int) -> list[int]:
-        return [_BYTES + role, *range(column, column + BYTES_AFTER[role])]
-
-    fields = {
-        "source": field(Role.SRC_IPV4 if family == 4 else Role.SRC_IPV6, _SOURCE),
-        "destination": field(Role.DST_IPV4 if family == 4 else Role.DST_IPV6, _DESTINATION),
-        "result": field(Role.FAILED if failed else Role.RTT_START, _RTT),
-        "time": [],
-    }
-    if time is not TimeKind.NONE:  # the value is right-aligned in its eight bytes
-        role = _TIME_ROLES[time]
-        fields["time"] = field(role, _TIME + 8 - BYTES_AFTER[role])
-    return [_BYTES + Role.MEASUREMENT_START, *(column for name in order for column in fields[name])]
+@part_of_kernels
+def _write_number(tokens: Any, at: Any, value: Any, size: Any) -> None:
+    """The last `size` bytes of a number, the highest first."""
+    for i in range(size):
+        tokens[at + i] = FIRST_BYTE + (value >> (8 * (size - 1 - i)) & 255)
 
 
-_FORMS: Final = [
-    _template(family, failed, time, order)
-    for family in (4, 6)
-    for failed in (False, True)
-    for time in TimeKind
-    for order in FIELD_ORDERS
-]
-_FORM_LENGTHS: Final = np.array([len(form) for form in _FORMS])
-_TEMPLATES: Final = np.array([form + [0] * (_LONGEST - len(form)) for form in _FORMS]).reshape(-1)
+@part_of_kernels
+def _write_address(tokens: Any, at: Any, role: Any, addresses: Any, index: Any, is_v6: Any) -> None:
+    tokens[at] = role
+    if is_v6:  # two loops of a fixed length each: they become wide stores
+        for i in range(16):
+            tokens[at + 1 + i] = FIRST_BYTE + np.uint16(addresses[index, i])
+    else:
+        for i in range(4):
+            tokens[at + 1 + i] = FIRST_BYTE + np.uint16(addresses[index, i])
 
 
-@dataclass(frozen=True, kw_only=True)
-class EncodableMeasurements:
-    """Measurements as columns, with the choices that encoding leaves open already made."""
+@part_of_kernels
+def write_measurement(
+    tokens: Any,
+    at: Any,
+    is_v6: Any,
+    source: Any,
+    s: Any,
+    destination: Any,
+    d: Any,
+    rtt_ms: Any,
+    kind: Any,
+    time: Any,
+    order: Any,
+) -> Any:
+    """Write one measurement to `tokens` from `at` on; gives where it ends.
 
-    family: npt.NDArray[np.uint8]
-    source: npt.NDArray[np.uint8]
-    """(measurements, 16), IPv4 in the first four bytes; likewise the destination."""
-    destination: npt.NDArray[np.uint8]
-    rtt_ms: npt.NDArray[np.float32]
-    time_kind: npt.NDArray[np.uint8]
-    time_value: npt.NDArray[np.int64]
-    """Unix seconds, or the seconds since the previous timed measurement: what `time_kind` says."""
-    order: npt.NDArray[np.uint8]
-    """Index into `FIELD_ORDERS`."""
-
-    def __len__(self) -> int:
-        return len(self.family)
-
-
-def token_counts(family: Any, failed: Any, time_kind: Any) -> npt.NDArray[np.int64]:
-    """Tokens that each measurement takes."""
-    return _FORM_LENGTHS[_form(family, failed, time_kind, 0)]
-
-
-def _form(family: Any, failed: Any, time_kind: Any, order: Any) -> Any:
-    flags = (np.asarray(family) == 6) * 2 + np.asarray(failed, dtype=np.int64)
-    return (flags * len(TimeKind) + time_kind) * len(FIELD_ORDERS) + order
-
-
-def field_places() -> npt.NDArray[np.uint8]:
-    """(forms, 5): where source, destination, result and time begin in each form, and its length.
-
-    Forms are ordered by family, failed or not, kind of time and field order, as they are counted above.
+    The addresses are rows `s` and `d` of two tables: a view of each would cost as much as writing it.
     """
-    roles = (
-        {Role.SRC_IPV4, Role.SRC_IPV6},
-        {Role.DST_IPV4, Role.DST_IPV6},
-        {Role.RTT_START, Role.FAILED},
-        set(_TIME_ROLES.values()),
+    failed = np.isnan(rtt_ms)
+    form = ((np.int64(is_v6) * 2 + np.int64(failed)) * _KINDS + kind) * _ORDERS + order
+    tokens[at] = _MEASUREMENT_START
+    _write_address(tokens, at + _OFFSETS[form, _SOURCE], _SRC_IPV6 if is_v6 else _SRC_IPV4, source, s, is_v6)
+    role = _DST_IPV6 if is_v6 else _DST_IPV4
+    _write_address(tokens, at + _OFFSETS[form, _DESTINATION], role, destination, d, is_v6)
+    result_at = at + _OFFSETS[form, _RESULT]
+    if failed:
+        tokens[result_at] = _FAILED
+    else:
+        tokens[result_at] = _RTT_START
+        _write_number(tokens, result_at + 1, rtt_code(rtt_ms), 2)
+    time_at = at + _OFFSETS[form, _TIME]
+    if kind == _DELTA1:
+        tokens[time_at] = _TIMESTAMP_DELTA1
+        tokens[time_at + 1] = FIRST_BYTE + (time & 255)
+    elif kind == _DELTA4:
+        tokens[time_at] = _TIMESTAMP_DELTA4
+        _write_number(tokens, time_at + 1, time, 4)
+    elif kind == _ABSOLUTE:
+        tokens[time_at] = _TIMESTAMP_ABS
+        _write_number(tokens, time_at + 1, time, 8)
+    return at + _OFFSETS[form, _LENGTH]
+
+
+_U8, _I64, _ADDRESSES = column(types.uint8), column(types.int64), table(types.uint8)
+_COLUMNS: Final = types.Tuple((_U8, _ADDRESSES, _ADDRESSES, column(types.float32), _U8, _I64, _U8))
+
+
+@kernel(_COLUMNS, _I64, returns=column(types.uint16))
+def _encode(columns: Any, lengths: Array) -> Any:
+    family, source, destination, rtt_ms, time_kind, time_value, field_order = columns
+    tokens = np.empty(len(family) * _OFFSETS[:, _LENGTH].max(), dtype=np.uint16)
+    end = 0
+    for i in range(len(family)):
+        at, is_v6, kind, order = end, family[i] == 6, np.int64(time_kind[i]), np.int64(field_order[i])
+        end = write_measurement(tokens, at, is_v6, source, i, destination, i, rtt_ms[i], kind, time_value[i], order)
+        lengths[i] = end - at
+    return tokens[:end].copy()
+
+
+def encode(
+    *,
+    family: npt.ArrayLike,
+    source: npt.ArrayLike,
+    destination: npt.ArrayLike,
+    rtt_ms: npt.ArrayLike,
+    time_kind: npt.ArrayLike,
+    time_value: npt.ArrayLike,
+    order: npt.ArrayLike,
+) -> tuple[npt.NDArray[np.uint16], npt.NDArray[np.int64]]:
+    """All tokens of measurements, one after the other, and how many each took.
+
+    Addresses are (measurements, 16) bytes, IPv4 in the first four; `rtt_ms` is NaN where no answer came; `time_value`
+    is Unix seconds, or the seconds since the previous timed measurement, as `time_kind` says; `order` is an index into
+    `FIELD_ORDERS`.
+    """
+    rtt_ms = np.asarray(rtt_ms, dtype=np.float32)
+    if np.any(rtt_ms * np.float64(1000.0) >= TOO_LONG_US):
+        raise OverflowError(f"an RTT of {np.nanmax(rtt_ms)} ms has no code")
+    columns = (family, source, destination, rtt_ms, time_kind, time_value, order)
+    kinds = (np.uint8, np.uint8, np.uint8, np.float32, np.uint8, np.int64, np.uint8)
+    lengths = np.empty(len(rtt_ms), dtype=np.int64)
+    contiguous = tuple(np.require(c, kind, ["C", "W"]) for c, kind in zip(columns, kinds, strict=True))
+    return _encode(contiguous, lengths), lengths
+
+
+def encode_history(
+    family: int,
+    source: bytes,
+    destinations: npt.NDArray[np.uint8],
+    rtt_ms: npt.NDArray[np.float32],
+    time_s: npt.NDArray[np.int64] | None,
+    *,
+    starts: npt.ArrayLike = (0,),
+    order: npt.ArrayLike,
+) -> tuple[npt.NDArray[np.uint16], npt.NDArray[np.int64]]:
+    """Consecutive measurements of one source as tokens, with all their times or (`time_s` is None) with none.
+
+    `destinations` are (measurements, 4 or 16) bytes, `starts` the indices at which a new context begins: there the time
+    is absolute, elsewhere it is the delta since the measurement before.
+    """
+    count, width = destinations.shape
+    kind, value = np.full(count, TimeKind.NONE), np.zeros(count, dtype=np.int64)
+    if time_s is not None:
+        value = np.diff(time_s, prepend=0)
+        kind = np.where(value <= LONGEST_DELTA1_S, TimeKind.DELTA1, TimeKind.DELTA4)
+        kind[np.asarray(starts)], value[np.asarray(starts)] = TimeKind.ABSOLUTE, time_s[np.asarray(starts)]
+    addresses = np.zeros((2, count, 16), dtype=np.uint8)
+    addresses[0, :, :width], addresses[1, :, :width] = np.frombuffer(source, dtype=np.uint8), destinations
+    return encode(
+        family=np.full(count, family),
+        source=addresses[0],
+        destination=addresses[1],
+        rtt_ms=rtt_ms,
+        time_kind=kind,
+        time_value=value,
+        order=np.broadcast_to(order, count),
     )
-    places = [
-        [next((at for at, column in enumerate(form) if column - _BYTES in field), 0) for field in roles] + [len(form)]
-        for form in _FORMS
-    ]
-    return np.array(places, dtype=np.uint8)
-
-
-def encode(measurements: EncodableMeasurements) -> tuple[npt.NDArray[np.uint16], npt.NDArray[np.int64]]:
-    """All tokens, one measurement after the other, and how many each took."""
-    count = len(measurements)
-    failed = np.isnan(measurements.rtt_ms)
-    form = _form(measurements.family, failed, measurements.time_kind, measurements.order)
-    lengths = _FORM_LENGTHS[form]
-
-    table = np.empty((count, _WIDTH), dtype=np.uint16)
-    table[:, _SOURCE:_DESTINATION] = measurements.source
-    table[:, _DESTINATION:_RTT] = measurements.destination
-    table[:, _RTT:_TIME] = encode_rtt(measurements.rtt_ms).astype(">u2").view(np.uint8).reshape(-1, 2)
-    table[:, _TIME:_BYTES] = measurements.time_value.astype(">i8").view(np.uint8).reshape(-1, 8)
-    table[:, :_BYTES] += FIRST_BYTE
-    table[:, _BYTES:] = np.arange(len(Role), dtype=np.uint16)
-
-    # Place of each token: its measurement's part of the table, plus the column that its template names there.
-    ends = np.cumsum(lengths)
-    within = np.arange(ends[-1] if count else 0) - np.repeat(ends - lengths, lengths)
-    columns = _TEMPLATES[np.repeat(form * _LONGEST, lengths) + within]
-    return table.reshape(-1)[np.repeat(np.arange(count) * _WIDTH, lengths) + columns], lengths

@@ -44,7 +44,9 @@ from ping_llm.prior.selection import (
 
 # mypy: disallow-untyped-calls=False
 
-Columns = dict[str, npt.NDArray[Any]]
+Arrays = dict[str, npt.NDArray[Any]]
+Nodes = Sequence[str] | None
+"""Addresses of the nodes' numbers, if there are any."""
 
 _CONTEXT_SIZES: Final = (64, 256, 1024)
 """Shapes to compile for, below the largest context: a few, each some seconds of compiling."""
@@ -86,11 +88,7 @@ class Completer:
     prediction: PredictionSettings = PredictionSettings()
 
     def predict(
-        self,
-        known: Observations,
-        questions: Questions,
-        nodes: Sequence[str] | None = None,
-        advance: Advance | None = None,
+        self, known: Observations, questions: Questions, nodes: Nodes = None, advance: Advance | None = None
     ) -> BinDistribution:
         """One distribution for each question, from what was known strictly before its time (NaN: from everything).
 
@@ -103,11 +101,7 @@ class Completer:
         return BinDistribution(p_failed=p_failed, probability=probability)
 
     def in_parts(
-        self,
-        known: Observations,
-        questions: Questions,
-        nodes: Sequence[str] | None = None,
-        advance: Advance | None = None,
+        self, known: Observations, questions: Questions, nodes: Nodes = None, advance: Advance | None = None
     ) -> Iterator[tuple[Ints, BinDistribution]]:
         """The same as they come, some dozens at a time: rows of the questions, and their answers."""
         p = self.prediction
@@ -132,7 +126,7 @@ class Completer:
             if advance is not None:
                 advance(len(rows))
 
-    def _answers(self, batch: Columns, vote: int) -> tuple[Floats, Floats]:
+    def _answers(self, batch: Arrays, vote: int) -> tuple[Floats, Floats]:
         of_vote = jax.random.key_data(jax.random.fold_in(jax.random.key(self.prediction.seed), vote))
         keys = jnp.broadcast_to(of_vote, (len(batch["context_length"]), *of_vote.shape))  # whatever else is queried
         bins, failed = _compiled(self.settings)(self.weights, {**batch, "identity_key": keys})
@@ -153,7 +147,7 @@ def _compiled(settings: CompleterSettings) -> Any:
     return run
 
 
-def _stacked(rows: list[Columns], p: PredictionSettings) -> Columns:
+def _stacked(rows: list[Arrays], p: PredictionSettings) -> Arrays:
     """A batch of one of two sizes, its contexts cut to the least of a few sizes that holds them."""
     if len(rows) > 1:  # a single question is not to wait for the padding of a whole batch
         rows = rows + rows[:1] * (p.contexts_per_call - len(rows))
@@ -237,13 +231,13 @@ class ContextIndex:
         parts = [np.flatnonzero(class_ == number) for number in range(UNKNOWN)]
         count = [int(usable[part].sum()) for part in parts]
         own, shared, rest, more_shared, more_own = map(int, quotas(count, self.room, np))
-        first = [
-            self._best(pairs[part], usable[part], None if number == OWN else distance[:, part], wanted)
-            for number, (part, wanted) in enumerate(
-                zip(parts, (own + more_own, shared + more_shared, rest), strict=True)
+        of_own, of_shared, of_rest = (
+            self._best(pairs[part], usable[part], None if class_number == OWN else distance[:, part], number)
+            for class_number, part, number in zip(
+                range(UNKNOWN), parts, (own + more_own, shared + more_shared, rest), strict=True
             )
-        ]
-        return np.concatenate([first[0][:own], first[1][:shared], first[2], first[1][shared:], first[0][own:]])
+        )
+        return np.concatenate([of_own[:own], of_shared[:shared], of_rest, of_shared[shared:], of_own[own:]])
 
     def _distances(self, pairs: Ints, usable: Ints, common: int, others: Ints) -> tuple[Ints, Singles]:
         """Of pairs their class, and how far their measurements count as being: from low to high, from high to low."""
@@ -255,7 +249,7 @@ class ContextIndex:
         return class_, np.stack([np.where(class_ == OTHERS, stand_in, shared[third]) for third in thirds])
 
     def _target(self, targets: Ints) -> Target:
-        """Columns of the measured nodes."""
+        """Arrays of the measured nodes."""
         targets = targets[targets >= 0]
         distance = np.full(len(self.nodes), FAR_MS, dtype=np.float32)
         for level in reversed(range(LEVELS)):
@@ -287,7 +281,7 @@ class ContextIndex:
             rows, keys = rows[near], keys[near]
         return rows[np.lexsort((self.given[rows], keys))][:count]
 
-    def fill(self, questions: Questions, group: Group, question_slots: int) -> Columns:
+    def fill(self, questions: Questions, group: Group, question_slots: int) -> Arrays:
         """One row of a batch: the context of a group, and its questions."""
         rows = self.choose(group.common, group.others, group.time_s)
         query = questions.take(group.rows)
@@ -297,7 +291,7 @@ class ContextIndex:
         log_rtt = np.log(np.maximum(np.where(failed, 1.0, rtt), MIN_RTT_MS))
         empty = (0, self.room - len(rows))
         columns = [*np.split(context_ends, 2), failed, log_rtt, self._age_s(rows, group.time_s)]
-        row: Columns = context_columns(np.asarray(len(rows)), *(np.pad(column, empty) for column in columns))
+        row: Arrays = context_columns(np.asarray(len(rows)), *(np.pad(column, empty) for column in columns))
         for name, ends in zip(("question_source", "question_destination"), np.split(question_ends, 2), strict=True):
             row[name] = np.pad(ends, (0, question_slots - len(query)))
         unused = 2 * (1 + self.room + question_slots) - len(ids)

@@ -30,6 +30,7 @@ Time = Annotated[str | int, Rule("an ISO 8601 time or Unix seconds", lambda star
 class SimulatorSettings(Section):
     """The defaults are calibrated against a real RIPE Atlas extract (docs/simulator.md shows both)."""
 
+    noun: ClassVar[str] = "simulator setting"
     max_digits: ClassVar[int] = 100  # of a seed
 
     seed: int = 0

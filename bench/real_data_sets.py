@@ -1,4 +1,4 @@
-"""How good answers are on real data, by the protocols of the classical baselines: what `bench/real_data.py` asks.
+"""Real measurements and the protocols of the classical baselines on them: what `real_data.py` and the tests ask.
 
 - PlanetLab, frame 1: a symmetric matrix of 490 nodes; 5, 20 or 50 % of the unordered pairs are known, three seeds.
 - MENOG: 2,161 pairs of RIPE Atlas probes and destinations with at least ten answers, each the median of its results'
@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
-from ping_llm.baselines.pairs import PairTable
+from ping_llm.baselines import PairTable
 from ping_llm.core.distribution import RttDistribution
 from ping_llm.core.observations import Floats, History, NodeIds, Observations, Questions
 from ping_llm.evaluate.scores import Scores, scores
@@ -30,7 +30,7 @@ MENOG_KNOWN: Final = (0.5, 0.8)
 _FEWEST_ANSWERS: Final = 10
 
 
-class Predictor(Protocol):
+class ContextPredictor(Protocol):
     def predict(self, known: Observations, questions: Questions, nodes: Sequence[str] | None) -> RttDistribution: ...
 
 
@@ -90,7 +90,7 @@ def parted(pairs: Observations, known: float, seed: int) -> tuple[Observations, 
 
 
 def unseen_pairs(
-    predictor: Predictor,
+    predictor: ContextPredictor,
     pairs: Observations,
     known: float,
     *,

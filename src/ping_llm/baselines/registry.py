@@ -1,0 +1,33 @@
+"""The baselines that every comparison should show, with the settings that proved best.
+
+A new one is a file with a dataclass that has a `name`, `causal` and `fit` (see `interface`), and a line here.
+"""
+
+from collections.abc import Sequence
+
+from ping_llm.baselines.coordinates import Descent, Dmfsgd, Vivaldi
+from ping_llm.baselines.factors import LogFactors, PairMedian
+from ping_llm.baselines.interface import Baseline
+from ping_llm.baselines.pairs import GlobalMedian
+from ping_llm.baselines.prefix_trees import PrefixTrees
+from ping_llm.baselines.sequential import LastValue, MedianOfLast, MovingAverage
+
+
+def standard_baselines(nodes: Sequence[str] | None = None, *, symmetric: bool = False, seed: int = 0) -> list[Baseline]:
+    """All of them, simplest first. `symmetric`: for data where RTT(i, j) = RTT(j, i).
+
+    `nodes` has the address of each node; without addresses there are no prefix trees.
+    """
+    vivaldi = Vivaldi(descent=Descent(rate=0.03, seed=seed))
+    return [
+        GlobalMedian(),
+        PairMedian(),
+        LastValue(),
+        MedianOfLast(),
+        MovingAverage(),
+        vivaldi,
+        Dmfsgd(symmetric=symmetric, descent=Descent(seed=seed)),
+        LogFactors(symmetric=symmetric, seed=seed),
+        LogFactors(symmetric=symmetric, seed=seed, base=vivaldi, name="vivaldi + log factors"),
+        *([] if nodes is None else [PrefixTrees(nodes=nodes, seed=seed)]),
+    ]
