@@ -5,7 +5,7 @@
 #
 # What follows -- is given to `ping-llm train`. All hosts need this folder under the same name, with the run's folder on a
 # disk that they share; ssh without a password; ping-llm on the PATH, or PING_LLM=/path/of/ping-llm. `localhost` is started
-# without ssh: `deploy/hosts.sh localhost localhost -- …` tries it on one machine. The same command goes on with a run, on
+# without ssh: `deploy/hosts.sh localhost localhost -- …` tries it on one machine. The same command resumes a run, on
 # these or other hosts. Ctrl-C saves and ends on all of them.
 #
 # The first host is process 0; it listens on PING_LLM_PORT (default 29400). All that is set for a process is

@@ -3,7 +3,7 @@
 #
 #     scripts/modal.sh upload data/raw                 measurements onto the data volume, as raw
 #     scripts/modal.sh prepare                         raw -> rows, there
-#     scripts/modal.sh train my-run --steps 5000 …     train, detached: it goes on when this machine is switched off
+#     scripts/modal.sh train my-run --steps 5000 …     train, detached: it continues when this machine is switched off
 #     scripts/modal.sh logs ap-…                       what the detached run writes; without its number: which there are
 #     scripts/modal.sh download my-run [PROJECT]       the run's folder, to runs/PROJECT/my-run
 set -eu

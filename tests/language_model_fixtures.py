@@ -121,6 +121,6 @@ def trained() -> LanguageModel:
     for number in range(200):
         row = small_world(8 * 6, seed=number)
         orders = np.random.default_rng([number, 1]).integers(0, len(FIELD_ORDERS), len(row))
-        tokens, _ = spell(row, np.arange(len(row)), np.arange(0), timed=False, order=orders)
+        tokens, _ = spell(row, np.arange(len(row)), timed=False, order=orders)
         weights, state = step(weights, state, tokens.reshape(8, -1).astype(np.int32))
     return replace(model, weights=weights)

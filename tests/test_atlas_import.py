@@ -146,8 +146,7 @@ class TestOutput:
 
 
 class TestReport:
-    @pytest.mark.parametrize("workers", [1, 2])
-    @pytest.mark.parametrize("packets", ["min", "each"])
+    @pytest.mark.parametrize(("workers", "packets"), [(1, "min"), (2, "each")])
     def test_every_result_is_in_the_output_or_in_the_drops(
         self, tmp_path: Path, many_files: list[Path], workers: int, packets: Any
     ) -> None:

@@ -1,4 +1,4 @@
-"""`ping-llm predict`, `anomalies`, `destinations` and `complete`: what a trained model can be asked."""
+"""`ping-llm predict`, `anomalies`, `destinations` and `complete`: questions to a trained model."""
 
 import json
 from collections.abc import Callable
@@ -84,18 +84,18 @@ def predict(
         check_table(output)
     known = _read(history, columns)
     table = _questions(src or [], dst or [], questions, known if matrix else None, time)
-    asked, nodes = read_questions(table, known.nodes)
+    queries, nodes = read_questions(table, known.nodes)
     predictor = Predictor.from_pretrained(
         checkpoint, context=context, votes=votes, questions_per_context=1 if thorough else 8
     )
-    with progress("predicting", total=len(asked)) as advance:
-        answered = add_answers(table, predictor.in_parts(known.observations, asked, nodes, advance), levels)
+    with progress("predicting", total=len(queries)) as advance:
+        answered = add_answers(table, predictor.in_parts(known.observations, queries, nodes, advance), levels)
     if output:
         write_table(answered, output)
-        err.print(f"wrote {len(asked):,} predictions to {output}", markup=False)
+        err.print(f"wrote {len(queries):,} predictions to {output}", markup=False)
     if json_output:
         out.print(json.dumps({"predictions": answered.to_pylist()}, default=str), soft_wrap=True, markup=False)
-    elif not output or len(asked) <= _LINES_SHOWN:
+    elif not output or len(queries) <= _LINES_SHOWN:
         _show(answered, levels)
 
 

@@ -132,7 +132,7 @@ class LanguageModel:
     weights: Any
     steady: bool = False
     """Whether all questions are padded to the same few shapes. Some work is wasted on padding; but a program that has
-    asked each kind of question once compiles nothing any more, which takes seconds per shape."""
+    met each kind of question once compiles nothing any more, which takes seconds per shape."""
 
     @classmethod
     def of(cls, trained: Trained) -> Self:

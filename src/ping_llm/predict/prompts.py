@@ -40,16 +40,13 @@ class Prompt:
     """Of the history that was kept."""
 
 
-def spell(row: ProbeRow, chosen: Ints, starts: Ints, *, timed: bool, order: npt.ArrayLike) -> tuple[Tokens, Ints]:
-    """Tokens of measurements of a row, in order of time, and how many each takes.
-
-    `starts` are the positions in `chosen` at which a new context begins.
-    """
+def spell(row: ProbeRow, chosen: Ints, *, timed: bool, order: npt.ArrayLike) -> tuple[Tokens, Ints]:
+    """A context of measurements of a row, in order of time: its tokens, and how many each measurement takes."""
     from ping_llm.tokens.encode import encode_history
 
     seconds = row.time_us[chosen] // 1_000_000 if timed else None
     return encode_history(
-        row.family, row.source, row.destinations[chosen], row.rtt_ms[chosen], seconds, starts=starts, order=order
+        row.family, row.source, row.destinations[chosen], row.rtt_ms[chosen], seconds, starts=np.array([0]), order=order
     )
 
 
@@ -90,7 +87,7 @@ class TokenOffsets:
 def prompt_of(row: ProbeRow, length: int, *, timed: bool, order: int, answer_tokens: int) -> Prompt:
     """Ask for the end of the last measurement of a row, after as many of those before it as fit."""
     chosen = np.arange(TokenOffsets.of(row, timed=timed).first(len(row), length), len(row))
-    tokens, counts = spell(row, chosen, np.array([0]), timed=timed, order=order)
+    tokens, counts = spell(row, chosen, timed=timed, order=order)
     begin = len(tokens) - int(counts[-1])
     return Prompt(history=tokens[:begin], question=tokens[begin:-answer_tokens], measurements=len(chosen) - 1)
 
@@ -157,7 +154,7 @@ class Histories:
 
 
 def prompts_for(known: Observations, questions: Questions, nodes: Sequence[str], length: int) -> list[Prompt]:
-    """One for each question. A question without a time is asked a second after the last measurement of its source."""
+    """One for each question. Without a time, a question comes a second after the last measurement of its source."""
     histories = Histories(known, nodes)
     columns: list[npt.NDArray[np.generic]] = [questions.source, questions.destination, questions.time_s]
     ends = zip(*(column.tolist() for column in columns), strict=True)

@@ -250,7 +250,7 @@ def score_rows(model: LanguageModel, rows: Sequence[ProbeRow], *, timed: bool = 
     for number, row in enumerate(rows):
         for first, new, stop in TokenOffsets.of(row, timed=timed).windows(length):
             chosen = np.arange(first, stop)
-            tokens, counts = spell(row, chosen, np.array([0]), timed=timed, order=RESULT_LAST)
+            tokens, counts = spell(row, chosen, timed=timed, order=RESULT_LAST)
             windows.append((number, np.repeat(np.where(chosen >= new, chosen, -1), counts), tokens))
     bits = [np.zeros((len(row), len(_FIELDS))) for row in rows]
     nats = _sequence_nats(model, [tokens for *_, tokens in windows])
@@ -314,7 +314,7 @@ def field_order_likelihoods(model: LanguageModel, row: ProbeRow, index: int, *, 
     chosen = np.arange(first, index + 1)
     orders = {tuple(f for f in fields if timed or f != "time"): order for order, fields in enumerate(FIELD_ORDERS)}
     written = [
-        spell(row, chosen, np.array([0]), timed=timed, order=np.append(np.full(len(chosen) - 1, RESULT_LAST), order))
+        spell(row, chosen, timed=timed, order=np.append(np.full(len(chosen) - 1, RESULT_LAST), order))
         for order in orders.values()
     ]
     tokens, counts = written[0]

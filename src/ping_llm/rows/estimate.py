@@ -82,7 +82,7 @@ class Workload:
         return ipv4 + self.ipv6_share * (ipv6 - ipv4)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Stage:
     name: str
     tasks: int
@@ -175,16 +175,8 @@ def _stage(
     """Workers take tasks in rounds, so a last round that is not full costs as much as a full one."""
     requests = int(requests) if load.object_store else 0
     waiting = requests * rates.request_s / REQUESTS_AT_ONCE
-    return Stage(
-        name=name,
-        tasks=tasks,
-        bytes_in=read,
-        bytes_out=written,
-        requests=requests,
-        cpu_s=cpu_s,
-        seconds=math.ceil(tasks / load.workers) * (cpu_s + (read + written) / load.bandwidth + waiting) / tasks,
-        memory_bytes=memory,
-    )
+    seconds = math.ceil(tasks / load.workers) * (cpu_s + (read + written) / load.bandwidth + waiting) / tasks
+    return Stage(name, tasks, read, written, requests, cpu_s, seconds, memory)
 
 
 def _warnings(load: Workload, sort_bytes: float, runs: int, shards: int, dataset: float) -> list[str]:

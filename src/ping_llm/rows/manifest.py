@@ -56,10 +56,10 @@ class ShardInfo:
 class SplitInfo:
     """One split (train or eval): its shards, and its index with size and checksum."""
 
-    shards: tuple[ShardInfo, ...]
     index_file: str
     index_bytes: int
     index_sha256: str
+    shards: tuple[ShardInfo, ...]
 
     @property
     def fingerprint(self) -> str:
@@ -78,7 +78,7 @@ class SplitInfo:
     def failed(self) -> int:
         return sum(s.failed for s in self.shards)
 
-    @property
+    @cached_property
     def files(self) -> dict[str, tuple[int, str]]:
         """Size and checksum of each file."""
         shards = {shard.file: (shard.bytes, shard.sha256) for shard in self.shards}
@@ -90,10 +90,7 @@ class SplitInfo:
             "measurements": self.measurements,
             "failed": self.failed,
             "fingerprint": self.fingerprint,
-            "index_file": self.index_file,
-            "index_bytes": self.index_bytes,
-            "index_sha256": self.index_sha256,
-            "shards": [asdict(shard) for shard in self.shards],
+            **asdict(self),
         }
 
     @classmethod

@@ -58,10 +58,7 @@ def joined(sets: Sequence[MeasurementSet]) -> MeasurementSet:
 
 
 def read_observations(
-    inputs: Sequence[str | Path],
-    *,
-    columns: Mapping[str, str] | None = None,
-    on_progress: Advance | None = None,
+    inputs: Sequence[str | Path], *, columns: Mapping[str, str] | None = None, on_progress: Advance | None = None
 ) -> MeasurementSet:
     """The measurements of files, folders or globs, of every kind that `ping-llm prepare` and `import atlas` take.
 

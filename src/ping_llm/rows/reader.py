@@ -93,8 +93,8 @@ class _Maps(NamedTuple):
 _INDEX: Final = types.NamedTuple(
     [mapped(getattr(types, str(INDEX_SCHEMA.field(name).type))) for name in _Index._fields], _Index
 )
-_MAPS: Final = types.NamedUniTuple(column(types.int64), len(_Maps._fields), _Maps)
-
+_INTS: Final = column(types.int64)
+_MAPS: Final = types.NamedUniTuple(_INTS, len(_Maps._fields), _Maps)
 
 _physical: Final = part_of_kernels(physical)
 
@@ -125,17 +125,7 @@ def _prefetch_row(
             prefetch(address + _physical(times + positions[i] * width))
 
 
-@kernel(
-    column(types.int64),
-    column(types.int64),
-    column(types.int64),
-    column(types.bool_),
-    _INDEX,
-    _MAPS,
-    column(types.int64),
-    column(types.float32),
-    table(types.uint32),
-)
+@kernel(_INTS, _INTS, _INTS, column(types.bool_), _INDEX, _MAPS, _INTS, column(types.float32), table(types.uint32))
 def _pick(
     rows: Array,
     first: Array,
@@ -245,7 +235,7 @@ def _number(file: Any, logical: Any, size: Any) -> Any:
     return value
 
 
-@kernel(column(types.int64), column(types.uint8), _INDEX, _MAPS, returns=types.int64)
+@kernel(_INTS, column(types.uint8), _INDEX, _MAPS, returns=types.int64)
 def _check(rows: Array, checked: Array, index: Any, maps: Any) -> Any:
     """Mark rows in `checked` until one is not sound; gives its position in `rows`, or `_ALL_SOUND`."""
     for i in range(len(rows)):
@@ -256,12 +246,10 @@ def _check(rows: Array, checked: Array, index: Any, maps: Any) -> Any:
         if shard >= len(maps.address) or maps.address[shard] == 0:
             return i
         begin, size, count = np.int64(index.offset[row]), np.int64(index.size[row]), np.int64(index.count[row])
-        if begin < 0 or begin > _FARTHEST or size <= _HEADER_BYTES:
-            return i
         unit, family = index.time_unit_us[row], index.family[row]
-        if unit != _SECOND and unit != _MILLISECOND and unit != _MICROSECOND:
+        if begin < 0 or begin > _FARTHEST or size <= _HEADER_BYTES or (family != 4 and family != 6):
             return i
-        if family != 4 and family != 6:
+        if unit != _SECOND and unit != _MILLISECOND and unit != _MICROSECOND:
             return i
         if _physical(begin + size - 1) >= maps.bytes[shard]:
             return i

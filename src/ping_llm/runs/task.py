@@ -16,13 +16,13 @@ from ping_llm.batches.device import DeviceBatch
 from ping_llm.config import Config
 from ping_llm.config.keys import TEXT_DATASET_TYPES
 from ping_llm.core.errors import PingLlmError
-from ping_llm.data.completer import COMPLETER_DATA, measurements_of, world_settings
+from ping_llm.data.completer import COMPLETER_DATA, measurements_on_device, world_settings
 from ping_llm.models.completer.mixture import loss_sums as completer_sums
 from ping_llm.models.completer.model import CompleterSettings, SetTransformer
 from ping_llm.models.lm import ModelSettings, Transformer
 from ping_llm.models.lm.attention import choose_attention, is_hopper_or_newer
 from ping_llm.models.lm.float8 import choose_quantization
-from ping_llm.models.lm.transformer import Sums, loss_sums
+from ping_llm.models.lm.transformer import LayerSettings, Sums, loss_sums
 from ping_llm.prior.fine_tuning import measured_batch
 from ping_llm.prior.prng import Columns
 from ping_llm.prior.worlds import Batch, WorldSettings, worlds_of
@@ -109,7 +109,7 @@ def _of_either(config: Config) -> dict[str, Any]:
     }
 
 
-def _shape(s: ModelSettings | CompleterSettings) -> str:
+def _shape(s: LayerSettings) -> str:
     return f"{s.layers} layers of {s.width}, {s.heads} heads of {s.head_dim}, MLP {s.mlp_width}"
 
 
@@ -164,7 +164,7 @@ def _completer(config: Config) -> Task:
         flops_per_token=flops,
         make=partial(SetTransformer, s),
         sums=sums,
-        data=lambda: measurements_of(config).on_device if config.dataset_type == "measured" else None,
+        data=lambda: measurements_on_device(config) if config.dataset_type == "measured" else None,
     )
 
 

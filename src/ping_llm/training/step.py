@@ -1,7 +1,7 @@
 """The optimizer, its learning rate over the run, and the compiled training and evaluation steps.
 
 To add an optimizer or a schedule: a function here, its line in `OPTIMIZERS` or `SCHEDULES`, and its name among the
-choices of `opt_type` or `learning_rate_schedule` in `config/sections.py`.
+choices of `opt_type` or `learning_rate_schedule` in `config/keys.py`.
 """
 
 from collections import defaultdict

@@ -111,40 +111,19 @@ def convert_from_maxtext(
 _SAME_NAME: Final = ("base_num_decoder_layers", "base_emb_dim", "base_num_query_heads", "head_dim", "base_mlp_dim")
 
 _MUST_BE: Final[dict[str, Any]] = {
-    "decoder_block": "llama2",
-    "normalization_layer_epsilon": 1e-6,
-    "mlp_activations": ["silu", "linear"],
-    "mlp_bias": False,
-    "logits_via_embedding": False,
-    "attention_type": "global",
-    "attn_logits_soft_cap": 0.0,
-    "num_experts": 1,
-    "use_qk_norm": False,
-    "fused_qkv": False,
-    "fused_mlp": False,
-    "rope_type": "default",
-    "rope_min_timescale": 1,
-    "rope_linear_scaling_factor": 1.0,
-    "nope_layer_interval": -1,
-}
+    "decoder_block": "llama2", "normalization_layer_epsilon": 1e-6, "mlp_activations": ["silu", "linear"],
+    "mlp_bias": False, "logits_via_embedding": False, "attention_type": "global", "attn_logits_soft_cap": 0.0,
+    "num_experts": 1, "use_qk_norm": False, "fused_qkv": False, "fused_mlp": False, "rope_type": "default",
+    "rope_min_timescale": 1, "rope_linear_scaling_factor": 1.0, "nope_layer_interval": -1,
+}  # fmt: skip
 """Whatever the size of the model."""
 
 _BASE: Final[dict[str, Any]] = _MUST_BE | {
-    "normalization_layer_epsilon": 1e-5,
-    "base_num_decoder_layers": 16,
-    "base_emb_dim": 2048,
-    "base_num_query_heads": 16,
-    "base_num_kv_heads": 16,
-    "head_dim": 128,
-    "base_mlp_dim": 7168,
-    "vocab_size": 32_000,
-    "rope_max_timescale": 10_000,
-    "max_target_length": 2048,
-    "scan_layers": True,
-    "param_scan_axis": 1,
-    "dtype": "bfloat16",
-    "weight_dtype": "float32",
-}
+    "normalization_layer_epsilon": 1e-5, "base_num_decoder_layers": 16, "base_emb_dim": 2048,
+    "base_num_query_heads": 16, "base_num_kv_heads": 16, "head_dim": 128, "base_mlp_dim": 7168, "vocab_size": 32_000,
+    "rope_max_timescale": 10_000, "max_target_length": 2048, "scan_layers": True, "param_scan_axis": 1,
+    "dtype": "bfloat16", "weight_dtype": "float32",
+}  # fmt: skip
 """What MaxText's base.yml says on these keys."""
 
 
@@ -158,22 +137,17 @@ def maxtext_keys(config: Config) -> dict[str, Any]:
     if config.rope_max_timescale != int(config.rope_max_timescale):
         raise PingLlmError(f"rope_max_timescale={config.rope_max_timescale:g}: MaxText takes whole numbers only")
     return _MUST_BE | {name: getattr(config, name) for name in _SAME_NAME} | {
-        "base_num_kv_heads": config.base_num_query_heads,
-        "vocab_size": VOCABULARY_SIZE,
-        "rope_max_timescale": int(config.rope_max_timescale),
-        "max_target_length": config.max_target_length,
-        "scan_layers": True,
-        "param_scan_axis": 1,
-        "dtype": config.dtype,
-        "weight_dtype": config.weight_dtype,
+        "base_num_kv_heads": config.base_num_query_heads, "vocab_size": VOCABULARY_SIZE,
+        "rope_max_timescale": int(config.rope_max_timescale), "max_target_length": config.max_target_length,
+        "scan_layers": True, "param_scan_axis": 1, "dtype": config.dtype, "weight_dtype": config.weight_dtype,
     }  # fmt: skip
 
 
 def our_config(keys: Mapping[str, Any], run_name: str) -> Config:
     """The configuration of a model that MaxText made with these keys; an error if ours cannot express it."""
-    for name, wanted in _MUST_BE.items():
-        if _plain(keys[name]) != _plain(wanted):
-            raise PingLlmError(f"{name}={keys[name]}: only models with {name}={wanted} can be converted")
+    for name, expected in _MUST_BE.items():
+        if _plain(keys[name]) != _plain(expected):
+            raise PingLlmError(f"{name}={keys[name]}: only models with {name}={expected} can be converted")
     if int(keys["base_num_kv_heads"]) != int(keys["base_num_query_heads"]):
         raise PingLlmError("base_num_kv_heads differs from base_num_query_heads: our model has no grouped heads")
     if int(keys["vocab_size"]) < VOCABULARY_SIZE:

@@ -103,8 +103,8 @@ def check_batch(batch: Mapping[str, Any], *, sequences: int, length: int, vocabu
     shifted = np.zeros_like(inputs)
     shifted[:, :-1] = inputs[:, 1:]
     _require(batch["targets"] == shifted * predicts, "targets are not the inputs shifted by one within each segment")
-    for part, wanted in (("position", position), ("segmentation", segment)):
-        _require(batch[f"targets_{part}"] == wanted * predicts, f"targets_{part} marks what has no target")
+    for part, array in (("position", position), ("segmentation", segment)):
+        _require(batch[f"targets_{part}"] == array * predicts, f"targets_{part} marks what has no target")
 
 
 def check_segments(batch: Mapping[str, Any], limit: int | None) -> None:

@@ -211,10 +211,10 @@ def _difference(keys: Sequence[str]) -> str | None:
     for module, name in (*PARAMETERS, *_USES):
         if _find(module, name) is None:
             return f"{module}.{name} is missing"
-    for (module, name), wanted in PARAMETERS.items():
+    for (module, name), expected in PARAMETERS.items():
         parameters = tuple(inspect.signature(_find(module, name)).parameters)
-        if parameters != wanted:
-            return f"{module}.{name} takes ({', '.join(parameters)}), not ({', '.join(wanted)})"
+        if parameters != expected:
+            return f"{module}.{name} takes ({', '.join(parameters)}), not ({', '.join(expected)})"
     for (module, name), uses in _USES.items():
         code = inspect.unwrap(_find(module, name)).__code__
         constants = [part for c in code.co_consts for part in (c if isinstance(c, tuple) else [c])]

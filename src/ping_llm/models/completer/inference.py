@@ -45,6 +45,8 @@ from ping_llm.prior.selection import (
 # mypy: disallow-untyped-calls=False
 
 Arrays = dict[str, npt.NDArray[Any]]
+Nodes = Sequence[str] | None
+"""Addresses of the nodes' numbers, if there are any."""
 
 _CONTEXT_SIZES: Final = (64, 256, 1024)
 """Shapes to compile for, below the largest context: a few, each some seconds of compiling."""
@@ -86,11 +88,7 @@ class Completer:
     prediction: PredictionSettings = PredictionSettings()
 
     def predict(
-        self,
-        known: Observations,
-        questions: Questions,
-        nodes: Sequence[str] | None = None,
-        advance: Advance | None = None,
+        self, known: Observations, questions: Questions, nodes: Nodes = None, advance: Advance | None = None
     ) -> BinDistribution:
         """One distribution for each question, from what was known strictly before its time (NaN: from everything).
 
@@ -103,11 +101,7 @@ class Completer:
         return BinDistribution(p_failed=p_failed, probability=probability)
 
     def in_parts(
-        self,
-        known: Observations,
-        questions: Questions,
-        nodes: Sequence[str] | None = None,
-        advance: Advance | None = None,
+        self, known: Observations, questions: Questions, nodes: Nodes = None, advance: Advance | None = None
     ) -> Iterator[tuple[Ints, BinDistribution]]:
         """The same as they come, some dozens at a time: rows of the questions, and their answers."""
         p = self.prediction
@@ -237,13 +231,13 @@ class ContextIndex:
         parts = [np.flatnonzero(class_ == number) for number in range(UNKNOWN)]
         count = [int(usable[part].sum()) for part in parts]
         own, shared, rest, more_shared, more_own = map(int, quotas(count, self.room, np))
-        first = [
-            self._best(pairs[part], usable[part], None if number == OWN else distance[:, part], wanted)
-            for number, (part, wanted) in enumerate(
-                zip(parts, (own + more_own, shared + more_shared, rest), strict=True)
+        of_own, of_shared, of_rest = (
+            self._best(pairs[part], usable[part], None if class_number == OWN else distance[:, part], number)
+            for class_number, part, number in zip(
+                range(UNKNOWN), parts, (own + more_own, shared + more_shared, rest), strict=True
             )
-        ]
-        return np.concatenate([first[0][:own], first[1][:shared], first[2], first[1][shared:], first[0][own:]])
+        )
+        return np.concatenate([of_own[:own], of_shared[:shared], of_rest, of_shared[shared:], of_own[own:]])
 
     def _distances(self, pairs: Ints, usable: Ints, common: int, others: Ints) -> tuple[Ints, Singles]:
         """Of pairs their class, and how far their measurements count as being: from low to high, from high to low."""

@@ -22,7 +22,7 @@ from flax import nnx
 from ping_llm.core.errors import PingLlmError
 from ping_llm.models.completer.mixture import PRECISIONS, Mixture
 from ping_llm.models.lm.attention import choose_attention, rms_norm
-from ping_llm.models.lm.transformer import Layer, linear
+from ping_llm.models.lm.transformer import Layer, LayerSettings, linear
 from ping_llm.prior.selection import ANSWERED, EMPTY, LEVELS
 
 # mypy: disallow-untyped-calls=False
@@ -56,7 +56,7 @@ TIME_FEATURES: Final = 2 * len(_AGE_SCALES) + 2 * len(_CYCLES_S) + 2
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompleterSettings:
+class CompleterSettings(LayerSettings):
     """A set transformer. The defaults have 18 M parameters and are 36 MB in 16 bits."""
 
     layers: int = 10
@@ -68,11 +68,6 @@ class CompleterSettings:
     """Length of the random vectors that stand for nodes. Cosines between 400 of them stay below 0.45."""
     bins: int = 512
     """Of ln RTT from 0.05 to 2000 ms: 2 % each, and finer where neighbours share the probability."""
-    dtype: str = "bfloat16"
-    """Of activations and of the matrices they are multiplied with. Norms, logits and the loss are float32."""
-    weight_dtype: str = "float32"
-    attention: str = "auto"
-    """`plain`, `cudnn` (NVIDIA GPUs, 16 bits), or `auto`: whichever is best here."""
 
     def __post_init__(self) -> None:
         if 2 * self.identity >= self.width:
@@ -80,10 +75,9 @@ class CompleterSettings:
 
     @property
     def parameters(self) -> int:
-        attention = 4 * self.width * self.heads * self.head_dim
         embedding = 2 * self.identity + VALUE_FEATURES + TIME_FEATURES + 4
         head = self.bins + 1 + 2 * self.head_dim + 1 + PRECISIONS
-        return self.layers * (attention + 3 * self.width * self.mlp_width) + (embedding + head) * self.width
+        return self.layer_parameters + (embedding + head) * self.width
 
     def flops_per_context(self, context: int, questions: int) -> int:
         """Of a training step, for one context: 6 per parameter and position, and attention to the whole context."""

@@ -289,11 +289,13 @@ def _quantized(
     An input [n, k m] is k such arrays side by side, and so are several results; an input [n] is a number for each row.
     """
     (n, m), tile = shape, (_TILE_ROWS, _TILE_COLUMNS)
+    on_gpu = is_hopper_or_newer()
     fits = n % tile[0] == 0 and m % tile[1] == 0
     if kernel is None:
-        kernel = fits and is_hopper_or_newer() and jax.device_count() == 1
+        kernel = fits and on_gpu and jax.device_count() == 1
     if not kernel:
-        arrays = [part for x in inputs for part in ([x[:, None]] if x.ndim == 1 else _side_by_side(x, m))]
+        splits = ([x[:, None]] if x.ndim == 1 else jnp.split(x, x.shape[1] // m, axis=1) for x in inputs)
+        arrays = [part for parts in splits for part in parts]
         rows = to_float8(jnp.concatenate(function(*arrays), axis=1), scale, dtype)
         return Quantized(rows=rows, columns=rows.T, scale=scale)
     assert fits
@@ -316,7 +318,6 @@ def _quantized(
             rows_ref[rows, columns(number)] = small
             columns_ref[columns(number), rows] = small.T
 
-    on_gpu = is_hopper_or_newer()
     out = n, results * m
     rows, columns = pl.pallas_call(
         program,
@@ -327,7 +328,3 @@ def _quantized(
         name=f"quantize{function.__name__}",
     )(*inputs, scale.reshape(1))
     return Quantized(rows=rows, columns=columns, scale=scale)
-
-
-def _side_by_side(x: jax.Array, width: int) -> list[jax.Array]:
-    return jnp.split(x, x.shape[1] // width, axis=1)

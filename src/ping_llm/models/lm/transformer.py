@@ -8,7 +8,7 @@ and its gradient is a matmul instead of millions of colliding additions, whose o
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
@@ -23,25 +23,37 @@ _VOCABULARY_MULTIPLE: Final = 64
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelSettings:
-    """The shape of the model. The defaults are `latency_network`: 112 M parameters."""
+class LayerSettings:
+    """What every model's layers are made of. The defaults are `latency_network`."""
 
     layers: int = 20
     width: int = 640
     heads: int = 10
     head_dim: int = 64
     mlp_width: int = 2048
-    vocabulary: int = VOCABULARY_SIZE
-    rope_period: float = 10_000.0
-    logits_soft_cap: float = 0.0
-    """Logits are squeezed into ± this by tanh; 0 = not."""
     dtype: str = "bfloat16"
     """Of activations and of the matrices they are multiplied with. RMSNorm, RoPE, logits and the loss are float32."""
     weight_dtype: str = "float32"
     """Of the parameters that the optimizer changes."""
+    attention: str = "auto"
+    """`plain`, `cudnn` (NVIDIA GPUs, 16-bit types), or `auto`: whichever is best here."""
+
+    @property
+    def layer_parameters(self) -> int:
+        """Of all layers."""
+        return self.layers * (4 * self.width * self.heads * self.head_dim + 3 * self.width * self.mlp_width)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSettings(LayerSettings):
+    """The shape of the language model. The defaults have 112 M parameters."""
+
+    vocabulary: int = VOCABULARY_SIZE
+    rope_period: float = 10_000.0
+    logits_soft_cap: float = 0.0
+    """Logits are squeezed into ± this by tanh; 0 = not."""
     quantization: str = "none"
     """`fp8`: the matmuls of the layers, and their gradients, in FP8 (`models/lm/float8.py`)."""
-    attention: str = "auto"
     remat: str = "none"
     """`none` keeps all activations for the backward pass; `full` keeps a layer's input and recomputes the rest."""
 
@@ -52,8 +64,7 @@ class ModelSettings:
     @property
     def parameters(self) -> int:
         """Without the rows that pad the embedding."""
-        attention = 4 * self.width * self.heads * self.head_dim
-        return self.layers * (attention + 3 * self.width * self.mlp_width) + 2 * self.vocabulary * self.width
+        return self.layer_parameters + 2 * self.vocabulary * self.width
 
     def flops_per_token(self, length: int) -> int:
         """Of a training step, by the usual convention: 6 per parameter, and causal attention over the whole sequence.
@@ -101,25 +112,6 @@ def apply_rope(x: jax.Array, cosine: jax.Array, sine: jax.Array) -> jax.Array:
     """Rotate each pair (i, i + head size / 2). A flip compiles to one pass over memory, a concatenation to two."""
     halves = x.astype(jnp.float32).reshape(*x.shape[:-1], 2, -1)
     return (halves * cosine + jnp.flip(halves, axis=-2) * sine).astype(x.dtype).reshape(x.shape)
-
-
-class LayerSettings(Protocol):
-    """What the settings of every model say about its layers."""
-
-    @property
-    def layers(self) -> int: ...
-    @property
-    def width(self) -> int: ...
-    @property
-    def heads(self) -> int: ...
-    @property
-    def head_dim(self) -> int: ...
-    @property
-    def mlp_width(self) -> int: ...
-    @property
-    def dtype(self) -> str: ...
-    @property
-    def weight_dtype(self) -> str: ...
 
 
 class Layer(nnx.Module):

@@ -2,7 +2,7 @@
 
 bytes -> blocks (decompressed) -> chunks of whole lines, one result per line -> batches of measurements
 
-What the file is (bzip2, gzip or plain; JSON lines or one JSON array) is told from its content, not from its name. The
+What the file is (bzip2, gzip or plain; JSON lines or one JSON array) is detected from its content, not its name. The
 API returns all results of a measurement as one array; `array_as_lines` cuts it up without parsing it.
 """
 
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, BinaryIO, Final, TypeVar
+from typing import Any, BinaryIO, Final
 
 import numpy as np
 import orjson
@@ -26,8 +26,6 @@ from ping_llm.sources.atlas.parse import Ping, Unusable, read_ping
 from ping_llm.sources.files import Piece, RawBatch
 from ping_llm.storage import Location, locate
 from ping_llm.tasks.pool import map_in_order
-
-Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +121,7 @@ def parse_file(
         )
 
 
-def _read_ahead(items: Iterator[Item]) -> Iterator[Item]:
+def _read_ahead(items: Iterator[Chunk]) -> Iterator[Chunk]:
     end = object()
     with ThreadPoolExecutor(1) as thread:
         upcoming = thread.submit(next, items, end)

@@ -256,7 +256,7 @@ def simulate(
 ) -> SimulationSummary:
     """Writes `measurements-00000-of-0000N.parquet`... and, when they are complete, `world.json`.
 
-    The measurements are the same however many files they are cut into. `on_progress` is told how many were written.
+    The measurements are the same however many files they are cut into. `on_progress` gets how many were written.
     """
     bounds = _file_bounds(settings.measurements, files, rows_per_file)
     folder = Path(output_dir)
