@@ -15,9 +15,8 @@ from typing import Any, Final
 import jax
 import numpy as np
 
-from ping_llm.core.distribution import RttDistribution
 from ping_llm.core.errors import PingLlmError
-from ping_llm.core.observations import Floats, Ints, Observations
+from ping_llm.core.rtt import Floats, Ints, Observations, RttDistribution
 from ping_llm.models.completer.inference import Completer
 from ping_llm.predict import scoring
 from ping_llm.predict.language_model import STEADY_QUESTIONS, LanguageModel, steady_histories

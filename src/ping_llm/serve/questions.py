@@ -9,11 +9,9 @@ import orjson
 import pyarrow as pa
 from fastapi import Response
 
-from ping_llm.core.addresses import UNPARSABLE, format_address, parse_addresses
-from ping_llm.core.distribution import RttDistribution
 from ping_llm.core.errors import PingLlmError
-from ping_llm.core.measurements import MAX_TIME_US, time_microseconds
-from ping_llm.core.observations import Floats, Ints, Questions
+from ping_llm.core.measurements import MAX_TIME_US, UNPARSABLE, format_address, parse_addresses, time_microseconds
+from ping_llm.core.rtt import Floats, Ints, Questions, RttDistribution
 from ping_llm.rows.measurement_set import MeasurementSet, joined
 from ping_llm.serve.store import Known
 
