@@ -15,7 +15,7 @@ from ping_llm.core.errors import PingLlmError
 from ping_llm.core.signals import stop_on_signals
 
 app = typer.Typer(
-    help="ping-llm: a language model of the Internet, learnt from latency measurements.",
+    help="ping-llm: a language model of the Internet, learned from latency measurements.",
     epilog="Start with:  ping-llm predict --help   or   ping-llm simulate --output data/raw",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
