@@ -16,16 +16,15 @@ def running_cluster() -> Iterator[Any]:
     """A head without CPUs and two nodes with one each. All its processes are gone afterwards."""
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     utilities: Any = importlib.import_module("ray.cluster_utils")
-    before = _ray_processes()
     cluster = utilities.Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **NODE})
     try:
         for _ in range(2):
             add_node(cluster)
         yield cluster
     finally:
+        started = _ray_processes()
         cluster.shutdown()
-        left = [process for process in psutil.process_iter() if process.pid in _ray_processes() - before]
-        _, alive = psutil.wait_procs(left, timeout=20)
+        _, alive = psutil.wait_procs(started, timeout=20)
         assert not alive, "Ray leaves nothing behind"
 
 
@@ -33,16 +32,20 @@ def add_node(cluster: Any) -> Any:
     return cluster.add_node(num_cpus=1, memory=1 << 30, **NODE)
 
 
-def busy_workers() -> set[int]:
-    """Processes that run a task of ours."""
-    return {pid for pid, (_, title) in _titles().items() if title.startswith("ray::_run_on_node")}
+def busy_workers() -> list[psutil.Process]:
+    """Processes of the cluster that run a task of ours."""
+    return [process for process in _ray_processes() if _title(process).startswith("ray::_run_on_node")]
 
 
-def _ray_processes() -> set[int]:
-    servers = ("raylet", "gcs_server")
-    return {pid for pid, (name, title) in _titles().items() if name in servers or title.startswith("ray::")}
+def _ray_processes() -> list[psutil.Process]:
+    """Those that this process has started: others on this machine may have a Ray of their own."""
+    servers = ("raylet", "gcs_server", "ray::")
+    children = psutil.Process().children(recursive=True)
+    return [process for process in children if any(name in _title(process) for name in servers)]
 
 
-def _titles() -> dict[int, tuple[str, str]]:
-    found = psutil.process_iter(["name", "cmdline"])
-    return {process.pid: (process.info["name"], (process.info["cmdline"] or [""])[0]) for process in found}
+def _title(process: psutil.Process) -> str:
+    try:
+        return (process.cmdline() or [""])[0]
+    except psutil.NoSuchProcess:
+        return ""

@@ -1,4 +1,4 @@
-"""Training on text: the model fits the tokenizer, runs go on exactly, and hosts that run out of data do not hang."""
+"""Training on text: the model fits the tokenizer, runs resume exactly, and hosts that run out of data do not hang."""
 
 import os
 import socket
@@ -78,7 +78,7 @@ def test_another_vocabulary_on_resume_is_refused_and_harms_no_checkpoint(tmp_pat
 
 
 @pytest.mark.slow
-def test_training_goes_on_to_its_end_when_the_data_has_ended(tmp_path: Path) -> None:
+def test_training_continues_to_its_end_when_the_data_has_ended(tmp_path: Path) -> None:
     config = config_of(tmp_path, "parquet", [texts(10)], num_epoch=1, steps=8)
     assert train(config)["complete"]
     assert losses(config)[0] > 1
@@ -87,7 +87,7 @@ def test_training_goes_on_to_its_end_when_the_data_has_ended(tmp_path: Path) -> 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["parquet", "hf"])
-def test_two_processes_with_uneven_data_end_together_and_go_on_exactly(tmp_path: Path, kind: str) -> None:
+def test_two_processes_with_uneven_data_end_together_and_resume_exactly(tmp_path: Path, kind: str) -> None:
     config = config_of(tmp_path, kind, [texts(50), texts(20, seed=1)], num_epoch=1, distributed=True, steps=18)
     run_on_two(tmp_path, config.replace(run_name="whole"))
     run_on_two(tmp_path, config.replace(steps=5))

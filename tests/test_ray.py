@@ -1,15 +1,15 @@
 """Preparation and import on a Ray cluster of several nodes: the bytes of one machine, whatever dies meanwhile."""
 
 import json
-import os
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from atlas_fixtures import several_files
@@ -48,7 +48,7 @@ def run(raw: Path, output: Path, cluster: Any = None, on_timing: Any = None, **o
         options = {"engine": "ray", "address": cluster.address, "memory_limit_bytes": TASK_MEMORY} | options
     else:
         options = {"workers": 1} | options
-    prepare(PrepareSettings(inputs=(str(raw),), output=output, sizes=SIZES, **options), on_timing)
+    prepare(PrepareSettings(inputs=(str(raw),), output=output, **{"sizes": SIZES} | options), on_timing)
 
 
 def all_files(folder: Path) -> dict[str, bytes]:
@@ -91,10 +91,10 @@ class TestPreparation:
         killed: list[int] = []
 
         def kill_workers(timing: Timing) -> None:
-            if timing.task in (2, 7):
-                for pid in busy_workers():
-                    os.kill(pid, signal.SIGKILL)
-                    killed.append(pid)
+            for worker in busy_workers() if len(killed) < 3 else ():
+                with suppress(psutil.NoSuchProcess):
+                    worker.kill()
+                    killed.append(worker.pid)
 
         run(raw, tmp_path / "ray", cluster, kill_workers)
         assert len(killed) >= 2
@@ -105,7 +105,7 @@ class TestPreparation:
     ) -> None:
         for part in range(8):
             write_parquet(random_measurements(100_000, seed=part, sources=3_000), f"raw/{part}.parquet")
-        run(tmp_path / "raw", tmp_path / "local")
+        run(tmp_path / "raw", tmp_path / "local", sizes=TaskSizes())  # as the command line has it
         command = [
             sys.executable,
             "-m",

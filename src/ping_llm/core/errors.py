@@ -25,9 +25,9 @@ def explained(what: str, *kinds: type[Exception], limit: int = 200) -> Iterator[
     expected = kinds or (Exception,)
     try:
         yield
-    except PingLlmError:
-        raise
     except expected as error:
+        if isinstance(error, PingLlmError) and not kinds:
+            raise
         raise PingLlmError(f"{what}: {one_line(error, limit)}") from None
 
 

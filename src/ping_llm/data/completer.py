@@ -6,8 +6,8 @@ on the device.
 """
 
 import hashlib
-from dataclasses import asdict, dataclass
-from functools import cached_property, lru_cache
+from dataclasses import asdict
+from functools import lru_cache
 from typing import Any, Final
 
 import numpy as np
@@ -15,12 +15,11 @@ import numpy as np
 from ping_llm.batches.spec import DataState
 from ping_llm.config import Config
 from ping_llm.core.errors import PingLlmError
-from ping_llm.core.observations import Observations
 from ping_llm.data.registry import Part, StepLoader
 from ping_llm.prior.fine_tuning import on_device_measurements
 from ping_llm.prior.prng import Columns
 from ping_llm.prior.worlds import WorldSettings
-from ping_llm.rows.measurement_set import read_observations
+from ping_llm.rows.measurement_set import MeasurementSet, read_observations
 
 WORLDS_VERSION: Final = 6
 """Raised whenever the same numbers would give other worlds."""
@@ -33,7 +32,7 @@ _UNSEEN_WORLDS: Final = 0x5EED
 
 
 def train_loader(config: Config, part: Part, state: DataState | None) -> StepLoader:
-    digest = measurements_of(config).digest if config.dataset_type == "measured" else ""
+    digest = _digest(_read(_files(config))) if config.dataset_type == "measured" else ""
     return _loader(config, part, seed=config.data_shuffle_seed, measurements=digest, state=state)
 
 
@@ -67,36 +66,31 @@ def world_settings(config: Config) -> WorldSettings:
     )
 
 
-@dataclass(frozen=True)
-class MeasuredData:
-    """Real measurements to fine-tune on."""
-
-    observations: Observations
-    nodes: tuple[str, ...]
-    """Addresses of the nodes' numbers."""
-
-    @cached_property
-    def digest(self) -> str:
-        """Of what was measured: another digest is other data."""
-        hashed = hashlib.sha256()
-        for column in vars(self.observations).values():
-            hashed.update(column.tobytes())
-        hashed.update("\n".join(self.nodes).encode())
-        return hashed.hexdigest()[:16]
-
-    @cached_property
-    def on_device(self) -> Columns:
-        return on_device_measurements(self.observations, self.nodes)
-
-
-def measurements_of(config: Config) -> MeasuredData:
+def measurements_on_device(config: Config) -> Columns:
     """The measurements that a run with `dataset_type=measured` learns from."""
+    return _on_device(_files(config))
+
+
+def _digest(measured: MeasurementSet) -> str:
+    """Another digest is other data."""
+    hashed = hashlib.sha256()
+    for column in vars(measured.observations).values():
+        hashed.update(column.tobytes())
+    hashed.update("\n".join(measured.nodes).encode())
+    return hashed.hexdigest()[:16]
+
+
+def _files(config: Config) -> str:
     if not config.network_train_files:
         raise PingLlmError("network_train_files is not set: give measurement files, or the train folder of a split")
-    return _read(config.network_train_files)
+    return config.network_train_files
 
 
 @lru_cache(maxsize=1)
-def _read(files: str) -> MeasuredData:
-    measured = read_observations([files])
-    return MeasuredData(measured.observations, measured.nodes)
+def _read(files: str) -> MeasurementSet:
+    return read_observations([files])
+
+
+@lru_cache(maxsize=1)
+def _on_device(files: str) -> Columns:
+    return on_device_measurements(_read(files).observations, _read(files).nodes)

@@ -13,23 +13,23 @@ Documents differ in size, so what blocks hold differs by a few per cent. Sequenc
 three per cent too much on average: that is not seen in this epoch. Where a block has too little, padding stands.
 """
 
-import json
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import numpy as np
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from ping_llm.batches.batch import PackedTokens, Stages
 from ping_llm.batches.loader import Loader, Source
 from ping_llm.batches.mixture import Mixture, Phase
 from ping_llm.batches.spec import ContextSettings, DataSpec, DataState, LoaderSettings
 from ping_llm.config import Blend, Config, parse_blend
-from ping_llm.core.errors import PingLlmError
+from ping_llm.core.errors import PingLlmError, explained
 from ping_llm.core.randomness import Purpose, key, permute
 from ping_llm.data.documents import Documents, EpochStream, TextFiles, file_stream, fingerprint, matching, reader_of
 from ping_llm.data.registry import ONE_HOST, EvalLoader, Part, TrainLoader, loader_settings
@@ -119,26 +119,23 @@ def _blend(config: Config) -> Blend:
     return parse_blend(config.grain_train_files)
 
 
+class _MixtureSource(BaseModel):
+    path: str
+    weight: Annotated[float, Field(ge=0, lt=1e15)]
+
+
 def _mixture_file(file: Path) -> Blend:
     where = f"grain_train_mixture_config_path={file}"
+    with explained(f"{where} cannot be read", OSError):
+        text = file.read_bytes()
     try:
-        value = json.loads(file.read_text())
-    except OSError as error:
-        raise PingLlmError(f"{where} cannot be read: {error.strerror}") from None
-    except ValueError as error:
-        raise PingLlmError(f"{where} is not JSON: {error}") from None
-    if not isinstance(value, dict) or not value:
-        raise PingLlmError(f'{where}: write {{"name": {{"path": pattern, "weight": number}}, …}}')
-    for name, part in value.items():
-        if not isinstance(part, dict) or not isinstance(part.get("path"), str) or "weight" not in part:
-            raise PingLlmError(f'{where}: {name!r} needs a "path" and a "weight"')
-        weight = part["weight"]
-        if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight < 1e15:
-            raise PingLlmError(f"{where}: the weight of {name!r} must be a number from 0 up, not {weight!r}")
-    try:
-        return parse_blend(";".join(f"{part['path']},{part['weight']}" for part in value.values()))
-    except PingLlmError as error:
-        raise PingLlmError(f"{where}: {error}") from None
+        sources = TypeAdapter(dict[str, _MixtureSource]).validate_json(text, strict=True)
+    except ValidationError as error:
+        first = error.errors()[0]
+        what = " ".join([*map(repr, first["loc"]), first["msg"]])
+        raise PingLlmError(f'{where}: {what}; write {{"name": {{"path": pattern, "weight": number}}, …}}') from None
+    with explained(where, PingLlmError):
+        return parse_blend(";".join(f"{source.path},{source.weight}" for source in sources.values()))
 
 
 # ArrayRecord: what decides every batch, and what becomes of a blend when a run is resumed with another one.

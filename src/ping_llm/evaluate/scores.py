@@ -188,16 +188,16 @@ def _plain(found: Scores) -> dict[str, float | None]:
 # The scores by name: how they are shown in tables, in the run report and in benchmarks.
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class ScoreColumn:
     title: str
-    unit: str = ""
+    unit: str
     format: str
     """In a terminal."""
+    meaning: str
     is_share: bool = False
     """The run report shows it in per cent."""
     best: float = 0.0
-    meaning: str
 
     @property
     def title_with_unit(self) -> str:
@@ -212,39 +212,19 @@ class ScoreColumn:
 
 
 SCORE_COLUMNS: Final = {
-    "median_re": ScoreColumn(
-        title="median RE",
-        format="{:.4f}",
-        is_share=True,
-        meaning="relative error of the predicted median: half of the errors are smaller",
-    ),
-    "p90_re": ScoreColumn(
-        title="p90 RE", format="{:.4f}", is_share=True, meaning="relative error that one in ten exceeds"
-    ),
-    "median_ae": ScoreColumn(
-        title="median AE", unit="ms", format="{:.2f}", meaning="absolute error of it: half of the errors are smaller"
-    ),
-    "mae": ScoreColumn(title="MAE", unit="ms", format="{:.2f}", meaning="mean absolute error of it"),
-    "crps": ScoreColumn(
-        title="CRPS", unit="ms", format="{:.2f}", meaning="distance of the predicted distribution from the RTT"
-    ),
+    "median_re": ScoreColumn("median RE", "", "{:.4f}", "relative error of the median answer: half are smaller", True),
+    "p90_re": ScoreColumn("p90 RE", "", "{:.4f}", "relative error that one in ten exceeds", True),
+    "median_ae": ScoreColumn("median AE", "ms", "{:.2f}", "absolute error of it: half are smaller"),
+    "mae": ScoreColumn("MAE", "ms", "{:.2f}", "mean absolute error of it"),
+    "crps": ScoreColumn("CRPS", "ms", "{:.2f}", "distance of the predicted distribution from the RTT"),
+    # A density could make the negative log-likelihood negative.
     "nll_bits": ScoreColumn(
-        title="NLL",
-        unit="bits",
-        format="{:.2f}",
-        best=-math.inf,  # a density could make it negative
-        meaning="negative log-likelihood of a result, timeouts included",
+        "NLL", "bits", "{:.2f}", "negative log-likelihood of a result, timeouts included", best=-math.inf
     ),
     "coverage90": ScoreColumn(
-        title="in 90 %",
-        format="{:.1%}",
-        is_share=True,
-        best=INTERVAL,
-        meaning="share of RTTs inside the predicted 90 % interval: 90 % is best",
+        "in 90 %", "", "{:.1%}", "share of RTTs inside the predicted 90 % interval: 90 % is best", True, INTERVAL
     ),
-    "brier": ScoreColumn(
-        title="Brier", format="{:.4f}", meaning="squared error of the predicted probability of a timeout"
-    ),
+    "brier": ScoreColumn("Brier", "", "{:.4f}", "squared error of the predicted probability of a timeout"),
 }
 
 PROTOCOL_TITLES: Final = {

@@ -78,7 +78,7 @@ class SplitInfo:
     def failed(self) -> int:
         return sum(s.failed for s in self.shards)
 
-    @property
+    @cached_property
     def files(self) -> dict[str, tuple[int, str]]:
         """Size and checksum of each file."""
         shards = {shard.file: (shard.bytes, shard.sha256) for shard in self.shards}

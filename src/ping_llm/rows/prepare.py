@@ -59,7 +59,7 @@ from ping_llm.sources import files
 from ping_llm.sources.files import InputFile, Piece
 from ping_llm.storage import Location, locate
 from ping_llm.storage.mirror import Ledger
-from ping_llm.tasks.engines import Engine, EngineChoice, OnTiming, Timing
+from ping_llm.tasks.engines import Engine, EngineChoice, OnTiming
 from ping_llm.tasks.pool import map_in_order
 
 MIB: Final = 1 << 20
@@ -314,17 +314,7 @@ def _run_tasks(
         for outcome in engine.map(function, todo()):
             number = begun.popleft()
             results[number] = marker = outcome.value
-            on_timing(
-                Timing(
-                    stage=stage,
-                    task=number,
-                    node=outcome.node,
-                    started=outcome.started,
-                    seconds=outcome.seconds,
-                    bytes_in=marker["bytes_in"],
-                    bytes_out=marker["bytes_out"],
-                )
-            )
+            on_timing(outcome.timing(stage, number, bytes_in=marker["bytes_in"], bytes_out=marker["bytes_out"]))
             advance()
     return [results[number] for number in range(total)]
 

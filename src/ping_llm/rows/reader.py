@@ -96,7 +96,6 @@ _INDEX: Final = types.NamedTuple(
 _INTS: Final = column(types.int64)
 _MAPS: Final = types.NamedUniTuple(_INTS, len(_Maps._fields), _Maps)
 
-
 _physical: Final = part_of_kernels(physical)
 
 

@@ -16,7 +16,7 @@ from ping_llm.batches.device import DeviceBatch
 from ping_llm.config import Config
 from ping_llm.config.keys import TEXT_DATASET_TYPES
 from ping_llm.core.errors import PingLlmError
-from ping_llm.data.completer import COMPLETER_DATA, measurements_of, world_settings
+from ping_llm.data.completer import COMPLETER_DATA, measurements_on_device, world_settings
 from ping_llm.models.completer.mixture import loss_sums as completer_sums
 from ping_llm.models.completer.model import CompleterSettings, SetTransformer
 from ping_llm.models.lm import ModelSettings, Transformer
@@ -164,7 +164,7 @@ def _completer(config: Config) -> Task:
         flops_per_token=flops,
         make=partial(SetTransformer, s),
         sums=sums,
-        data=lambda: measurements_of(config).on_device if config.dataset_type == "measured" else None,
+        data=lambda: measurements_on_device(config) if config.dataset_type == "measured" else None,
     )
 
 

@@ -81,6 +81,9 @@ class Done(Generic[Value]):
     """Seconds since 1970, by the clock of that machine."""
     seconds: float
 
+    def timing(self, stage: str, task: int | str, *, bytes_in: int, bytes_out: int) -> "Timing":
+        return Timing(stage, task, self.node, self.started, self.seconds, bytes_in, bytes_out)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Engine:
@@ -124,7 +127,7 @@ def _run_timed(function: Callable[[Task], Value], task: Task) -> Done[Value]:
     return Done(value=value, node=socket.gethostname(), started=started, seconds=time.perf_counter() - clock)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Timing:
     """One line of a timings file."""
 

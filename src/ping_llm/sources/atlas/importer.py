@@ -34,7 +34,7 @@ from ping_llm.sources.atlas.output import (
     write_measurements,
 )
 from ping_llm.storage import Location, locate
-from ping_llm.tasks.engines import EngineChoice, OnTiming, Timing
+from ping_llm.tasks.engines import EngineChoice, OnTiming
 from ping_llm.tasks.pool import available_cores, map_in_order, worker_pool
 
 if TYPE_CHECKING:
@@ -263,9 +263,8 @@ def import_by_file(
                     entries[task.name] = done.value
                     advance(task.bytes)
                     if on_timing is not None:
-                        took = {"node": done.node, "started": done.started, "seconds": done.seconds}
                         sizes = {"bytes_in": task.bytes, "bytes_out": done.value.output_bytes}
-                        on_timing(Timing(stage="import", task=task.name, **took, **sizes))  # type: ignore[arg-type]
+                        on_timing(done.timing("import", task.name, **sizes))
     except OSError as error:
         raise PingLlmError(f"{folder}: cannot be written: {error.strerror or error}") from error
     found = [entries[task.name] for task in tasks]
