@@ -21,10 +21,9 @@ import yaml
 from backend_fixtures import reading, text_config, texts, write_files
 from ping_llm.config import Config
 from ping_llm.core.errors import PingLlmError
-from ping_llm.runs import read_metrics
 from ping_llm.training.guard import LOST, explain
 from ping_llm.training.processes import find_coordinates, join
-from training_fixtures import simulated_rows, tiny_config
+from training_fixtures import folder_of, free_port, losses, simulated_rows, steps_done, tiny_config
 
 DEPLOY = Path(__file__).resolve().parents[1] / "deploy"
 HEARTBEAT_S = 10
@@ -97,16 +96,6 @@ def alone(rows: Path, tmp_path_factory: pytest.TempPathFactory) -> Config:
     return config
 
 
-def folder_of(config: Config) -> Path:
-    return Path(config.base_output_directory) / config.project / config.run_name
-
-
-def losses(config: Config) -> list[float]:
-    records = [r for r in read_metrics(folder_of(config) / "metrics.jsonl") if "loss" in r]
-    assert [r["step"] for r in records] == list(range(len(records)))
-    return [r["loss"] for r in records]
-
-
 def records_of(config: Config) -> Path:
     return Path(config.base_output_directory).parent / f"records-{config.run_name}"
 
@@ -125,9 +114,7 @@ class Group:
     """Processes of a run. All are ended, whatever happens."""
 
     def __init__(self, config: Config, count: int, *more: str, each: dict[int, dict[str, str]] | None = None) -> None:
-        with socket.socket() as free:
-            free.bind(("localhost", 0))
-            port = free.getsockname()[1]
+        port = free_port()
         records_of(config).mkdir(parents=True, exist_ok=True)
         file = records_of(config) / f"{count}.yml"
         file.write_text(config.replace(distributed=count > 1).to_yaml())
@@ -191,10 +178,6 @@ def started(*arguments: Any, **options: Any) -> Iterator[Group]:
         yield group
     finally:
         group.end()
-
-
-def steps_done(config: Config) -> int:
-    return sum("loss" in record for record in read_metrics(folder_of(config) / "metrics.jsonl"))
 
 
 def newest_checkpoint(config: Config) -> int:
@@ -470,9 +453,7 @@ class TestLauncherFiles:
     @pytest.mark.slow
     def test_two_processes_on_hosts_without_a_scheduler(self, config: Config, tmp_path: Path) -> None:
         (tmp_path / "run.yml").write_text(config.replace(run_name="hosts", steps=5).to_yaml())
-        with socket.socket() as free:
-            free.bind(("localhost", 0))
-            port = free.getsockname()[1]
+        port = free_port()
         environment = {
             "PING_LLM": f"{sys.executable} -m ping_llm", "PING_LLM_PORT": str(port), "PING_LLM_JOIN_S": "60",
             "JAX_PLATFORMS": "cpu", "JAX_CPU_ENABLE_ASYNC_DISPATCH": "false",

@@ -86,7 +86,7 @@ def test_passing_trouble_of_the_store_changes_nothing(
     assert remote_files(bucket / "rows") == local_files(tmp_path / "local")
 
 
-def test_lasting_trouble_is_one_line_and_the_next_run_goes_on(
+def test_lasting_trouble_is_one_line_and_the_next_run_resumes(
     tmp_path: Path, raw: Path, bucket: Location, s3: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run(raw, tmp_path / "local")

@@ -1,4 +1,4 @@
-"""A run whose folder is in an object store: any machine can go on with it, and its model can be loaded from there."""
+"""A run whose folder is in an object store: any machine can resume it, and its model can be loaded from there."""
 
 import json
 import shutil
@@ -39,7 +39,7 @@ def losses(folder: Path) -> list[float]:
 
 
 @pytest.mark.slow
-def test_a_fresh_machine_goes_on_with_the_run_and_the_model_is_loaded_from_the_store(
+def test_a_fresh_machine_resumes_the_run_and_the_model_is_loaded_from_the_store(
     rows: Path, bucket: Location, tmp_path: Path
 ) -> None:
     whole = config_of(rows, tmp_path / "runs")

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -24,7 +23,7 @@ from ping_llm.core.errors import PingLlmError
 from ping_llm.runs import read_metrics
 from ping_llm.training import train
 from ping_llm.training.step import orthogonalize, scale_by_muon, schedule
-from training_fixtures import simulated_rows, tiny_config
+from training_fixtures import folder_of, free_port, losses, simulated_rows, steps_done, tiny_config
 
 SUMMARY_KEYS = {
     "final_loss", "eval_loss", "real_tokens_per_s", "mfu", "data_wait_fraction", "steps", "resumed_from",
@@ -55,17 +54,6 @@ def tiny(rows: Path, tmp_path: Path) -> Config:
 def constant_rate(config: Config) -> Config:
     """A rate that does not depend on how long the run is to be."""
     return config.replace(learning_rate_schedule="wsd", warmup_steps_fraction=0.0, decay_steps_fraction=0.0)
-
-
-def folder_of(config: Config) -> Path:
-    return Path(config.base_output_directory) / config.project / config.run_name
-
-
-def losses(config: Config) -> list[float]:
-    """Of every step, each exactly once and in order."""
-    records = [r for r in read_metrics(folder_of(config) / "metrics.jsonl") if "loss" in r]
-    assert [r["step"] for r in records] == list(range(len(records)))
-    return [r["loss"] for r in records]
 
 
 def eval_losses(config: Config) -> list[tuple[int, float]]:
@@ -362,10 +350,6 @@ def wait_for(condition: Callable[[], bool], process: "subprocess.Popen[str]") ->
         time.sleep(0.02)
 
 
-def steps_done(config: Config) -> int:
-    return sum("loss" in record for record in read_metrics(folder_of(config) / "metrics.jsonl"))
-
-
 @pytest.mark.slow
 def test_after_kill_minus_nine_every_loss_is_bit_for_bit_that_of_a_run_never_killed(tiny: Config) -> None:
     config = tiny.replace(steps=60, checkpoint_period=5, eval_interval=20, grain_worker_count=1)
@@ -415,9 +399,7 @@ def test_two_processes_have_the_losses_of_one_and_one_resumes_from_two(
     one = constant_rate(tiny).replace(run_name="one", steps=10, grain_worker_count=1, **keys)
     train(one)
     two = one.replace(run_name="two")
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
+    port = free_port()
 
     def start(index: int) -> "subprocess.Popen[str]":
         return start_program(

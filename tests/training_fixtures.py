@@ -1,10 +1,12 @@
 """Helpers of tests that train: rows of a simulated Internet, and a language model that is trained in seconds."""
 
+import socket
 from pathlib import Path
 from typing import Any
 
 from ping_llm.config import Config
 from ping_llm.rows.prepare import PrepareSettings, prepare
+from ping_llm.runs import read_metrics
 from ping_llm.sources.simulator import SimulatorSettings, simulate
 
 
@@ -33,3 +35,24 @@ def tiny_config(rows: Path, runs: Path, **changes: Any) -> Config:
         "enable_tensorboard": False,
     }
     return Config(**values | changes)
+
+
+def folder_of(config: Config) -> Path:
+    return Path(config.base_output_directory) / config.project / config.run_name
+
+
+def losses(config: Config) -> list[float]:
+    """Of every step, each exactly once and in order."""
+    records = [record for record in read_metrics(folder_of(config) / "metrics.jsonl") if "loss" in record]
+    assert [record["step"] for record in records] == list(range(len(records)))
+    return [record["loss"] for record in records]
+
+
+def steps_done(config: Config) -> int:
+    return sum("loss" in record for record in read_metrics(folder_of(config) / "metrics.jsonl"))
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("localhost", 0))
+        return int(listener.getsockname()[1])

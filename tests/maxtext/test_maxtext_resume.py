@@ -1,4 +1,4 @@
-"""Training, stopping and going on through MaxText's own checkpoints, on the same and on other numbers of processes."""
+"""Training, stopping and resuming through MaxText's own checkpoints, on the same and on other numbers of processes."""
 
 from pathlib import Path
 from typing import Any

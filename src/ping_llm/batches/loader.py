@@ -316,15 +316,15 @@ def _to_slot(made: Made, slot: npt.NDArray[np.uint8]) -> tuple[Any, ...] | None:
     if size > len(slot):
         return None
     np.concatenate(columns, out=slot[:size])
-    return len(packed.sizes), len(packed.tokens), packed.tokens.dtype.str, made.stage_s, made.corrupt_rows
+    return len(packed.sizes), len(packed.tokens), packed.tokens.dtype.str, made.stage_s.tolist(), made.corrupt_rows
 
 
 def _from_slot(
-    slot: npt.NDArray[np.uint8], segments: int, tokens: int, kind: str, stage_s: npt.NDArray[np.float64], corrupt: int
+    slot: npt.NDArray[np.uint8], segments: int, tokens: int, kind: str, stage_s: list[float], corrupt: int
 ) -> Made:
     packed = PackedTokens(
         sizes=np.frombuffer(slot, np.int32, segments),
         sequence=np.frombuffer(slot, np.int32, segments, 4 * segments),
         tokens=np.frombuffer(slot, np.dtype(kind), tokens, 8 * segments),
     )
-    return Made(packed=packed, stage_s=stage_s, corrupt_rows=corrupt)
+    return Made(packed=packed, stage_s=np.array(stage_s), corrupt_rows=corrupt)

@@ -17,35 +17,33 @@ _VARIABLE = "PING_LLM_TOKEN"
 def serve(
     checkpoint: AnyCheckpoint = None,
     rows: Annotated[
-        list[str] | None,
-        Option("--rows", help="What is known: prepared rows, or measurement files; may be repeated."),
+        list[str] | None, Option(help="Known measurements: prepared rows or files; may be repeated.")
     ] = None,
     host: Annotated[str, Option(help="Address to listen at.")] = "127.0.0.1",
     port: Annotated[int, Option(min=0, max=65535, help="Port to listen at; 0: any that is free.")] = 8000,
     token: Annotated[
         str | None,
         Option(
-            help=f"Token that clients must send. Others see it in the process list: "
-            f"better --token-file or the variable {_VARIABLE}."
+            help=f"Token that clients must send. Visible to others as an argument: better --token-file or {_VARIABLE}."
         ),
     ] = None,
     token_file: Annotated[Path | None, Option(help="File whose first line is the token.")] = None,
-    open_to_all: Annotated[bool, Option("--open-to-all", help="Let other machines ask without a token.")] = False,
-    context: Annotated[
-        int, Option(min=8, max=4096, help="Measurements that the completer may look at for an answer.")
-    ] = 256,
+    open_to_all: Annotated[
+        bool, Option("--open-to-all", help="Let other machines send queries without a token.")
+    ] = False,
+    context: Annotated[int, Option(min=8, max=4096, help="Measurements in a context of the completer.")] = 256,
     max_body_mb: Annotated[float, Option(min=0.01, help="Largest request.")] = 8.0,
     max_history: Annotated[int, Option(min=1, help="Most measurements in a request.")] = 20_000,
     max_questions: Annotated[int, Option(min=1, help="Most questions in a request.")] = 256,
     max_scored: Annotated[int, Option(min=1, help="Most measurements whose anomaly score is computed.")] = 5_000,
     max_seconds: Annotated[float, Option(min=0.1, help="Longest time for an answer.")] = 30.0,
 ) -> None:
-    """Serve a web page and a JSON API: predictions to look at and to ask for.
+    """Serve a web page and a JSON API: predictions to look at and to query.
 
-    Without `--checkpoint`, the completer that comes with ping-llm answers. `--rows` names measurements that are known,
-    whose addresses the page offers; without it, you give addresses and measurements yourself.
+    Without `--checkpoint`, the completer that comes with ping-llm answers. `--rows` names known measurements, whose
+    addresses the page offers; without it, you give addresses and measurements yourself.
 
-    Only this machine can ask, unless `--host` says otherwise. Nothing that is sent is kept, and no file is read but
+    Only this machine has access, unless `--host` says otherwise. Nothing that is sent is kept, and no file is read but
     those that are named here.
 
     Examples:
@@ -55,8 +53,8 @@ def serve(
     """
     need("fastapi", "serve", "ping-llm serve")
     need("uvicorn", "serve", "ping-llm serve")
+    from ping_llm.serve.access import Limits, ServeSettings
     from ping_llm.serve.server import serve as answer
-    from ping_llm.serve.settings import Limits, ServeSettings
 
     limits = Limits(
         body_bytes=int(max_body_mb * 1_000_000),

@@ -1,4 +1,4 @@
-"""Measurements to tokens: the one encoder, compiled. `tests/reference_encoder.py` spells out what it must write.
+"""Measurements to tokens: the one encoder, compiled. `benchmarks/plain_encoder.py` spells out what it writes.
 
 Where each field of a measurement begins depends on its *form*: family, failed or not, kind of time, order of fields.
 There are 384 forms, and a table holds the offsets for each, so that no branch depends on the random field order.
@@ -21,17 +21,9 @@ _ORDERS: Final = len(FIELD_ORDERS)
 _SOURCE, _DESTINATION, _RESULT, _TIME, _LENGTH = range(5)
 
 # Numba compiles plain numbers into kernels, not members of an enumeration.
-_MEASUREMENT_START: Final = int(Role.MEASUREMENT_START)
-_SRC_IPV4, _SRC_IPV6 = int(Role.SRC_IPV4), int(Role.SRC_IPV6)
-_DST_IPV4, _DST_IPV6 = int(Role.DST_IPV4), int(Role.DST_IPV6)
-_TIMESTAMP_ABS: Final = int(Role.TIMESTAMP_ABS)
-_TIMESTAMP_DELTA1: Final = int(Role.TIMESTAMP_DELTA1)
-_TIMESTAMP_DELTA4: Final = int(Role.TIMESTAMP_DELTA4)
-_RTT_START: Final = int(Role.RTT_START)
-_FAILED: Final = int(Role.FAILED)
-_ABSOLUTE: Final = int(TimeKind.ABSOLUTE)
-_DELTA1: Final = int(TimeKind.DELTA1)
-_DELTA4: Final = int(TimeKind.DELTA4)
+_MEASUREMENT_START, _SRC_IPV4, _SRC_IPV6, _DST_IPV4, _DST_IPV6 = (int(role) for role in list(Role)[:5])
+_TIMESTAMP_ABS, _TIMESTAMP_DELTA1, _TIMESTAMP_DELTA4, _RTT_START, _, _FAILED = (int(role) for role in list(Role)[5:])
+_NO_TIME, _ABSOLUTE, _DELTA1, _DELTA4 = (int(kind) for kind in TimeKind)
 
 
 def _offsets_of_form(family: int, failed: bool, time_kind: TimeKind, order: tuple[str, ...]) -> list[int]:
