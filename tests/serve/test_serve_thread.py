@@ -19,7 +19,7 @@ def prompt(number: int) -> Prompt:
 
 
 class Forecasts:
-    """Answers with the number of each prompt as its chance to fail, and remembers how many came at once."""
+    """ModelAnswers with the number of each prompt as its chance to fail, and remembers how many came at once."""
 
     def __init__(self) -> None:
         self.sizes: list[int] = []

@@ -38,15 +38,15 @@ export function findView(state, info) {
     }
   }
 
-  function show(src, { destinations, among, looked_at, covered }) {
+  function show(src, { destinations, among, candidates, covered }) {
     const isSearch = among === "all addresses";
     const chart = figure(`Destinations at about ${ms(+state.rtt)} from ${src}`, { nearest: "both", name: "find-figure" });
     results.replaceChildren(chart.element);
     const what = isSearch || info.kind !== "completer" ? "of the destinations" : "within 10 % of it";
     const note = isSearch
       ? `Probability of each among all addresses, given the RTT; the search has seen ${percent(covered)} of it. Beside it, the median that is predicted for the pair.`
-      : info.kind === "completer" ? `The chance that the RTT is within 10 % of ${ms(+state.rtt)}, among ${count(looked_at)} destinations. Beside it, the median that is predicted.`
-      : `Probability of each of ${count(looked_at)} among all addresses, given the RTT. Beside it, the median that is predicted for the pair.`;
+      : info.kind === "completer" ? `The chance that the RTT is within 10 % of ${ms(+state.rtt)}, among ${count(candidates)} destinations. Beside it, the median that is predicted.`
+      : `Probability of each of ${count(candidates)} among all addresses, given the RTT. Beside it, the median that is predicted for the pair.`;
     chart.show({ ...likelyChart(destinations, what, (dst) => address({ ...read(), view: "predict", src, dst })), note });
   }
 

@@ -56,7 +56,7 @@ export function beginning(info, title, explanation, link) {
 
 // What else can be asked, for those who are here for the first time.
 export function otherQuestions() {
-  const others = [["find", "Who answers in 20 ms?", "Destinations for a round-trip time."], ["rank", "Which of them is nearest?", "Several destinations, in order."], ["surprise", "What went wrong, and when?", "Results that nobody expected."]];
+  const others = [["find", "Who answers in 20 ms?", "Destinations for a round-trip time."], ["rank", "Which of them is nearest?", "Several destinations, in order."], ["anomalies", "What went wrong, and when?", "Results that nobody expected."]];
   return h("ul", { class: "others" }, others.map(([view, question, what]) => h("li", {}, h("a", { class: "card", href: `#${view}` }, h("strong", {}, question), h("span", {}, what)))));
 }
 

@@ -11,8 +11,8 @@ import { read } from "./state.js";
 
 const held = { name: "", bytes: null, found: null };
 
-export function surpriseView(state, info) {
-  const results = h("section", { class: "results", "aria-label": "Surprise" });
+export function anomaliesView(state, info) {
+  const results = h("section", { class: "results", "aria-label": "Anomaly scores" });
   const file = h("input", { type: "file", accept: ".csv,.tsv,.json,.jsonl,.ndjson,.parquet" });
   const chosen = field("File of measurements", file, `CSV, Parquet, JSON lines or RIPE Atlas JSON, up to ${count(info.limits.history)} measurements. It is read and forgotten.`);
   const most = h("input", { type: "number", min: 1, max: info.limits.scored, inputmode: "numeric", value: state.last || (info.kind === "completer" ? Math.min(100, info.limits.scored) : Math.min(2000, info.limits.scored)) });
@@ -35,7 +35,7 @@ export function surpriseView(state, info) {
     results.setAttribute("aria-busy", "true");
     try {
       const wanted = Math.max(1, Math.min(info.limits.scored, Math.round(+most.value) || 1));
-      held.found = await send(`surprise/file?last=${wanted}`, held.bytes);
+      held.found = await send(`anomalies/file?last=${wanted}`, held.bytes);
       show();
     } catch (problem) {
       results.replaceChildren(failure(problem));
@@ -49,7 +49,7 @@ export function surpriseView(state, info) {
     const sorted = [...known].sort((a, b) => b[0] - a[0]);
     const usual = sorted[Math.floor(sorted.length / 2)][0];
     const threshold = usual + 10;
-    const chart = figure(`Surprise in ${held.name}`, { nearest: "both", name: "surprise-figure" });
+    const chart = figure(`Anomaly scores of ${held.name}`, { nearest: "both", name: "anomalies-figure" });
     const high = sorted.filter(([bits]) => bits >= threshold);
     const said = [
       `${plural(known.length, "measurement")} of ${count(found.total)} scored${found.complete ? "" : " before the time was up, the latest first"}.`,
@@ -76,7 +76,7 @@ export function surpriseView(state, info) {
   } else {
     results.replaceChildren(h("div", { class: "card empty" }, h("h2", {}, "What went wrong, and when?"),
       h("p", {}, "Give a file of measurements. Each result gets its surprise in bits, given what was measured before it: what stands out is worth a look."),
-      h("ul", { class: "chips" }, h("li", {}, h("a", { href: address({ view: "surprise", example: "1" }) }, "try an example")))));
+      h("ul", { class: "chips" }, h("li", {}, h("a", { href: address({ view: "anomalies", example: "1" }) }, "try an example")))));
   }
   return h("div", { class: "view" }, form, results);
 }
