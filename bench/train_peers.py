@@ -149,8 +149,8 @@ def _scan_over_layers() -> None:
     import jax.numpy as jnp
     from flax import nnx
 
-    from ping_llm.models.lm.attention import attend, choose_attention, segments_of
-    from ping_llm.models.lm.transformer import Transformer, rope_angles
+    from ping_llm.models.layers import choose_attention
+    from ping_llm.models.lm.transformer import Transformer, attend, rope_angles, segments_of
 
     def call(self: Any, tokens: Any, position: Any, segmentation: Any, max_segments: int) -> Any:
         s = self.settings

@@ -14,9 +14,8 @@ from pyarrow import csv
 from typer.testing import CliRunner
 
 from ping_llm.cli.main import app
-from ping_llm.core.distribution import RttDistribution
 from ping_llm.core.errors import PingLlmError
-from ping_llm.core.observations import Observations, Questions
+from ping_llm.core.rtt import Observations, Questions, RttDistribution
 from ping_llm.models.completer.inference import Completer
 from ping_llm.predict.language_model import LanguageModel
 from ping_llm.predict.predictor import Predictor

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from ping_llm.cli.main import app
-from ping_llm.cli.options import check_folder, write_table, writing
+from ping_llm.cli.options import check_folder, file_errors, write_table
 from ping_llm.core.errors import PingLlmError
 from ping_llm.evaluate import split_folder as write_split
 from ping_llm.rows.manifest import MANIFEST
@@ -50,6 +50,8 @@ CASES = [
     ("simulate -o empty.csv", "empty.csv: File exists"),
     ("simulate -o empty.csv/x", "empty.csv/x: Not a directory"),
     ("simulate -o new --set nosuch=1", "unknown simulator setting 'nosuch': there are seed, measurements, "),
+    ("simulate -o new --set ipv6_shar=0", "unknown simulator setting 'ipv6_shar': did you mean ipv6_share?"),
+    ("simulate -o new --set seed", "write NAME=VALUE"),
     ("simulate -o new --set days=x", "days must be a number"),
     ("simulate -o raw", "raw already holds simulated measurements"),
     ("import atlas nosuch.json -o new", "nosuch.json: no such file"),
@@ -63,6 +65,8 @@ CASES = [
     ("prepare -i split -o new", "the folder split is a split: what may be learned from is in split/train"),
     ("prepare -i raw -o empty.csv", "cannot write to empty.csv"),
     ("prepare -i raw -o new --columns foo=bar", "write COLUMN=NAME"),
+    ("prepare -i raw -o new --columns rtt", "write COLUMN=NAME"),
+    ("prepare -i raw -o new --max-row-size-mb 0", "largest row size"),
     ("prepare -i raw -o new --columns rtt=nosuch", "no column 'nosuch'"),
     ("prepare -i raw -o new --memory-limit-gb nan", "--memory-limit-gb nan: write a number"),
     ("prepare -i raw -o new --max-row-size-mb inf", "--max-row-size-mb inf: write a number"),
@@ -78,6 +82,7 @@ CASES = [
     ("inspect batch --config empty.yml", "network_train_files is not set"),
     ("inspect batch --config rows.yml --split foo", "--split 'foo': write train or eval"),
     ("inspect batch rows --set data_shuffle_seed=3", "give either the folder rows or a configuration"),
+    ("inspect batches nosuch", "no such folder: nosuch"),
     ("inspect batches nothing", "nothing has no manifest.json"),
     ("inspect batches rows --steps foo", "write first:end"),
     ("inspect batches rows --config rows.yml", "give either the folder rows or a configuration"),
@@ -154,7 +159,8 @@ def test_what_the_system_refuses_to_write_is_one_line_and_leaves_nothing_behind(
     with pytest.raises(PingLlmError, match=r"cannot write to .*folder\.csv: Is a directory"):
         write_table(pa.table({"a": [1]}), tmp_path / "folder.csv")
     assert [path.name for path in tmp_path.iterdir()] == ["folder.csv"]
-    with pytest.raises(PingLlmError, match="cannot write to there: No space left on device"), writing(Path("there")):
+    refused = "cannot write to there: No space left on device"
+    with pytest.raises(PingLlmError, match=refused), file_errors("cannot write to there"):
         raise OSError(28, "No space left on device")
 
 

@@ -16,7 +16,7 @@ pytest.importorskip("fastapi", reason="ping-llm serve needs the extra `serve`")
 from starlette.testclient import TestClient
 
 from ping_llm.config import Config
-from ping_llm.core.observations import Observations
+from ping_llm.core.rtt import Observations
 from ping_llm.models.lm import ModelSettings, Transformer
 from ping_llm.predict.language_model import LanguageModel
 from ping_llm.predict.predictor import Predictor

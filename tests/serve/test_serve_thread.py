@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ping_llm.models.completer.mixture import BinDistribution
+from ping_llm.models.completer.inference import BinDistribution
 from ping_llm.predict.prompts import Prompt
 from ping_llm.serve.model_thread import BusyError, Job, ModelThread
 

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from flax import nnx
 
 from ping_llm.config import Config
-from ping_llm.core.distribution import CODE_MS, CODES, Floats, Ints, RttDistribution, decode_rtt, search_rows
+from ping_llm.core.rtt import CODE_MS, CODES, Floats, Ints, RttDistribution, decode_rtt, search_rows
 from ping_llm.models.lm import ModelSettings, Transformer
 from ping_llm.predict.kv_cache import KVCache, extend, prefill
 from ping_llm.predict.prompts import Prompt, Tokens

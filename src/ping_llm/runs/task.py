@@ -17,12 +17,12 @@ from ping_llm.config import Config
 from ping_llm.config.keys import TEXT_DATASET_TYPES
 from ping_llm.core.errors import PingLlmError
 from ping_llm.data.completer import COMPLETER_DATA, measurements_on_device, world_settings
-from ping_llm.models.completer.mixture import loss_sums as completer_sums
 from ping_llm.models.completer.model import CompleterSettings, SetTransformer
+from ping_llm.models.completer.model import loss_sums as completer_sums
+from ping_llm.models.layers import LayerSettings, choose_attention, is_hopper_or_newer
 from ping_llm.models.lm import ModelSettings, Transformer
-from ping_llm.models.lm.attention import choose_attention, is_hopper_or_newer
 from ping_llm.models.lm.float8 import choose_quantization
-from ping_llm.models.lm.transformer import LayerSettings, Sums, loss_sums
+from ping_llm.models.lm.transformer import Sums, loss_sums
 from ping_llm.prior.fine_tuning import measured_batch
 from ping_llm.prior.prng import Columns
 from ping_llm.prior.worlds import Batch, WorldSettings, worlds_of

@@ -17,9 +17,8 @@ import jax
 import numpy as np
 
 from ping_llm.core.errors import PingLlmError
-from ping_llm.core.observations import Floats, Ints, Observations, Questions
-from ping_llm.models.completer.inference import Completer
-from ping_llm.models.completer.mixture import BinDistribution
+from ping_llm.core.rtt import Floats, Ints, Observations, Questions
+from ping_llm.models.completer.inference import BinDistribution, Completer
 from ping_llm.predict import scoring
 from ping_llm.predict.language_model import STEADY_QUESTIONS, LanguageModel, steady_histories
 from ping_llm.predict.predictor import Predictor

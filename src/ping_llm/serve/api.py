@@ -12,11 +12,9 @@ from fastapi import Query as Parameter
 from starlette.concurrency import run_in_threadpool
 
 from ping_llm import __version__
-from ping_llm.core.addresses import UNPARSABLE, format_address, parse_addresses
-from ping_llm.core.distribution import RttDistribution
 from ping_llm.core.errors import PingLlmError
-from ping_llm.core.measurements import MAX_TIME_US, time_microseconds
-from ping_llm.core.observations import Ints
+from ping_llm.core.measurements import MAX_TIME_US, UNPARSABLE, format_address, parse_addresses, time_microseconds
+from ping_llm.core.rtt import Ints, RttDistribution
 from ping_llm.predict.scoring import LikelyAddresses
 from ping_llm.rows.measurement_set import MeasurementSet
 from ping_llm.serve import schemas

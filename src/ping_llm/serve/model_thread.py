@@ -10,8 +10,8 @@ from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
 from typing import Any, Final
 
-from ping_llm.core.distribution import RttDistribution
 from ping_llm.core.errors import PingLlmError
+from ping_llm.core.rtt import RttDistribution
 from ping_llm.predict.prompts import Prompt
 
 Job = Generator[Sequence[Prompt] | None, RttDistribution | None, Any]

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 from ping_llm.core.console import progress
 from ping_llm.core.errors import PingLlmError, explained
-from ping_llm.core.observations import Ints
+from ping_llm.core.rtt import Ints
 from ping_llm.predict.predictor import load_history
 from ping_llm.rows.manifest import MANIFEST, Manifest
 from ping_llm.rows.measurement_set import MeasurementSet, joined, read_observations, rows_observations
