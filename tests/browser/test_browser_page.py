@@ -101,12 +101,13 @@ def test_a_shared_address_shows_the_same_and_the_chart_has_a_table_and_a_tip(vis
     page = visit.page
     page.goto(f"{address}/{pair()}")
     chart = page.locator(".density-figure")
-    picture = chart.get_by_role("img")
-    picture.hover()
-    expect(chart.locator(".tip")).to_contain_text("of the answers")
-    picture.focus()
-    picture.press("ArrowRight")
-    expect(chart.locator("[aria-live]")).to_contain_text("not longer")
+    plot = chart.locator(".plot")
+    plot.hover()
+    expect(chart.get_by_role("status")).to_contain_text("of the answers")
+    page.mouse.move(0, 0)
+    plot.focus()
+    plot.press("ArrowRight")
+    expect(chart.get_by_role("status")).to_contain_text("not longer")
     chart.get_by_role("button", name="Table").click()
     expect(chart.get_by_role("columnheader", name="probability")).to_be_visible()
     assert chart.get_by_role("row").count() > 50
@@ -121,9 +122,9 @@ def test_the_slider_moves_the_prediction(visit: Visit, address: str) -> None:
     expect(page.locator("output")).to_contain_text("no measurement at all")
     without = page.locator("output strong").inner_text()
     slider.press("ArrowRight")
-    expect(page.locator("output")).to_contain_text("most telling measurement")
+    expect(page.locator("output")).to_contain_text("most informative measurement")
     assert page.locator("output strong").inner_text() != without
-    expect(page.locator(".density-figure .note")).to_contain_text("most telling")
+    expect(page.locator(".density-figure .note")).to_contain_text("most informative")
 
 
 def test_a_bad_address_is_named_at_its_field(visit: Visit, address: str) -> None:
@@ -168,8 +169,9 @@ def test_destinations_are_ranked(visit: Visit, address: str) -> None:
     page.goto(f"{address}/#rank?src={SOURCE}")
     chart = page.locator(".rank-figure")
     expect(chart).to_contain_text("2 destinations")
-    chart.get_by_role("button", name="Table").click()
     expect(chart.get_by_role("row")).to_have_count(3)
+    bars = [bar.bounding_box() for bar in chart.locator("tbody .range.inner").all()]
+    assert all(bar and bar["width"] > 5 for bar in bars), "intervals are drawn"
 
 
 def test_an_uploaded_file_is_scored_and_its_name_is_text(visit: Visit, bare: str) -> None:
