@@ -114,7 +114,7 @@ def import_atlas(
         given["on_progress"] = advance
         if by_file:
             choice = EngineChoice(name=engine, address=address, workers=workers)
-            on_timing = _timings_to(timings, open_files)
+            on_timing = _timings_to(timings, open_files, measured=[])
             report = import_by_file(files, output, **given, engine=choice, on_timing=on_timing)
             failures = report.failures
             done = len(files) - report.skipped - len(failures)
@@ -145,13 +145,13 @@ def prepare(
     workers: options.Workers = None,
     memory_limit_gb: Annotated[
         float | None,
-        Option(help="For all workers together; with Ray, for each task.", show_default="half of the free; Ray: 2"),
+        Option(help="For all workers together; with Ray, per task.", show_default="half of the free memory; Ray: 2"),
     ] = None,
     engine: EngineName = "local",
     address: Address = None,
     work: Annotated[
         str | None,
-        Option(help="Folder for unfinished work, seen by all machines.", show_default="in the output folder"),
+        Option(help="Unfinished work, in a folder that all machines see (s3://, gs://).", show_default="in the output"),
     ] = None,
     timings: Timings = None,
     columns: options.Columns = None,
@@ -210,16 +210,15 @@ def prepare(
     options.show({**summary, "stages": stages}, json_output, render(summary))
 
 
-def _timings_to(path: Path | None, open_files: ExitStack, measured: "list[Timing] | None" = None) -> "OnTiming":
-    """What takes timings: it writes each as a line of JSON to the file, if there is one, and appends it to the list."""
+def _timings_to(path: Path | None, open_files: ExitStack, measured: "list[Timing]") -> "OnTiming":
+    """What takes timings: it appends each to the list and, if there is a file, writes it there as a line of JSON."""
     with options.file_errors(f"--timings {path}"):
         file = open_files.enter_context(path.open("w", buffering=1)) if path else None
 
     def on_timing(timing: "Timing") -> None:
+        measured.append(timing)
         if file:
             print(json.dumps(asdict(timing)), file=file)
-        if measured is not None:
-            measured.append(timing)
 
     return on_timing
 
