@@ -1,7 +1,6 @@
 """Predictions through the one interface of both models, from files and data frames, with the weights of the package."""
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -281,23 +280,6 @@ def test_the_command_answers_for_a_pair_without_any_training(tmp_path: Path) -> 
     assert len(matrix) == sum(a != b for a in set(known["src_addr"]) for b in set(known["dst_addr"]))
     shown = run("predict", *history, "--questions", tmp_path / "wanted.csv")
     assert all(text.as_py() in shown for text in asked["dst_addr"][:3])
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--src", "192.0.2.1"], "say what to predict"),
-        (["--src", "192.0.2.1", "--dst", "here"], "'here' is not an address"),
-        (["--src", "192.0.2.1", "--dst", "192.0.2.2", "--quantiles", "2"], "levels between 0 and 1"),
-        (["--src", "192.0.2.1", "--dst", "192.0.2.2", "--output", "x.txt"], ".csv or .parquet"),
-        (["--matrix", "--history", "nothing.csv"], "no input file matches"),
-        (["--questions", "nothing.csv"], "cannot read nothing.csv"),
-        (["--src", "192.0.2.1", "--dst", "192.0.2.2", "--checkpoint", "nowhere"], "holds no trained model"),
-    ],
-)
-def test_a_prediction_that_cannot_be_made_says_why(arguments: list[str], message: str) -> None:
-    with pytest.raises(PingLlmError, match=re.escape(message)):
-        run("predict", *arguments)
 
 
 @pytest.mark.slow

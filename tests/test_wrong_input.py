@@ -36,6 +36,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / name).mkdir()
     (folder / "other.csv").write_text("foo,bar\n1,2\n")
     (folder / "one.csv").write_text(HEADER + "1700000000,10.0.0.1,10.0.0.2,5\n1700000001,10.0.0.1,10.0.0.3,7\n")
+    (folder / "timed.csv").write_text("src,dst,time\n10.0.0.1,10.0.0.2,1700000000\n")
     (folder / "unusable.csv").write_text(HEADER + "1700000000,here,there,5\n")
     (folder / "rows.yml").write_text("network_train_files: rows\n")
     (folder / "latin1.md").write_bytes("é".encode("latin-1"))
@@ -109,18 +110,22 @@ CASES = [
     ("evaluate --data split --world empty.csv", "empty.csv holds no world.json"),
     ("evaluate --data split --plots empty.csv", "--plots empty.csv: empty.csv is a file, not a folder"),
     ("predict", "say what to predict"),
+    ("predict --src 10.0.0.1", "say what to predict"),
     ("predict --matrix", "give --history"),
     ("predict --src 10.0.0.1 --dst 10.0.0.2 --history nosuch", "no input file matches 'nosuch'"),
     ("predict --src 10.0.0.1 --dst 10.0.0.2 --history other.csv", "no column 'src_addr'"),
     ("predict --src 10.0.0.1 --dst 10.0.0.2 --columns foo=bar", "write COLUMN=NAME"),
     ("predict --src 10.0.0.1 --dst 10.0.0.2 --time never", "never is not a time"),
+    ("predict --src 10.0.0.1 --dst 10.0.0.2 --quantiles 2", "write levels between 0 and 1"),
     ("predict --src 10.0.0.1 --dst 10.0.0.2 --quantiles foo", "write levels between 0 and 1"),
     ("predict --src 10.0.0.1 --dst 10.0.0.2 --checkpoint nothing", "nothing holds no trained model"),
     ("predict --src 10.0.0.1 --dst 10.0.0.2 --output folder.csv", "folder.csv: there is a folder of that name"),
     ("predict --src 10.0.0.1 --dst 10.0.0.2 --output empty.csv/x.csv", "empty.csv is a file, not a folder"),
+    ("predict --src 10.0.0.1 --dst 10.0.0.2 --output x.txt", "must end with .csv or .parquet"),
     ("predict --src foo --dst bar", "'foo' is not an address"),
     ("predict --questions nosuch.csv", "cannot read nosuch.csv"),
     ("predict --questions empty.csv", "cannot read empty.csv"),
+    ("predict --questions timed.csv --time 2024-05-01", "the questions have times of their own: leave --time out"),
     ("predict --questions other.csv", "no column 'src_addr'"),
     ("anomalies nosuch", "no input file matches 'nosuch'"),
     ("anomalies empty.csv", "empty.csv is empty"),

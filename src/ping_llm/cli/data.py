@@ -2,27 +2,17 @@
 
 import json
 import math
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from rich.table import Table
 from typer import Argument, Option
 
-from ping_llm.cli.options import (
-    Columns,
-    Json,
-    OutputFolder,
-    OutputLocation,
-    Overwrite,
-    Strict,
-    Workers,
-    file_errors,
-    print_json,
-    print_table,
-    renamed,
-)
-from ping_llm.core.console import err, out, progress
+from ping_llm.cli import options
+from ping_llm.core.console import err, progress
 from ping_llm.core.errors import PingLlmError
 
 if TYPE_CHECKING:
@@ -37,14 +27,14 @@ Timings = Annotated[Path | None, Option(help="Write what each task took to this 
 
 
 def simulate(
-    output: OutputFolder,
+    output: options.OutputFolder,
     measurements: Annotated[int, Option("--measurements", "-n", min=1, help="How many to make.")] = 1_000_000,
     seed: Annotated[int, Option(help="Another seed is another Internet.")] = 0,
     settings: Annotated[
         list[str] | None, Option("--set", help="Another simulator setting; may be repeated.", metavar="NAME=VALUE")
     ] = None,
-    overwrite: Overwrite = False,
-    json_output: Json = False,
+    overwrite: options.Overwrite = False,
+    json_output: options.Json = False,
 ) -> None:
     """Make measurements of a synthetic Internet whose true answers are known.
 
@@ -71,31 +61,29 @@ def simulate(
     given = SimulatorSettings(**chosen)
     with progress("simulating", total=given.measurements) as advance:
         summary = run(given, output, overwrite=overwrite, on_progress=advance)
-    if json_output:
-        print_json(summary.to_json())
-        return
-    out.print(
+    text = (
         f"{summary.measurements:,} measurements ({summary.failed:,} unanswered) of {summary.sources:,} sources and "
         f"{summary.targets:,} targets in {len(summary.files)} file(s), {summary.size_bytes / 1e6:,.1f} MB, in {output}"
     )
+    options.show(summary.to_json(), json_output, text)
 
 
 def import_atlas(
     files: Annotated[list[str], Argument(help="Result files: JSON array or lines, plain, .gz or .bz2.")],
-    output: OutputLocation,
+    output: options.OutputLocation,
     packets: Annotated[
         str, Option(help="`min`: one measurement per result, its minimum RTT; `each`: one per packet.")
     ] = "min",
     per_file: Annotated[
         bool, Option("--per-file", help="A Parquet file for each input, and a ledger: a rerun does what is missing.")
     ] = False,
-    strict: Strict = False,
-    workers: Workers = None,
+    strict: options.Strict = False,
+    workers: options.Workers = None,
     engine: EngineName = "local",
     address: Address = None,
     timings: Timings = None,
-    overwrite: Overwrite = False,
-    json_output: Json = False,
+    overwrite: options.Overwrite = False,
+    json_output: options.Json = False,
 ) -> None:
     """Turn RIPE Atlas ping results, of any firmware, into measurement files (Parquet).
 
@@ -119,31 +107,30 @@ def import_atlas(
     by_file = per_file or engine != "local"
     if not by_file and (address is not None or timings is not None):
         raise PingLlmError("--address and --timings belong to --per-file")
-    options: dict[str, Any] = {"packets": packets, "strict": strict, "overwrite": overwrite}
+    given: dict[str, Any] = {"packets": packets, "strict": strict, "overwrite": overwrite}
     failures: dict[str, str] = {}
     report: ImportReport
     with ExitStack() as open_files, progress("importing (bytes)") as advance:
-        options["on_progress"] = advance
+        given["on_progress"] = advance
         if by_file:
             choice = EngineChoice(name=engine, address=address, workers=workers)
-            on_timing = _timings_to(timings, open_files)
-            report = import_by_file(files, output, **options, engine=choice, on_timing=on_timing)
+            on_timing = _timings_to(timings, open_files, measured=[])
+            report = import_by_file(files, output, **given, engine=choice, on_timing=on_timing)
             failures = report.failures
             done = len(files) - report.skipped - len(failures)
             where = f"{done} file(s) imported to {output}, {report.skipped} done before"
         else:
             local = [locate(file).local for file in files]
-            report = import_together(local, locate(output).local, **options, workers=workers)
+            report = import_together(local, locate(output).local, **given, workers=workers)
             where = f"{len(report.files)} file(s) in {output}"
-    if json_output:
-        print_json(report.to_json())
-    else:
-        out.print(
-            f"{report.results:,} results gave {report.measurements:,} measurements ({report.failed:,} unanswered) "
-            f"in {report.seconds:.1f} s: {where}"
-        )
-        for reason, count in report.dropped.items():
-            out.print(f"dropped {count:,} {reason}, the first at {report.examples[reason]}", markup=False)
+    text = (
+        f"{report.results:,} results gave {report.measurements:,} measurements ({report.failed:,} unanswered) "
+        f"in {report.seconds:.1f} s: {where}"
+    )
+    dropped = (
+        f"dropped {n:,} {reason}, the first at {report.examples[reason]}" for reason, n in report.dropped.items()
+    )
+    options.show(report.to_json(), json_output, text, *dropped)
     for file, reason in failures.items():
         err.print(f"not imported: {reason}" if file in reason else f"not imported: {file}: {reason}", markup=False)
     if failures:
@@ -152,25 +139,25 @@ def import_atlas(
 
 def prepare(
     input: Annotated[list[str], Option("--input", "-i", help="File, folder or quoted glob; may be repeated.")],
-    output: OutputLocation,
+    output: options.OutputLocation,
     max_row_size_mb: Annotated[float, Option(help="Cut a longer history into several rows.")] = 8,
     train_ratio: Annotated[float, Option(min=0, max=1, help="Share of the sources in the train split.")] = 0.9,
-    workers: Workers = None,
+    workers: options.Workers = None,
     memory_limit_gb: Annotated[
         float | None,
-        Option(help="For all workers together; with Ray, for each task.", show_default="half of the free; Ray: 2"),
+        Option(help="For all workers together; with Ray, per task.", show_default="half of the free memory; Ray: 2"),
     ] = None,
     engine: EngineName = "local",
     address: Address = None,
     work: Annotated[
         str | None,
-        Option(help="Folder for unfinished work, seen by all machines.", show_default="in the output folder"),
+        Option(help="Unfinished work, in a folder that all machines see (s3://, gs://).", show_default="in the output"),
     ] = None,
     timings: Timings = None,
-    columns: Columns = None,
-    strict: Strict = False,
-    overwrite: Overwrite = False,
-    json_output: Json = False,
+    columns: options.Columns = None,
+    strict: options.Strict = False,
+    overwrite: options.Overwrite = False,
+    json_output: options.Json = False,
 ) -> None:
     """Turn measurement files (Parquet, CSV, RIPE Atlas JSON) into probe rows, the form that training reads.
 
@@ -197,7 +184,7 @@ def prepare(
         output=output,
         max_row_bytes=int(max_row_size_mb * MIB),
         train_ratio=train_ratio,
-        columns=renamed(columns),
+        columns=options.renamed(columns),
         strict=strict,
         overwrite=overwrite,
         workers=workers,
@@ -210,10 +197,7 @@ def prepare(
     with ExitStack() as open_files:
         _, worked = run(settings, _timings_to(timings, open_files, measured))
     summary, stages = summarise(locate(output)), stages_of(measured)
-    if json_output:
-        print_json({**summary, "stages": stages})
-        return
-    for stage in stages if engine != "local" else ():
+    for stage in stages if engine != "local" and not json_output else ():
         slowest = stage["slowest"]
         err.print(
             f"{stage['stage']}: {stage['tasks']:,} tasks on {stage['nodes']} node(s) in {stage['wall_s']:,.1f} s, "
@@ -221,21 +205,20 @@ def prepare(
             f"{slowest['seconds']:.1f} s; {stage['bytes_in'] / 1e6:,.0f} MB in, {stage['bytes_out'] / 1e6:,.0f} MB out",
             soft_wrap=True,
         )
-    if not worked:
+    if not worked and not json_output:
         err.print(f"{output} is already prepared from this input with these options; nothing to do.")
-    out.print(render(summary))
+    options.show({**summary, "stages": stages}, json_output, render(summary))
 
 
-def _timings_to(path: Path | None, open_files: ExitStack, measured: "list[Timing] | None" = None) -> "OnTiming":
-    """What takes timings: it writes each as a line of JSON to the file, if there is one, and appends it to the list."""
-    with file_errors(f"--timings {path}"):
+def _timings_to(path: Path | None, open_files: ExitStack, measured: "list[Timing]") -> "OnTiming":
+    """What takes timings: it appends each to the list and, if there is a file, writes it there as a line of JSON."""
+    with options.file_errors(f"--timings {path}"):
         file = open_files.enter_context(path.open("w", buffering=1)) if path else None
 
     def on_timing(timing: "Timing") -> None:
+        measured.append(timing)
         if file:
             print(json.dumps(asdict(timing)), file=file)
-        if measured is not None:
-            measured.append(timing)
 
     return on_timing
 
@@ -256,7 +239,7 @@ def plan(
     atlas: Annotated[bool, Option("--atlas", help="Begin with the import of bzip2 dumps.")] = False,
     shared_disk: Annotated[bool, Option("--shared-disk", help="No object store: nothing waits for answers.")] = False,
     measure: Annotated[bool, Option("--measure", help="Measure this machine's rates first (half a minute).")] = False,
-    json_output: Json = False,
+    json_output: options.Json = False,
 ) -> None:
     """Estimate what `prepare` will take: tasks, bytes, memory, disk, requests and time.
 
@@ -297,41 +280,35 @@ def plan(
         partition_tasks=tasks,
     )
     result = estimate(load, rates)
-    if json_output:
-        print_json(result.to_json())
-    else:
-        _show_estimate(result)
+    options.show(result.to_json(), json_output, *_in_words(result))
+    for warning in result.warnings if not json_output else ():
+        err.print(f"note: {warning}", soft_wrap=True)
 
 
-def _show_estimate(found: "Estimate") -> None:
+def _in_words(found: "Estimate") -> Iterator[str | Table]:
     load, rates = found.scale, found.rates
-    out.print(
+    yield (
         f"{load.measurements:,} measurements with {load.workers} workers of {size(load.memory_bytes)}: "
-        f"[bold]{duration(found.seconds)}[/], {found.seconds * load.workers / 3600:,.0f} worker-hours"
+        f"{duration(found.seconds)}, {found.seconds * load.workers / 3600:,.0f} worker-hours"
     )
     rows = []
     for stage in found.stages:
         moved = size(stage.bytes_in), size(stage.bytes_out), f"{stage.requests:,}"
         spent = size(stage.memory_bytes), f"{stage.cpu_s / 3600:,.1f}", duration(stage.seconds)
         rows.append([stage.name, f"{stage.tasks:,}", *moved, *spent])
-    print_table(["stage"], ["tasks", "read", "written", "requests", "memory", "core-hours", "time"], rows)
-    out.print(
+    yield options.as_table(["stage"], ["tasks", "read", "written", "requests", "memory", "core-hours", "time"], rows)
+    yield (
         f"shuffle {size(found.shuffle_bytes)}; dataset {size(found.dataset_bytes)} in {found.shards:,} shards per "
         f"split, {found.rows:,} rows, index {size(found.index_bytes)}; work folder and output together up to "
         f"{size(found.peak_store_bytes)}; scratch on each worker {size(found.scratch_bytes)}; this program "
-        f"{size(found.driver_memory_bytes)} of memory",
-        soft_wrap=True,
+        f"{size(found.driver_memory_bytes)} of memory"
     )
-    out.print(
+    yield (
         f"Assumed: {load.input_bytes_per_measurement:.1f} bytes of input per measurement, {load.ipv6_share:.0%} IPv6, "
         f"{load.measurements_per_source:,.0f} measurements per source, {load.bandwidth / 1e6:,.0f} MB/s per worker, "
         f"{rates.partition / 1e6:.1f} M measurements partitioned and {rates.shard / 1e6:.1f} M sorted per core and "
-        f"second ({rates.where})",
-        soft_wrap=True,
-        markup=False,
+        f"second ({rates.where})"
     )
-    for warning in found.warnings:
-        err.print(f"note: {warning}", soft_wrap=True)
 
 
 def size(value: float) -> str:

@@ -8,19 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from ping_llm.cli.options import (
-    Columns,
-    Json,
-    MeasurementFiles,
-    OutputFolder,
-    Overwrite,
-    check_folder,
-    file_errors,
-    print_json,
-    read_measurements,
-    renamed,
-)
-from ping_llm.core.console import err, out, progress
+from ping_llm.cli import options
+from ping_llm.core.console import err, progress
 from ping_llm.core.errors import PingLlmError
 
 if TYPE_CHECKING:
@@ -29,14 +18,14 @@ if TYPE_CHECKING:
 
 
 def split(
-    files: MeasurementFiles,
-    output: OutputFolder,
+    files: options.MeasurementFiles,
+    output: options.OutputFolder,
     held_out_pairs: Annotated[float, Option(min=0, max=1, help="Share of the pairs that stay unseen.")] = 0.1,
     unseen_probes: Annotated[float, Option(min=0, max=1, help="Share of the sources that stay unseen.")] = 0.05,
     later: Annotated[float, Option(min=0, max=1, help="Share of the measurements after the cut in time.")] = 0.1,
-    columns: Columns = None,
-    overwrite: Overwrite = False,
-    json_output: Json = False,
+    columns: options.Columns = None,
+    overwrite: options.Overwrite = False,
+    json_output: options.Json = False,
 ) -> None:
     """Divide measurements into training data and questions that a model has not seen, so that `evaluate` is fair.
 
@@ -53,16 +42,14 @@ def split(
     from ping_llm.evaluate.split_folder import write_split
 
     settings = SplitSettings(held_out_pairs=held_out_pairs, unseen_probes=unseen_probes, later=later)
-    measured = read_measurements(files, renamed(columns))
+    measured = options.read_measurements(files, options.renamed(columns))
     found = write_split(measured, output, settings, overwrite=overwrite)
     questions = {protocol: len(observations) for protocol, observations in found.questions.items()}
-    train = len(found.train)
-    if json_output:
-        print_json({"train": train, "history": len(found.history), "questions": questions, "unused": found.unused})
-        return
-    out.print(f"{train:,} of {len(measured.observations):,} measurements are for training, in {output}/train")
-    for protocol, count in questions.items():
-        out.print(f"  {protocol:12} {count:,} questions")
+    train, total = len(found.train), len(measured.observations)
+    result = {"train": train, "history": len(found.history), "questions": questions, "unused": found.unused}
+    text = f"{train:,} of {total:,} measurements are for training, in {output}/train"
+    counts = (f"  {protocol:12} {count:,} questions" for protocol, count in questions.items())
+    options.show(result, json_output, text, *counts)
 
 
 def evaluate(
@@ -83,8 +70,8 @@ def evaluate(
     seed: Annotated[int, Option(min=0, help="Another seed asks other questions.")] = 0,
     world: Annotated[Path | None, Option(help="Folder of the simulated measurements: adds the truth.")] = None,
     plots: Annotated[Path | None, Option(help="Folder to draw pictures into, one for each protocol.")] = None,
-    columns: Columns = None,
-    json_output: Json = False,
+    columns: options.Columns = None,
+    json_output: options.Json = False,
 ) -> None:
     """Compare models with the classical predictors on measurements that none of them has seen.
 
@@ -110,8 +97,8 @@ def evaluate(
     from ping_llm.sources.simulator import World
 
     if plots:
-        check_folder(plots, f"--plots {plots}")
-    chosen = _only(_split_of(data or [], rows, renamed(columns)), protocols or [])
+        options.check_folder(plots, f"--plots {plots}")
+    chosen = _only(_split_of(data or [], rows, options.renamed(columns)), protocols or [])
     predictors: dict[str, Any] = {}
     sources: dict[str, str | None] = {}
     for where in models or (None,):
@@ -122,15 +109,12 @@ def evaluate(
     truth = World.load(world) if world else None
     with progress("evaluating") as advance:
         found = run(chosen, predictors, questions=questions, seed=seed, oracle=truth, advance=advance)
-    with file_errors(f"cannot write to {plots or 'evaluation.json'}"):
+    with options.file_errors(f"cannot write to {plots or 'evaluation.json'}"):
         written = save_evaluation(found, sources)  # for `ping-llm report`
         written += plot(found, plots) if plots else []
     for path in written:
         err.print(f"wrote {path}", markup=False)
-    if json_output:
-        print_json(found.to_json())
-    else:
-        out.print(tables(found))
+    options.show(found.to_json(), json_output, tables(found))
 
 
 def _split_of(data: Sequence[str], rows: Path | None, columns: dict[str, str]) -> "Split":
@@ -148,7 +132,7 @@ def _split_of(data: Sequence[str], rows: Path | None, columns: dict[str, str]) -
     folders = [Path(name) for name in data if (Path(name) / SPLIT_FILE).exists()]
     if folders and len(data) > 1:
         raise PingLlmError(f"{folders[0]} is a split: give it alone as --data")
-    return read_split(folders[0]) if folders else split(read_measurements(data, columns))
+    return read_split(folders[0]) if folders else split(options.read_measurements(data, columns))
 
 
 def _only(split: "Split", protocols: Sequence[str]) -> "Split":
@@ -172,6 +156,6 @@ def _refuse_what_was_learned(predictor: "Predictor", split: "Split") -> None:
         counts = ", ".join(f"{count:,} questions of {protocol}" for protocol, count in compromised.items())
         others = [f"--protocol {protocol}" for protocol in split.questions if protocol not in compromised]
         raise PingLlmError(
-            f"{predictor.name} was trained on what would be asked ({counts}): train it on the part that "
+            f"{predictor.name} was trained on measurements that are questions ({counts}): train it on the part that "
             "`ping-llm split` writes" + (f", or ask only for {' '.join(others)}" if others else "")
         )

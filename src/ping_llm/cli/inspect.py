@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from ping_llm.cli.options import BatchSize, Json, Length, Workers, print_json
+from ping_llm.cli.options import BatchSize, Json, Length, Workers, show
 from ping_llm.core.console import out, progress
 from ping_llm.core.errors import PingLlmError
 
@@ -60,12 +60,8 @@ def inspect_rows(
         if len(rows) and not faults:
             shown = row_as_json(rows, row % len(rows), limit)
     summary |= {"verified": not quick and not faults, "faults": faults}
-    if json_output:
-        print_json(summary | {"row": shown})
-    else:
-        out.print(render(summary, row=shown, histograms=True))
-        if summary["verified"]:
-            out.print("\nAll shards match the index and the manifest.")
+    verdict = ["\nAll shards match the index and the manifest."] if summary["verified"] else []
+    show(summary | {"row": shown}, json_output, render(summary, row=shown, histograms=True), *verdict)
     if faults:
         raise PingLlmError(faults[0] + (f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""))
 
@@ -111,19 +107,19 @@ def inspect_batches(
         batches = map(BatchSource(spec).__getitem__, numbers)
     for step, batch in zip(numbers, batches, strict=True):
         segmentation = batch["inputs_segmentation"]
-        shown = {
+        shown: dict[str, Any] = {
             "step": step,
             "tokens": int((segmentation > 0).sum()),
             "padding": round(float((segmentation == 0).mean()), 5),
             "segments": int(segmentation.max(axis=1).sum()),
-        } | ({"digest": arrays.digest(batch)} if digest else {})
-        if json_output:
-            print_json(shown)
-        elif digest:
-            out.print(f"{step:6}  {shown['digest']}", soft_wrap=True)
-        else:
-            sizes = f"{shown['tokens']:,} tokens  {shown['segments']:,} segments  {shown['padding']:.2%} padding"
-            out.print(f"step {step:6}  {sizes}")
+        }
+        text = (
+            f"step {step:6}  {shown['tokens']:,} tokens  {shown['segments']:,} segments  {shown['padding']:.2%} padding"
+        )
+        if digest:
+            shown["digest"] = arrays.digest(batch)
+            text = f"{step:6}  {shown['digest']}"
+        show(shown, json_output, text)
 
 
 def inspect_batch(
@@ -155,9 +151,9 @@ def inspect_batch(
         raise PingLlmError(f"a batch of {count} has sequences 0 to {count - 1}; there is no {sequence}")
     explained = explain.explain_sequence(BatchSource(spec), step, sequence)
     if json_output:
-        print_json(explained)
+        show(explained, json_output)
     else:
-        out.print(explain.render(explained), soft_wrap=True)
+        out.print(explain.render(explained), soft_wrap=True)  # token lines are not cut
 
 
 def _spec(
@@ -259,9 +255,5 @@ def bench_backends(
 
 
 def _show_figures(figures: dict[str, Any], json_output: bool) -> None:
-    if json_output:
-        print_json(figures)
-        return
-    for name, value in figures.items():
-        shown = f"{value:,}" if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
-        out.print(f"{name:28} {shown}")
+    texts = {name: f"{value:,}" if type(value) in {int, float} else str(value) for name, value in figures.items()}
+    show(figures, json_output, *(f"{name:28} {text}" for name, text in texts.items()))

@@ -22,22 +22,10 @@ app = Typer(
     rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (
-    predict.predict,
-    data.simulate,
-    evaluate.split,
-    data.plan,
-    data.prepare,
-    train.train,
-    evaluate.evaluate,
-    train.report,
-    serve.serve,
-    train.export,
-    train.convert,
-    predict.destinations,
-    predict.complete,
-    predict.anomalies,
-):
+to_a_model = predict.predict, data.simulate, evaluate.split, data.plan, data.prepare, train.train, evaluate.evaluate
+with_a_model = train.report, serve.serve, train.export, train.convert
+questions = predict.destinations, predict.complete, predict.anomalies
+for command in (*to_a_model, *with_a_model, *questions):
     app.command()(command)
 
 import_app = Typer(help="Turn other people's measurement formats into measurement files.", no_args_is_help=True)

@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from rich import box
+from rich.table import Table
 from typer import Argument, Option
 
 from ping_llm.core.console import err, out, progress
@@ -74,21 +76,23 @@ def read_measurements(files: Sequence[str], columns: dict[str, str]) -> "Measure
     return measured
 
 
-def print_json(value: Any) -> None:
-    out.print(json.dumps(value, default=str), soft_wrap=True, markup=False)
+def show(value: Any, json_output: bool, *texts: Any) -> None:
+    """The result of a command: as JSON (times and the like as text), or as lines of text and rich tables."""
+    if json_output:
+        out.print(json.dumps(value, default=str), soft_wrap=True, markup=False)
+        return
+    for text in texts:
+        out.print(text, soft_wrap=isinstance(text, str), markup=False)
 
 
-def print_table(texts: list[str], numbers: list[str], rows: list[list[str]], caption: str | None = None) -> None:
+def as_table(texts: list[str], numbers: list[str], rows: list[list[str]], caption: str | None = None) -> Table:
     """Columns of texts, then of numbers."""
-    from rich import box
-    from rich.table import Table
-
     table = Table(*texts, box=box.SIMPLE_HEAD, pad_edge=False, caption=caption)
     for name in numbers:
         table.add_column(name, justify="right")
     for row in rows:
         table.add_row(*row)
-    out.print(table)
+    return table
 
 
 # What commands write: looked at before anything is computed, and written whole or not at all.
@@ -103,8 +107,10 @@ def check_folder(folder: Path, said: str) -> None:
         raise PingLlmError(f"{said}: {nearest} cannot be written to")
 
 
-def check_file(path: Path, *suffixes: str) -> None:
-    """That the file of `--output` can be written, and that its name ends with one of these."""
+def check_file(path: Path | None, *suffixes: str) -> None:
+    """That the file of `--output`, if it is given, can be written, and that its name ends with one of these."""
+    if path is None:
+        return
     if suffixes and path.suffix not in suffixes:
         raise PingLlmError(f"--output {path}: the name must end with {' or '.join(suffixes)}")
     if path.is_dir():
@@ -121,11 +127,6 @@ def file_errors(what: str) -> Iterator[None]:
         raise PingLlmError(f"{what}: not UTF-8 text") from error
     except OSError as error:
         raise PingLlmError(f"{what}: {error.strerror or error}") from error
-
-
-def check_table(path: Path | None) -> None:
-    if path is not None:
-        check_file(path, ".csv", ".parquet")
 
 
 def write_table(table: "pa.Table", path: Path) -> None:

@@ -5,26 +5,15 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from ping_llm.cli.options import (
-    AnyCheckpoint,
-    Columns,
-    History,
-    Json,
-    LanguageCheckpoint,
-    MeasurementFiles,
-    OutputTable,
-    check_table,
-    print_json,
-    print_table,
-    read_measurements,
-    renamed,
-    write_table,
-)
-from ping_llm.core.console import err, out, progress
+from ping_llm.cli import options
+from ping_llm.core.console import err, progress
 from ping_llm.core.errors import PingLlmError, explained
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     import pyarrow as pa
+    from rich.table import Table
 
     from ping_llm.predict.language_model import LanguageModel
     from ping_llm.predict.scoring import LikelyAddresses
@@ -36,7 +25,7 @@ _MAX_QUESTIONS = 1_000_000
 
 
 def predict(
-    history: History = None,
+    history: options.History = None,
     src: Annotated[list[str] | None, Option(help="Source address; may be repeated.")] = None,
     dst: Annotated[list[str] | None, Option(help="Destination address; may be repeated.")] = None,
     questions: Annotated[
@@ -46,14 +35,14 @@ def predict(
     time: Annotated[
         str | None, Option(help="When, such as 2024-05-01T12:00:00Z.", show_default="after the whole history")
     ] = None,
-    checkpoint: AnyCheckpoint = None,
+    checkpoint: options.AnyCheckpoint = None,
     quantiles: Annotated[str, Option(help="Levels to print, separated by commas.")] = "0.05,0.5,0.95",
     context: Annotated[int, Option(min=8, help="Measurements that an answer may look at.")] = 512,
     votes: Annotated[int, Option(min=1, help="Answers to average: a little better, but as much slower.")] = 1,
     thorough: Annotated[bool, Option("--thorough", help="A context for every question, not for 8 together.")] = False,
-    columns: Columns = None,
-    output: OutputTable = None,
-    json_output: Json = False,
+    columns: options.Columns = None,
+    output: options.OutputTable = None,
+    json_output: options.Json = False,
 ) -> None:
     """Predict RTTs that were not measured, from measurements that were.
 
@@ -69,13 +58,13 @@ def predict(
 
         ping-llm predict --history my_pings.csv --src 192.0.2.1 --dst 198.51.100.7
         ping-llm predict --history my_pings.csv --matrix --output predicted.csv
-        ping-llm predict --history 'data/*.parquet' --questions wanted.csv --time 2024-05-01T12:00Z --json
+        ping-llm predict --history 'data/*.parquet' --questions questions.csv --time 2024-05-01T12:00Z --json
     """
     from ping_llm.predict.predictor import Predictor, add_answers, read_questions
 
     levels = _levels(quantiles)
-    check_table(output)
-    known = read_measurements(history or [], renamed(columns))
+    options.check_file(output, ".csv", ".parquet")
+    known = options.read_measurements(history or [], options.renamed(columns))
     table = _questions(src or [], dst or [], questions, known if matrix else None, time)
     queries, nodes = read_questions(table, known.nodes)
     predictor = Predictor.from_pretrained(
@@ -84,12 +73,10 @@ def predict(
     with progress("predicting", total=len(queries)) as advance:
         answered = add_answers(table, predictor.in_parts(known.observations, queries, nodes, advance), levels)
     if output:
-        write_table(answered, output)
+        options.write_table(answered, output)
         err.print(f"wrote {len(queries):,} predictions to {output}", markup=False)
-    if json_output:
-        print_json({"predictions": answered.to_pylist()})
-    elif not output or len(queries) <= _LINES_SHOWN:
-        _show(answered, levels)
+    shown = _in_words(answered, levels) if not output or len(queries) <= _LINES_SHOWN else ()
+    options.show({"predictions": answered.to_pylist()} if json_output else None, json_output, *shown)
 
 
 def _levels(text: str) -> list[float]:
@@ -108,6 +95,8 @@ def _questions(
     import numpy as np
     import pyarrow as pa
 
+    from ping_llm.sources.files import COLUMN_NAMES
+
     if [bool(src or dst), questions is not None, matrix_of is not None].count(True) != 1 or bool(src) != bool(dst):
         raise PingLlmError("say what to predict: --src with --dst, or --questions FILE, or --matrix")
     if matrix_of is not None:
@@ -125,7 +114,7 @@ def _questions(
             )
         table = pa.table({"src_addr": [p[0] for p in pairs], "dst_addr": [p[1] for p in pairs]})
     if time is not None:
-        if "event_time" in table.column_names:
+        if not set(COLUMN_NAMES["event_time"]).isdisjoint(table.column_names):
             raise PingLlmError("the questions have times of their own: leave --time out")
         table = table.append_column("event_time", pa.array([time] * table.num_rows))
     return table
@@ -137,36 +126,40 @@ def _read_table(path: Path) -> "pa.Table":
     import pyarrow.parquet as pq
     from pyarrow import csv
 
+    from ping_llm.sources.files import COLUMN_NAMES
+
     with explained(f"cannot read {path}", OSError, pa.ArrowException):
         if path.suffix == ".parquet":
             return pq.read_table(path)
-        text = csv.ConvertOptions(column_types=dict.fromkeys(("src_addr", "source", "src"), pa.string()))
+        text = csv.ConvertOptions(column_types=dict.fromkeys(COLUMN_NAMES["src_addr"], pa.string()))
         return csv.read_csv(path, convert_options=text)
 
 
-def _show(table: "pa.Table", levels: list[float]) -> None:
-    names = table.column_names
-    source = next(name for name in names if name in {"src_addr", "source", "src"})
-    destination = next(name for name in names if name in {"dst_addr", "destination", "dst"})
+def _in_words(table: "pa.Table", levels: list[float]) -> "Iterator[str | Table]":
+    from ping_llm.sources.files import COLUMN_NAMES
+
+    source, destination = (
+        next(name for name in COLUMN_NAMES[end] if name in table.column_names) for end in ("src_addr", "dst_addr")
+    )
     quantiles = [f"{level:.4g} quantile" if level != 0.5 else "median" for level in levels]
     rows = [
         [row[source], row[destination], *(f"{row[f'{level:g}']:.2f}" for level in levels), f"{row['p_failed']:.1%}"]
         for row in table.slice(0, _LINES_SHOWN).to_pylist()
     ]
     caption = "RTTs in ms, if there is an answer"
-    print_table(["source", "destination"], [*quantiles, "P(timeout)"], rows, caption)
+    yield options.as_table(["source", "destination"], [*quantiles, "P(timeout)"], rows, caption)
     if table.num_rows > _LINES_SHOWN:
-        out.print(f"… and {table.num_rows - _LINES_SHOWN:,} more: --output FILE writes all, --json prints all")
+        yield f"… and {table.num_rows - _LINES_SHOWN:,} more: --output FILE writes all, --json prints all"
 
 
 def anomalies(
-    files: MeasurementFiles,
-    checkpoint: AnyCheckpoint = None,
-    columns: Columns = None,
+    files: options.MeasurementFiles,
+    checkpoint: options.AnyCheckpoint = None,
+    columns: options.Columns = None,
     top: Annotated[int, Option(min=1, help="How many to show, the highest scores first.")] = 20,
     last: Annotated[int | None, Option(min=1, help="Score only so many of the latest.", show_default="all")] = None,
-    output: OutputTable = None,
-    json_output: Json = False,
+    output: options.OutputTable = None,
+    json_output: options.Json = False,
 ) -> None:
     """Find the measurements of a file that nobody would have expected.
 
@@ -184,8 +177,8 @@ def anomalies(
 
     from ping_llm.predict.predictor import Predictor
 
-    check_table(output)
-    measured = read_measurements(files, renamed(columns))
+    options.check_file(output, ".csv", ".parquet")
+    measured = options.read_measurements(files, options.renamed(columns))
     predictor = Predictor.from_pretrained(checkpoint)
     scored = np.arange(len(measured.observations))[-(last or 0) :]
     with progress("scoring", total=len(scored)) as advance:
@@ -202,19 +195,21 @@ def anomalies(
         }
     )
     if output:
-        write_table(table, output)
+        options.write_table(table, output)
     highest = table.take(np.argsort(-np.nan_to_num(bits), kind="stable")[:top]).to_pylist()
-    if json_output:
-        rows = [{**row, "event_time": row["event_time"] and row["event_time"].isoformat()} for row in highest]
-        print_json({"measurements": len(scored), "mean_bits": float(np.nanmean(bits)), "anomalies": rows})
-        return
     shown = []
     for row in highest:
-        time = row["event_time"].isoformat(sep=" ", timespec="seconds") if row["event_time"] else ""
-        rtt = "timeout" if row["rtt"] is None else f"{row['rtt']:.2f} ms"
-        shown.append([time, row["src_addr"], row["dst_addr"], rtt, f"{row['bits']:.1f}"])
-    print_table(["time", "source", "destination"], ["RTT", "bits"], shown)
-    out.print(f"{len(scored):,} measurements, {np.nanmean(bits):.1f} bits each on average", highlight=False)
+        time, rtt = row["event_time"], "timeout" if row["rtt"] is None else f"{row['rtt']:.2f} ms"
+        row["event_time"] = time and time.isoformat()
+        seconds = time.isoformat(sep=" ", timespec="seconds") if time else ""
+        shown.append([seconds, row["src_addr"], row["dst_addr"], rtt, f"{row['bits']:.1f}"])
+    mean = float(np.nanmean(bits))
+    options.show(
+        {"measurements": len(scored), "mean_bits": mean, "anomalies": highest},
+        json_output,
+        options.as_table(["time", "source", "destination"], ["RTT", "bits"], shown),
+        f"{len(scored):,} measurements, {mean:.1f} bits each on average",
+    )
 
 
 # What only a language model can answer.
@@ -226,16 +221,16 @@ Beam = Annotated[int, Option(min=1, help="Width of the beam search over addresse
 
 
 def destinations(
-    checkpoint: LanguageCheckpoint,
+    checkpoint: options.LanguageCheckpoint,
     src: Source,
     rtt: Rtt = None,
-    history: History = None,
-    columns: Columns = None,
+    history: options.History = None,
+    columns: options.Columns = None,
     count: Count = 10,
     beam: Beam = 256,
-    json_output: Json = False,
+    json_output: options.Json = False,
 ) -> None:
-    """Likely destinations for a source and an RTT: the question asked the other way round.
+    """Likely destinations for a source and an RTT: the inverse of `predict`.
 
     Only a language model of your own can answer this; it knows the addresses that it was trained on and those of the
     history.
@@ -252,15 +247,15 @@ def destinations(
 
 
 def complete(
-    checkpoint: LanguageCheckpoint,
+    checkpoint: options.LanguageCheckpoint,
     src: Source,
     prefix: Annotated[str, Option(help="Beginning of the destination, such as 193.0. or 2001:67c:.")],
     rtt: Rtt = None,
-    history: History = None,
-    columns: Columns = None,
+    history: options.History = None,
+    columns: options.Columns = None,
     count: Count = 10,
     beam: Beam = 256,
-    json_output: Json = False,
+    json_output: options.Json = False,
 ) -> None:
     """Complete a partial destination address, from what a language model knows of the source.
 
@@ -283,7 +278,7 @@ def _model_and_history(
     from ping_llm.predict.prompts import Histories
 
     model = Predictor.from_pretrained(checkpoint).language_model
-    measured = read_measurements(history or [], renamed(columns))
+    measured = options.read_measurements(history or [], options.renamed(columns))
     if src not in measured.nodes:
         return model, None
     return model, Histories(measured.observations, measured.nodes).row(measured.nodes.index(src))[0]
@@ -291,10 +286,7 @@ def _model_and_history(
 
 def _show_addresses(found: "LikelyAddresses", json_output: bool) -> None:
     pairs = list(zip(found.addresses, found.probability.tolist(), strict=True))
-    if json_output:
-        likely = [{"address": address, "probability": chance} for address, chance in pairs]
-        print_json({"destinations": likely, "covered": found.covered})
-        return
-    for address, chance in pairs:
-        out.print(f"{chance:9.4%}  {address}")
-    out.print(f"{found.covered:.1%} of the probability lies in what was looked at")
+    likely = [{"address": address, "probability": chance} for address, chance in pairs]
+    lines = [f"{chance:9.4%}  {address}" for address, chance in pairs]
+    lines.append(f"{found.covered:.1%} of the probability lies in what was looked at")
+    options.show({"destinations": likely, "covered": found.covered}, json_output, *lines)

@@ -7,8 +7,7 @@ from typing import Annotated, Any
 import typer
 from typer import Argument, Option
 
-from ping_llm.cli.options import Json, OutputFolder, Overwrite, check_file, check_folder, file_errors, print_json
-from ping_llm.core.console import out
+from ping_llm.cli.options import Json, OutputFolder, Overwrite, check_file, check_folder, file_errors, show
 from ping_llm.core.errors import PingLlmError
 
 
@@ -52,10 +51,7 @@ def train(
     from ping_llm.training import train as run
 
     summary = run(settings, at_end=write_at_end)
-    if json_output:
-        print_json(summary)
-    else:
-        out.print("\n".join(_in_words(summary)), soft_wrap=True)
+    show(summary, json_output, *_in_words(summary))
     if summary["stopped_by_signal"] == 2:
         raise typer.Exit(130)
 
@@ -100,11 +96,9 @@ def export(
         save_trained(trained, output, model_card(trained) if text is None else text, overwrite=overwrite)
     files = sorted(output.iterdir())
     size = sum(file.stat().st_size for file in files)
-    if json_output:
-        names = [file.name for file in files]
-        print_json({"folder": str(output), "files": names, "bytes": size, "steps": trained.steps})
-    else:
-        out.print(f"{len(files)} files, {size / 1e6:,.1f} MB, in {output}: the model after {trained.steps:,} steps")
+    result = {"folder": str(output), "files": [file.name for file in files], "bytes": size, "steps": trained.steps}
+    text = f"{len(files)} files, {size / 1e6:,.1f} MB, in {output}: the model after {trained.steps:,} steps"
+    show(result, json_output, text)
 
 
 def convert(
@@ -141,14 +135,11 @@ def convert(
             done = convert_to_maxtext(model, output, overwrite=overwrite)
         else:
             done = convert_from_maxtext(model, output, config=config, changes=changes or (), overwrite=overwrite)
-    path = done.load_parameters_path
-    if json_output:
-        result = {"folder": str(done.folder), "parameters": done.parameters, "steps": done.steps}
-        print_json(result | {"load_parameters_path": path and str(path)})
-        return
-    out.print(f"{done.parameters / 1e6:,.1f} M parameters after {done.steps:,} steps, in {done.folder}", soft_wrap=True)
-    if path is not None:
-        out.print(f"  load_parameters_path={path}", soft_wrap=True, markup=False)
+    path = done.load_parameters_path and str(done.load_parameters_path)
+    result = {"folder": str(done.folder), "parameters": done.parameters, "steps": done.steps}
+    text = f"{done.parameters / 1e6:,.1f} M parameters after {done.steps:,} steps, in {done.folder}"
+    where = [f"  load_parameters_path={path}"] if path else []
+    show(result | {"load_parameters_path": path}, json_output, text, *where)
 
 
 def report(
@@ -169,7 +160,7 @@ def report(
     """Show a run as a page: curves, pipeline, evaluation, decoded sequences, configuration and history.
 
     The page is one file that needs no other and no network. Training writes it at the end of every run; this command
-    makes it anew, also while a run is going. Several runs are laid over each other, with what differs between them.
+    makes it anew, also during a run. Several runs are laid over each other, with what differs between them.
 
     Examples:
 
@@ -188,7 +179,6 @@ def report(
         write_report(runs, where, evaluations=given, with_sequences=sequences)
     if open_it:
         typer.launch(str(where.resolve()))
-    if json_output:
-        print_json({"report": str(where), "bytes": where.stat().st_size, "runs": [str(run) for run in runs]})
-    else:
-        out.print(f"{where} ({where.stat().st_size / 1e3:,.0f} kB)", markup=False, soft_wrap=True)
+    size = where.stat().st_size
+    result = {"report": str(where), "bytes": size, "runs": [str(run) for run in runs]}
+    show(result, json_output, f"{where} ({size / 1e3:,.0f} kB)")
