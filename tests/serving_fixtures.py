@@ -20,7 +20,7 @@ from ping_llm.serve.answers import ModelAnswers
 from ping_llm.serve.api import Service
 from ping_llm.serve.model_thread import ModelThread
 from ping_llm.serve.server import listen, make_app, server_config
-from ping_llm.serve.store import MeasurementStore
+from ping_llm.serve.store import MeasurementStore, read_store
 
 SOURCE, DESTINATION, OTHER = "192.0.2.1", "192.0.2.2", "192.0.2.3"
 NODES = (SOURCE, DESTINATION, OTHER, "198.51.100.7", "2001:db8::1", "2001:db8::2")
@@ -71,9 +71,7 @@ def some_store(times: bool = True) -> MeasurementStore:
 def service(answers: ModelAnswers | None, store: MeasurementStore | None, limits: Limits) -> Iterator[Service]:
     answers = answers or quick_answers()
     with ModelThread(answers.forecast, limits.waiting) as thread:
-        service = Service(answers, store, thread, limits)
-        service.warm = True
-        yield service
+        yield Service(model=answers, store=store or read_store([]), thread=thread, limits=limits, warm=True)
 
 
 @contextmanager

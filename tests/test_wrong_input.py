@@ -36,6 +36,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / name).mkdir()
     (folder / "other.csv").write_text("foo,bar\n1,2\n")
     (folder / "one.csv").write_text(HEADER + "1700000000,10.0.0.1,10.0.0.2,5\n1700000001,10.0.0.1,10.0.0.3,7\n")
+    (folder / "timed.csv").write_text("src,dst,time\n10.0.0.1,10.0.0.2,1700000000\n")
     (folder / "unusable.csv").write_text(HEADER + "1700000000,here,there,5\n")
     (folder / "rows.yml").write_text("network_train_files: rows\n")
     (folder / "latin1.md").write_bytes("é".encode("latin-1"))
@@ -124,6 +125,7 @@ CASES = [
     ("predict --src foo --dst bar", "'foo' is not an address"),
     ("predict --questions nosuch.csv", "cannot read nosuch.csv"),
     ("predict --questions empty.csv", "cannot read empty.csv"),
+    ("predict --questions timed.csv --time 2024-05-01", "the questions have times of their own: leave --time out"),
     ("predict --questions other.csv", "no column 'src_addr'"),
     ("anomalies nosuch", "no input file matches 'nosuch'"),
     ("anomalies empty.csv", "empty.csv is empty"),

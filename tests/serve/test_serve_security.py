@@ -283,6 +283,13 @@ def test_no_path_leads_out_of_the_pages_own_files(client: TestClient, path: str)
     assert "import" not in reply.text
 
 
+@pytest.mark.parametrize("path", ["/", "/docs"])
+def test_pages_take_no_parameters(client: TestClient, path: str) -> None:
+    plain = client.get(path).text
+    for name in ("name", "path", "file"):
+        assert client.get(path, params={name: "../server.py"}).text == plain
+
+
 @pytest.mark.parametrize(
     "text", ["<script>alert(1)</script>", '"><img src=x onerror=alert(1)>', "192.0.2.1\r\nSet-Cookie: a=b"]
 )

@@ -96,6 +96,8 @@ def _questions(
     import numpy as np
     import pyarrow as pa
 
+    from ping_llm.sources.files import COLUMN_NAMES
+
     if [bool(src or dst), questions is not None, matrix_of is not None].count(True) != 1 or bool(src) != bool(dst):
         raise PingLlmError("say what to predict: --src with --dst, or --questions FILE, or --matrix")
     if matrix_of is not None:
@@ -108,12 +110,10 @@ def _questions(
     else:
         pairs = [(one, other) for one in src for other in dst if one != other or matrix_of is None]
         if len(pairs) > _MAX_QUESTIONS:
-            raise PingLlmError(
-                f"these are {len(pairs):,} pairs, more than {_MAX_QUESTIONS:,}: name some by --src and --dst"
-            )
+            raise PingLlmError(f"{len(pairs):,} pairs are more than {_MAX_QUESTIONS:,}: name some by --src and --dst")
         table = pa.table({"src_addr": [p[0] for p in pairs], "dst_addr": [p[1] for p in pairs]})
     if time is not None:
-        if "event_time" in table.column_names:
+        if not set(COLUMN_NAMES["event_time"]).isdisjoint(table.column_names):
             raise PingLlmError("the questions have times of their own: leave --time out")
         table = table.append_column("event_time", pa.array([time] * table.num_rows))
     return table
@@ -125,17 +125,21 @@ def _read_table(path: Path) -> "pa.Table":
     import pyarrow.parquet as pq
     from pyarrow import csv
 
+    from ping_llm.sources.files import COLUMN_NAMES
+
     with explained(f"cannot read {path}", OSError, pa.ArrowException):
         if path.suffix == ".parquet":
             return pq.read_table(path)
-        text = csv.ConvertOptions(column_types=dict.fromkeys(("src_addr", "source", "src"), pa.string()))
+        text = csv.ConvertOptions(column_types=dict.fromkeys(COLUMN_NAMES["src_addr"], pa.string()))
         return csv.read_csv(path, convert_options=text)
 
 
 def _in_words(table: "pa.Table", levels: list[float]) -> "Iterator[str | Table]":
-    names = table.column_names
-    source = next(name for name in names if name in {"src_addr", "source", "src"})
-    destination = next(name for name in names if name in {"dst_addr", "destination", "dst"})
+    from ping_llm.sources.files import COLUMN_NAMES
+
+    source, destination = (
+        next(name for name in COLUMN_NAMES[end] if name in table.column_names) for end in ("src_addr", "dst_addr")
+    )
     quantiles = [f"{level:.4g} quantile" if level != 0.5 else "median" for level in levels]
     rows = [
         [row[source], row[destination], *(f"{row[f'{level:g}']:.2f}" for level in levels), f"{row['p_failed']:.1%}"]
@@ -144,7 +148,7 @@ def _in_words(table: "pa.Table", levels: list[float]) -> "Iterator[str | Table]"
     caption = "RTTs in ms, if there is an answer"
     yield options.as_table(["source", "destination"], [*quantiles, "P(timeout)"], rows, caption)
     if table.num_rows > _LINES_SHOWN:
-        yield (f"… and {table.num_rows - _LINES_SHOWN:,} more: --output FILE writes all, --json prints all")
+        yield f"… and {table.num_rows - _LINES_SHOWN:,} more: --output FILE writes all, --json prints all"
 
 
 def anomalies(

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import orjson
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -118,13 +119,6 @@ def error_reply(status: int, message: Any) -> Response:
     return json_reply({"error": " ".join(str(message).split())[:500]}, status)
 
 
-class RefusedError(Exception):
-    """A request that is answered at once."""
-
-    def __init__(self, status: int, message: str) -> None:
-        self.status, self.message = status, message
-
-
 class Guard:
     """Wraps the application (an ASGI middleware).
 
@@ -153,9 +147,9 @@ class Guard:
         try:
             body = await self._admit(scope, receive)
             await self._app(scope, _replayed(body, receive), send_guarded)
-        except RefusedError as refused:
-            reply = error_reply(refused.status, refused.message)
-            if refused.status in _UNREAD:
+        except HTTPException as refused:
+            reply = error_reply(refused.status_code, refused.detail)
+            if refused.status_code in _UNREAD:
                 reply.headers["Connection"] = "close"
             await reply(scope, receive, send_guarded)
         except Exception:
@@ -170,7 +164,7 @@ class Guard:
         """The body of a request that may be answered."""
         headers = Headers(scope=scope)
         if self._names is not None and _host_name(headers.get("host", "")) not in self._names:
-            raise RefusedError(HTTPStatus.MISDIRECTED_REQUEST, "this server is not known by the name in your request")
+            raise HTTPException(HTTPStatus.MISDIRECTED_REQUEST, "this server is not known by the name in your request")
         if scope["path"].startswith(_API):
             self._check_token(headers.get("authorization", ""))
             if scope["method"] == "POST":
@@ -183,12 +177,12 @@ class Guard:
         scheme, _, given = authorization.partition(" ")
         is_right = hmac.compare_digest(given.strip().encode("latin-1", errors="replace"), self._token)
         if scheme.lower() != "bearer" or not is_right:
-            raise RefusedError(HTTPStatus.UNAUTHORIZED, "this server needs a token: send it as a bearer token")
+            raise HTTPException(HTTPStatus.UNAUTHORIZED, "this server needs a token: send it as a bearer token")
 
     async def _read(self, announced: str, receive: Receive) -> bytes:
         """Counted while it comes in: what a client announces need not be true."""
         limit = self._limits.body_bytes
-        too_large = RefusedError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a request may have {limit:,} bytes at most")
+        too_large = HTTPException(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a request may have {limit:,} bytes at most")
         if announced.isdigit() and int(announced[:20]) > limit:
             raise too_large
         body = bytearray()
@@ -198,12 +192,12 @@ class Guard:
                 while message.get("more_body", False):
                     message = await receive()
                     if message["type"] == "http.disconnect":
-                        raise RefusedError(HTTPStatus.BAD_REQUEST, "the request ended before it was complete")
+                        raise HTTPException(HTTPStatus.BAD_REQUEST, "the request ended before it was complete")
                     body += message.get("body", b"")
                     if len(body) > limit:
                         raise too_large
         except TimeoutError:
-            raise RefusedError(HTTPStatus.REQUEST_TIMEOUT, "the request came too slowly") from None
+            raise HTTPException(HTTPStatus.REQUEST_TIMEOUT, "the request came too slowly") from None
         return bytes(body)
 
 
@@ -216,7 +210,7 @@ def _check_type(path: str, content_type: str) -> None:
     """Types that a page of another origin cannot send without being allowed to."""
     expected = "application/octet-stream" if path.endswith(("/file", "/measurements")) else "application/json"
     if content_type.partition(";")[0].strip().lower() != expected:
-        raise RefusedError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"the body must be sent with Content-Type: {expected}")
+        raise HTTPException(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"the body must be sent with Content-Type: {expected}")
 
 
 def _replayed(body: bytes, receive: Receive) -> Receive:

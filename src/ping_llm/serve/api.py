@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Annotated, Any, Final
 
 import numpy as np
@@ -13,22 +13,16 @@ from starlette.concurrency import run_in_threadpool
 
 from ping_llm import __version__
 from ping_llm.core.errors import PingLlmError
-from ping_llm.core.measurements import MAX_TIME_US, UNPARSABLE, format_address, parse_addresses, time_microseconds
+from ping_llm.core.measurements import MAX_TIME_US, format_address, time_microseconds
 from ping_llm.core.rtt import Ints, RttDistribution
+from ping_llm.predict.prompts import pack
 from ping_llm.predict.scoring import LikelyAddresses
 from ping_llm.rows.measurement_set import MeasurementSet
 from ping_llm.serve import schemas
 from ping_llm.serve.access import Limits, json_reply
 from ping_llm.serve.answers import ModelAnswers, Query, queries_of
 from ping_llm.serve.model_thread import BusyError, Job, ModelThread
-from ping_llm.serve.store import (
-    KnownMeasurements,
-    MeasurementStore,
-    Role,
-    check_count,
-    measurements_of,
-    read_upload,
-)
+from ping_llm.serve.store import KnownMeasurements, MeasurementStore, Role, check_count, measurements_of, read_upload
 
 _MAX_SERIES: Final = 2_000
 """Measurements of a pair that are shown."""
@@ -62,14 +56,16 @@ router = APIRouter(
 )
 
 
+@dataclass(kw_only=True)
 class Service:
-    """What the routes share: the model and its thread, the known measurements, and the limits."""
+    """What the routes share."""
 
-    def __init__(
-        self, model: ModelAnswers, store: MeasurementStore | None, thread: ModelThread, limits: Limits
-    ) -> None:
-        self.model, self.store, self.thread, self.limits = model, store, thread, limits
-        self.warm = False
+    model: ModelAnswers
+    store: MeasurementStore
+    thread: ModelThread
+    limits: Limits
+    warm: bool = False
+    """Whether every shape is compiled."""
 
     async def compute(self, job: Job) -> Any:
         try:
@@ -151,9 +147,8 @@ async def complete(service: _Service, body: schemas.CompleteRequest) -> Response
 @router.get("/model", response_model=schemas.ModelReply)
 async def model(service: _Service) -> Response:
     """Which model answers, what it knows, and how much one request may hold."""
-    answers, store, limits = service.model, service.store, asdict(service.limits)
-    rows = None
-    if store is not None and len(store):
+    answers, store, rows = service.model, service.store, None
+    if len(store):
         times = store.measured.observations.time_s
         rows = {
             "measurements": len(store),
@@ -171,7 +166,7 @@ async def model(service: _Service) -> Response:
             "steps": answers.predictor.trained.steps,
             "context": answers.max_context,
             "warm": service.warm,
-            "limits": {name: limits[name] for name in schemas.LimitsInfo.model_fields},
+            "limits": asdict(service.limits),
             "rows": rows,
         }
     )
@@ -186,9 +181,8 @@ async def find_addresses(
     count: Annotated[int, Parameter(ge=1, le=100)] = 20,
 ) -> Response:
     """Search the addresses of the rows."""
-    whose, found = None if not source else _address(source), {}
-    if service.store is not None:
-        found = await run_in_threadpool(service.store.search, search, role, source=whose, count=count)
+    whose = None if not source else _address(source)
+    found = await run_in_threadpool(service.store.search, search, role, source=whose, count=count)
     return json_reply({"addresses": [{"address": one, "measurements": times} for one, times in found.items()]})
 
 
@@ -201,8 +195,6 @@ async def history(
 ) -> Response:
     """The measurements of a pair, or of a source to anyone, among the rows: the latest, in time order."""
     source, destination = _address(src_addr), _address(dst_addr) if dst_addr else None
-    if service.store is None:
-        return json_reply({name: [] for name in ("src_addr", "dst_addr", "event_time", "rtt")} | {"total": 0})
     rows = service.store.rows_of(source, destination)
     return json_reply(_columns(service.store.measured, rows[-count:], len(rows)))
 
@@ -248,10 +240,8 @@ def _query(question: schemas.Question) -> Query:
 
 def _address(text: str) -> str:
     """An address in its canonical spelling."""
-    families, packed = parse_addresses([text.strip()])
-    if families[0] == UNPARSABLE:
-        raise PingLlmError(f"{text[:60]!r} is not an IPv4 or IPv6 address")
-    return format_address(int(families[0]), packed[0].tobytes())
+    (packed,) = pack([text.strip()])
+    return format_address(4 if len(packed) == 4 else 6, packed.tobytes())
 
 
 def _addresses(texts: Sequence[str], service: Service, what: str) -> list[str]:

@@ -1,27 +1,24 @@
 """The JSON API's requests and replies. Columns have the names that measurement files have."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-_ADDRESS: Any = {
-    "description": "IPv4 or IPv6 address.",
-    "examples": ["192.0.2.1"],
-    "json_schema_extra": {"format": "ip"},
-}
-AddressText = Annotated[str, Field(min_length=1, max_length=60, **_ADDRESS)]
+from ping_llm.serve.access import Limits
+
+AddressText = Annotated[
+    str, Field(min_length=1, max_length=60, description="IPv4 or IPv6 address.", json_schema_extra={"format": "ip"})
+]
 Time = Annotated[
     Annotated[str, Field(max_length=60)] | float | None,
     Field(description="ISO 8601, or Unix seconds. Left out in a question: after all known measurements."),
 ]
-Rtt = Annotated[float | None, Field(gt=0, le=600_000, description="RTT in ms.", examples=[20.0])]
 Levels = Annotated[
     list[Annotated[float, Field(gt=0, lt=1)]], Field(max_length=32, description="Levels of the quantiles.")
 ]
 Bins = Annotated[
     int, Field(ge=0, le=512, description="Bins of the density in each reply, equally wide in ln RTT; 0: none.")
 ]
-Count = Annotated[int, Field(ge=1, le=100, description="How many to give back.")]
 QUANTILES = [0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95]
 
 
@@ -44,20 +41,21 @@ class WithHistory(Strict):
     use_rows: Annotated[bool, Field(description="Whether the measurements of the server count as known.")] = True
 
 
-class PredictRequest(WithHistory):
-    questions: Annotated[list[Question], Field(min_length=1)]
+class WithDensity(WithHistory):
     quantiles: Levels = QUANTILES
     bins: Bins = 0
 
 
-class ContextRequest(WithHistory):
+class PredictRequest(WithDensity):
+    questions: Annotated[list[Question], Field(min_length=1)]
+
+
+class ContextRequest(WithDensity):
     question: Question
     sizes: Annotated[
         list[Annotated[int, Field(ge=0, le=100_000)]] | None,
         Field(min_length=1, max_length=32, description="Context sizes to answer from. Left out: a dozen, up to all."),
     ] = None
-    quantiles: Levels = QUANTILES
-    bins: Bins = 0
 
 
 class RankRequest(WithHistory):
@@ -67,23 +65,22 @@ class RankRequest(WithHistory):
     quantiles: Levels = QUANTILES
 
 
-class DestinationsRequest(WithHistory):
+class SearchRequest(WithHistory):
     src_addr: AddressText
-    rtt: Rtt = None
+    rtt: Annotated[float | None, Field(gt=0, le=600_000, description="RTT in ms.", examples=[20.0])] = None
+    event_time: Time = None
+    count: Annotated[int, Field(ge=1, le=100, description="How many to give back.")] = 10
+
+
+class DestinationsRequest(SearchRequest):
     candidates: Annotated[
         list[AddressText],
         Field(description="Left out: a language model searches all addresses, a completer those of rows and history."),
     ] = []
-    event_time: Time = None
-    count: Count = 10
 
 
-class CompleteRequest(WithHistory):
-    src_addr: AddressText
+class CompleteRequest(SearchRequest):
     prefix: Annotated[str, Field(max_length=60, examples=["193.0."])]
-    rtt: Rtt = None
-    event_time: Time = None
-    count: Count = 10
 
 
 Last = Annotated[int | None, Field(ge=1, description="Score only so many of the latest.")]
@@ -163,10 +160,9 @@ class DestinationsReply(BaseModel):
     destinations: list[Likely]
 
 
-class AnomaliesReply(MeasuredColumns):
+class AnomaliesReply(MeasurementsReply):
     bits: Annotated[list[float | None], Field(description="Anomaly score: NLL of the result in bits.")]
     complete: Annotated[bool, Field(description="False: time ran out, and only the latest were scored.")]
-    dropped: dict[str, int]
 
 
 class KnownAddress(BaseModel):
@@ -187,14 +183,6 @@ class RowsInfo(BaseModel):
     examples: Annotated[list[Question], Field(description="Pairs that were measured most.")]
 
 
-class LimitsInfo(BaseModel):
-    body_bytes: int
-    history: int
-    questions: int
-    scored: int
-    seconds: float
-
-
 class ModelReply(BaseModel):
     name: str
     kind: Literal["completer", "language model"]
@@ -202,7 +190,7 @@ class ModelReply(BaseModel):
     steps: int
     context: Annotated[int, Field(description="Measurements in a full context.")]
     warm: Annotated[bool, Field(description="Whether everything is compiled. Until then some answers take seconds.")]
-    limits: LimitsInfo
+    limits: Limits
     rows: RowsInfo | None
 
 

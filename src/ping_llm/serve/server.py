@@ -34,7 +34,6 @@ from ping_llm.serve.store import TooManyError, read_store
 _FILES: Final = Path(__file__).parent / "static"
 _CHART_FILES: Final = Path(__file__).parents[1] / "report" / "static"
 """Colours and charts, which the page shares with the run report."""
-_PAGES: Final = {"/": "index.html", "/docs": "docs.html"}
 _STATUS: Final[dict[type[Exception], int]] = {TooManyError: 413, BusyError: 503}
 _COMPILED: Final = {
     "jax_persistent_cache_min_compile_time_secs": 0.0,
@@ -56,8 +55,14 @@ def make_app(service: Service, settings: ServeSettings) -> ASGIApp:
     app.include_router(api.router, dependencies=described)
     app.mount("/static/shared", StaticFiles(directory=_CHART_FILES))
     app.mount("/static", StaticFiles(directory=_FILES))
-    for path, name in _PAGES.items():
-        app.add_api_route(path, lambda name=name: FileResponse(_FILES / name), include_in_schema=False)
+
+    @app.get("/", include_in_schema=False)
+    async def page() -> Response:
+        return FileResponse(_FILES / "index.html")
+
+    @app.get("/docs", include_in_schema=False)
+    async def docs() -> Response:
+        return FileResponse(_FILES / "docs.html")
 
     @app.get("/healthz", response_model=schemas.Health)
     async def healthz() -> Response:
@@ -91,9 +96,9 @@ def serve(settings: ServeSettings) -> None:
     with listen(settings.host, settings.port) as listening:
         _keep_compiled()
         model = ModelAnswers(steady_predictor(settings.checkpoint, settings.context))
-        store = read_store(settings.rows) if settings.rows else None
+        store = read_store(settings.rows)
         with ModelThread(model.forecast, settings.limits.waiting) as thread:
-            service = Service(model, store, thread, settings.limits)
+            service = Service(model=model, store=store, thread=thread, limits=settings.limits)
 
             def warmed(done: Future[Any]) -> None:
                 if not done.cancelled():

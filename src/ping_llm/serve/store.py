@@ -40,10 +40,10 @@ def check_count(count: int, limit: int, what: str = "measurements") -> None:
 
 
 def read_store(inputs: Sequence[str]) -> "MeasurementStore":
-    """Folders of prepared rows (all of their splits), and measurement files of any kind."""
+    """Of folders of prepared rows (all of their splits), and of measurement files of any kind; of none: empty."""
     folders = [Path(name) for name in inputs if (Path(name) / MANIFEST).is_file()]
     files = [name for name in inputs if Path(name) not in folders]
-    sets = []
+    sets: list[MeasurementSet] = []
     with progress("reading the known measurements") as advance:
         for folder in folders:
             splits = Manifest.load(folder).splits
@@ -117,20 +117,19 @@ class MeasurementStore:
                 pairs.append((nodes[node], nodes[int(np.bincount(destinations).argmax())]))
         return pairs
 
-    def latest_of_sources(self, sources: Sequence[str], time_s: float, max_each: int) -> MeasurementSet:
-        """What each source measured last, before a time (NaN: ever)."""
+    def latest(self, sources: Sequence[str] | None, time_s: float, max_each: int) -> MeasurementSet:
+        """Before a time (NaN: ever): the latest of each source or, for the completer (None), of every pair."""
+        if sources is None:
+            return self._latest_of_all_pairs if np.isnan(time_s) else self._latest_of_pairs(time_s)
         rows = [self._before(self.rows_of(source), time_s)[-max_each:] for source in dict.fromkeys(sources)]
         return self._subset(np.concatenate(rows))
 
-    def latest_of_pairs(self, time_s: float) -> MeasurementSet:
-        """Of every pair the latest measurements before a time (NaN: ever), as many of each as the limit leaves room."""
-        return self._all_latest_of_pairs if np.isnan(time_s) else self._latest_of_pairs(time_s)
-
     @cached_property
-    def _all_latest_of_pairs(self) -> MeasurementSet:
+    def _latest_of_all_pairs(self) -> MeasurementSet:
         return self._latest_of_pairs(np.nan)
 
     def _latest_of_pairs(self, time_s: float) -> MeasurementSet:
+        """As many of each pair as the limit leaves room for."""
         rows = self._before(np.arange(len(self)), time_s)
         if len(rows) <= _MAX_FOR_COMPLETER:
             return self._subset(rows)
@@ -172,12 +171,8 @@ class KnownMeasurements:
             )
 
     def latest(self, sources: Sequence[str] | None, time_s: float, max_each: int) -> MeasurementSet:
-        """Before a time (NaN: ever): the latest of each source or, for the completer (None), of each pair."""
-        sets = []
-        if self.store is not None and sources is None:
-            sets.append(self.store.latest_of_pairs(time_s))
-        elif self.store is not None and sources is not None:
-            sets.append(self.store.latest_of_sources(sources, time_s, max_each))
+        """As of the store, and the whole history."""
+        sets = [] if self.store is None else [self.store.latest(sources, time_s, max_each)]
         return joined(sets if self.history is None else [*sets, self.history])
 
 
