@@ -113,6 +113,7 @@ CASES = [
     ("predict --src 10.0.0.1", "say what to predict"),
     ("predict --matrix", "give --history"),
     ("predict --src 10.0.0.1 --dst 10.0.0.2 --history nosuch", "no input file matches 'nosuch'"),
+    ("predict --src 10.0.0.1 --dst 10.0.0.2 --history /dev/null", "/dev/null is empty"),
     ("predict --src 10.0.0.1 --dst 10.0.0.2 --history other.csv", "no column 'src_addr'"),
     ("predict --src 10.0.0.1 --dst 10.0.0.2 --columns foo=bar", "write COLUMN=NAME"),
     ("predict --src 10.0.0.1 --dst 10.0.0.2 --time never", "never is not a time"),

@@ -73,7 +73,7 @@ def read_measurements(files: Sequence[str], columns: dict[str, str]) -> "Measure
 
     if not files:
         return table_observations(None)
-    is_long = sum(file.size() for file in expand(files)) > _QUICKLY_READ_BYTES
+    is_long = sum(file.size() or 0 for file in expand(files)) > _QUICKLY_READ_BYTES  # a device has no size
     with progress("reading") if is_long else nullcontext() as advance:
         measured = read_observations(files, columns=columns, on_progress=advance)
     for reason, count in measured.dropped.items():
