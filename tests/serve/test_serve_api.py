@@ -10,6 +10,7 @@ pytest.importorskip("fastapi", reason="ping-llm serve needs the extra `serve`")
 
 from starlette.testclient import TestClient
 
+from ping_llm.serve.store import MeasurementStore
 from serving_fixtures import DESTINATION, FILE, OTHER, SOURCE, csv, good, question, refused, running, some_store
 
 
@@ -154,6 +155,13 @@ class TestRows:
         assert about["rows"]["measurements"] == 20
         assert about["rows"]["examples"][0] == {"src_addr": SOURCE, "dst_addr": DESTINATION}
         assert good(bare.get("/api/v1/model"))["rows"] is None
+
+
+@pytest.mark.parametrize(("limit", "kept"), [(20, range(20)), (7, range(14, 20)), (2, [18, 19]), (1, [19])])
+def test_a_completer_gets_as_many_of_the_latest_of_every_pair_as_there_is_room_for(limit: int, kept: Any) -> None:
+    store = MeasurementStore(some_store().measured, max_for_completer=limit)
+    times = store.latest(None, np.nan, 0).observations.time_s
+    assert times.tolist() == [1_700_000_000 + 60 * index for index in kept]
 
 
 class TestFiles:
