@@ -80,14 +80,13 @@ def evaluate(
     which nothing was learned, from what it measured before. The questions depend on the addresses and times only, so
     they are the same for all who evaluate the same measurements, and their results are hidden from every predictor.
 
-    A model of your own must not have been trained on the questions: split the measurements first, and train it on the
-    part for training.
+    A model of your own must not have been trained on the questions: run `ping-llm split` first, and train on its part
+    for training.
 
     Examples:
 
         ping-llm evaluate --data my_pings.csv
         ping-llm evaluate --data data/raw --world data/raw --plots data/plots
-        ping-llm split 'data/raw/*.parquet' --output data/split      # then train on data/split/train, then
         ping-llm evaluate runs/ping-llm/my-run --data data/split --questions 5000 --json
     """
     from ping_llm.evaluate import evaluate as run

@@ -216,8 +216,7 @@ def bench_pipeline(
     """
     from ping_llm.benchmarks.pipeline import PipelineBenchmark
 
-    simulated: Any = rows if rows in ("typical", "big") else None
-    source = {"rows": simulated} if simulated else {"path": Path(rows)}
+    source: dict[str, Any] = {"rows": rows} if rows in ("typical", "big") else {"path": Path(rows)}
     benchmark = PipelineBenchmark(**source, workers=workers, batch_size=batch_size, length=length, seconds=seconds)
     _show_figures(benchmark.run(), json_output)
 

@@ -87,7 +87,7 @@ def show(value: Any, json_output: bool, *texts: Any) -> None:
 
 def as_table(texts: list[str], numbers: list[str], rows: list[list[str]], caption: str | None = None) -> Table:
     """Columns of texts, then of numbers."""
-    table = Table(*texts, box=box.SIMPLE_HEAD, pad_edge=False, caption=caption)
+    table = Table(*texts, box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, caption=caption)
     for name in numbers:
         table.add_column(name, justify="right")
     for row in rows:

@@ -109,9 +109,7 @@ def _questions(
     else:
         pairs = [(one, other) for one in src for other in dst if one != other or matrix_of is None]
         if len(pairs) > _MAX_QUESTIONS:
-            raise PingLlmError(
-                f"these are {len(pairs):,} pairs, more than {_MAX_QUESTIONS:,}: name some by --src and --dst"
-            )
+            raise PingLlmError(f"{len(pairs):,} pairs are more than {_MAX_QUESTIONS:,}: name some by --src and --dst")
         table = pa.table({"src_addr": [p[0] for p in pairs], "dst_addr": [p[1] for p in pairs]})
     if time is not None:
         if not set(COLUMN_NAMES["event_time"]).isdisjoint(table.column_names):
