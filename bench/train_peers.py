@@ -101,7 +101,7 @@ def _batches(options: argparse.Namespace) -> tuple[list[Any], int, int]:
 
 
 def _result(options: argparse.Namespace, real_tokens: int, step_s: float, **more: float) -> dict[str, Any]:
-    from ping_llm.runs.task import model_settings
+    from ping_llm.runs.trained import model_settings
 
     flops = model_settings(_config(options)).flops_per_token(options.length)
     rate = real_tokens / step_s
@@ -176,7 +176,7 @@ def _torch(options: argparse.Namespace) -> dict[str, Any]:
     import torch.nn.functional as F  # noqa: N812
     from torch import nn
 
-    from ping_llm.runs.task import model_settings
+    from ping_llm.runs.trained import model_settings
 
     s = model_settings(_config(options))
     heads = s.heads * s.head_dim

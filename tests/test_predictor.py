@@ -223,6 +223,18 @@ def test_a_model_that_was_damaged_or_is_incomplete_is_refused(exported: Path, tm
         load_trained(tmp_path)
 
 
+def test_a_stored_configuration_may_be_edited_and_a_mistake_in_it_is_named_by_its_line(tmp_path: Path) -> None:
+    for file in SHIPPED.iterdir():
+        (tmp_path / file.name).symlink_to(file)
+    config, stored = tmp_path / "config.yml", (SHIPPED / "config.yml").read_text()
+    config.unlink()
+    config.write_text(stored.replace("steps: 14000", "steps: 1_4e3"))  # a number to us, text to YAML
+    assert load_trained(tmp_path).config == load_trained().config
+    config.write_text(stored.replace("steps: 14000", "stepz: 14000"))
+    with pytest.raises(PingLlmError, match=r"config\.yml line 4: unknown key 'stepz': did you mean steps"):
+        load_trained(tmp_path)
+
+
 @pytest.mark.slow
 def test_a_run_begins_with_the_weights_it_was_told_to(language_run: Path, tmp_path: Path) -> None:
     before = load_trained(language_run)

@@ -3,7 +3,7 @@
 import json
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -49,6 +49,9 @@ OutputTable = Annotated[Path | None, Option("--output", "-o", help="Write all to
 Overwrite = Annotated[bool, Option("--overwrite", help="Replace what the output folder already holds.")]
 Json = Annotated[bool, Option("--json", help="Print the result as one line of JSON.")]
 
+_QUICKLY_READ_BYTES = 10 << 20
+"""Less is read in one step, which a progress bar could not show."""
+
 
 def renamed(pairs: list[str] | None) -> dict[str, str]:
     """The files' names of columns of the schema."""
@@ -66,10 +69,12 @@ def renamed(pairs: list[str] | None) -> dict[str, str]:
 def read_measurements(files: Sequence[str], columns: dict[str, str]) -> "MeasurementSet":
     """Measurements, after a line for each reason why some could not be used; none without files."""
     from ping_llm.rows.measurement_set import read_observations, table_observations
+    from ping_llm.sources.files import expand
 
     if not files:
         return table_observations(None)
-    with progress("reading") as advance:
+    is_long = sum(file.size() for file in expand(files)) > _QUICKLY_READ_BYTES
+    with progress("reading") if is_long else nullcontext() as advance:
         measured = read_observations(files, columns=columns, on_progress=advance)
     for reason, count in measured.dropped.items():
         err.print(f"dropped {count:,} {reason}", markup=False)

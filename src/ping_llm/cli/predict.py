@@ -1,5 +1,6 @@
 """`ping-llm predict`, `anomalies`, `destinations` and `complete`: questions to a trained model."""
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -70,7 +71,7 @@ def predict(
     predictor = Predictor.from_pretrained(
         checkpoint, context=context, votes=votes, questions_per_context=1 if thorough else 8
     )
-    with progress("predicting", total=len(queries)) as advance:
+    with progress("predicting", total=len(queries)) if len(queries) > 1 else nullcontext() as advance:
         answered = add_answers(table, predictor.in_parts(known.observations, queries, nodes, advance), levels)
     if output:
         options.write_table(answered, output)

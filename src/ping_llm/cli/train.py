@@ -85,7 +85,8 @@ def export(
 
         ping-llm export runs/ping-llm/my-run --output models/my-model
     """
-    from ping_llm.runs.trained import check_replaceable, load_trained, model_card, save_trained
+    from ping_llm.runs.task import model_card
+    from ping_llm.runs.trained import check_replaceable, load_trained, save_trained
 
     check_folder(output, f"--output {output}")
     check_replaceable(output, overwrite=overwrite)

@@ -221,7 +221,7 @@ def time_microseconds(column: Any) -> tuple[npt.NDArray[np.int64], Flags, Flags]
     """Microseconds since 1970 of each value, with flags for the missing and for the unusable ones."""
     column = _plain(column)
     kind = column.type
-    if _is_text(kind):
+    if is_text(kind):
         return _text_times(column)
     missing = column.is_null().to_numpy(zero_copy_only=False)
     bad = np.zeros(len(column), dtype=bool)
@@ -233,7 +233,7 @@ def time_microseconds(column: Any) -> tuple[npt.NDArray[np.int64], Flags, Flags]
         numbers = _integers(column)
         bounds = [numbers < bound for bound in (10**11, 10**14, 10**17)]
         micros = np.select(bounds, [_rescaled(numbers, n) for n in (1, 10**3, 10**6)], numbers // 1000)
-    elif _is_number(kind):
+    elif is_number(kind):
         micros, bad = _epoch_floats(_floats(column))
     else:
         raise TypeError(f"column event_time has type {kind}; expected a timestamp, epoch seconds or ISO 8601 text")
@@ -246,10 +246,10 @@ def rtt_milliseconds(column: Any) -> tuple[npt.NDArray[np.float64], Flags]:
     kind = column.type
     if pa.types.is_null(kind):  # a file in which every probe failed may have no other type
         return np.full(len(column), np.nan), np.zeros(len(column), dtype=bool)
-    if _is_number(kind):
+    if is_number(kind):
         values = _floats(column)
         return values, np.isnan(values) & column.is_valid().to_numpy(zero_copy_only=False)
-    if _is_text(kind):
+    if is_text(kind):
         numbers, absent, bad = _parse_text(column, float, pa.float64())
         values = np.where(absent | bad, np.nan, numbers)
         return values, bad | (np.isnan(values) & ~absent)
@@ -324,14 +324,14 @@ def _plain(column: Any) -> Any:
     """The column without dictionary encoding, text as plain strings."""
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
-    return column.cast(pa.large_string()) if _is_text(column.type) else column
+    return column.cast(pa.large_string()) if is_text(column.type) else column
 
 
-def _is_text(kind: Any) -> bool:
+def is_text(kind: Any) -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
 
 
-def _is_number(kind: Any) -> bool:
+def is_number(kind: Any) -> bool:
     return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind))
 
 

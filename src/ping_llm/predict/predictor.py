@@ -21,8 +21,7 @@ from ping_llm.core.rtt import Floats, Ints, Observations, Questions, RttDistribu
 from ping_llm.models.completer.inference import Completer, PredictionSettings
 from ping_llm.prior.selection import ContextIndex, prefix_groups
 from ping_llm.rows.measurement_set import MeasurementSet, read_observations, rows_observations, table_observations
-from ping_llm.runs.task import completer_settings
-from ping_llm.runs.trained import Trained, load_trained
+from ping_llm.runs.trained import Trained, completer_settings, load_trained
 from ping_llm.sources.files import find_columns
 
 if TYPE_CHECKING:
