@@ -109,6 +109,21 @@ def listening(
             assert not worker.is_alive()
 
 
+def good(reply: Any) -> Any:
+    assert reply.status_code == 200, reply.text
+    return reply.json()
+
+
+def refused(reply: Any, status: int) -> str:
+    """What a reply says is wrong, in one line."""
+    assert reply.status_code == status, reply.text
+    (message,) = reply.json().values()
+    assert list(reply.json()) == ["error"]
+    assert isinstance(message, str)
+    assert "\n" not in message
+    return message
+
+
 def question(source: str = SOURCE, destination: str = DESTINATION, **more: Any) -> dict[str, Any]:
     return {"src_addr": source, "dst_addr": destination, **more}
 

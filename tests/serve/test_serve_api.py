@@ -10,7 +10,8 @@ pytest.importorskip("fastapi", reason="ping-llm serve needs the extra `serve`")
 
 from starlette.testclient import TestClient
 
-from serving_fixtures import DESTINATION, FILE, OTHER, SOURCE, csv, question, running, some_store
+from ping_llm.serve.store import MeasurementStore
+from serving_fixtures import DESTINATION, FILE, OTHER, SOURCE, csv, good, question, refused, running, some_store
 
 
 @pytest.fixture(scope="module")
@@ -23,20 +24,6 @@ def client() -> Iterator[TestClient]:
 def bare() -> Iterator[TestClient]:
     with running() as client:
         yield client
-
-
-def good(reply: Any) -> Any:
-    assert reply.status_code == 200, reply.text
-    return reply.json()
-
-
-def problem(reply: Any, status: int) -> str:
-    assert reply.status_code == status, reply.text
-    assert list(reply.json()) == ["error"]
-    message = reply.json()["error"]
-    assert isinstance(message, str)
-    assert "\n" not in message
-    return message
 
 
 class TestPredict:
@@ -89,11 +76,11 @@ class TestPredict:
         ],
     )
     def test_a_bad_question_is_named_in_one_line(self, client: TestClient, asked: Any, says: str) -> None:
-        assert says in problem(client.post("/api/v1/predict", json={"questions": [asked]}), 422)
+        assert says in refused(client.post("/api/v1/predict", json={"questions": [asked]}), 422)
 
     def test_measurements_without_times_do_not_mix_with_those_that_have_some(self, client: TestClient) -> None:
         untimed = {"questions": [question()], "history": [question(rtt=5.0)]}
-        assert "no times" in problem(client.post("/api/v1/predict", json=untimed), 422)
+        assert "no times" in refused(client.post("/api/v1/predict", json=untimed), 422)
         assert good(client.post("/api/v1/predict", json=untimed | {"use_rows": False}))
 
     def test_without_rows_and_history_there_is_still_an_answer(self, bare: TestClient) -> None:
@@ -134,15 +121,15 @@ class TestRankAndDestinations:
         assert chances == sorted(chances, reverse=True)
 
     def test_a_completer_without_any_destination_says_what_it_needs(self, bare: TestClient) -> None:
-        message = problem(bare.post("/api/v1/destinations", json={"src_addr": SOURCE, "rtt": 20}), 422)
+        message = refused(bare.post("/api/v1/destinations", json={"src_addr": SOURCE, "rtt": 20}), 422)
         assert "candidates" in message
-        assert "RTT" in problem(
+        assert "RTT" in refused(
             bare.post("/api/v1/destinations", json={"src_addr": SOURCE, "candidates": [OTHER]}), 422
         )
 
     def test_a_completer_completes_no_address(self, client: TestClient) -> None:
         body = {"src_addr": SOURCE, "prefix": "193.0."}
-        assert "completer" in problem(client.post("/api/v1/complete", json=body), 422)
+        assert "completer" in refused(client.post("/api/v1/complete", json=body), 422)
 
 
 class TestRows:
@@ -168,6 +155,13 @@ class TestRows:
         assert about["rows"]["measurements"] == 20
         assert about["rows"]["examples"][0] == {"src_addr": SOURCE, "dst_addr": DESTINATION}
         assert good(bare.get("/api/v1/model"))["rows"] is None
+
+
+@pytest.mark.parametrize(("limit", "kept"), [(20, range(20)), (7, range(14, 20)), (2, [18, 19]), (1, [19])])
+def test_a_completer_gets_as_many_of_the_latest_of_every_pair_as_there_is_room_for(limit: int, kept: Any) -> None:
+    store = MeasurementStore(some_store().measured, max_for_completer=limit)
+    times = store.latest(None, np.nan, 0).observations.time_s
+    assert times.tolist() == [1_700_000_000 + 60 * index for index in kept]
 
 
 class TestFiles:
@@ -223,7 +217,7 @@ class TestFiles:
     def test_what_is_no_file_of_measurements_is_refused_in_one_line(
         self, bare: TestClient, content: bytes, says: str
     ) -> None:
-        message = problem(bare.post("/api/v1/measurements", content=content, headers=FILE), 422)
+        message = refused(bare.post("/api/v1/measurements", content=content, headers=FILE), 422)
         assert says in message
         assert "/tmp" not in message
         assert "--columns" not in message

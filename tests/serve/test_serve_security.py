@@ -22,7 +22,7 @@ from ping_llm.core.errors import PingLlmError
 from ping_llm.serve import server as app_module
 from ping_llm.serve.access import Limits, ServeSettings
 from ping_llm.serve.answers import ModelAnswers
-from serving_fixtures import FILE, SOURCE, MedianOfSource, csv, question, quick_answers, running, some_store
+from serving_fixtures import FILE, SOURCE, MedianOfSource, csv, question, quick_answers, refused, running, some_store
 
 TOKEN = "correct-horse-battery-staple"
 ASK = {"questions": [question()]}
@@ -47,26 +47,13 @@ def guarded() -> Iterator[TestClient]:
         yield client
 
 
-def refused(reply: Any, status: int) -> str:
-    assert reply.status_code == status, reply.text
-    assert list(reply.json()) == ["error"]
-    return str(reply.json()["error"])
-
-
 class TestLimits:
     def test_a_large_body_is_refused_by_what_it_announces(self, small: TestClient) -> None:
         assert "2,000 bytes" in refused(small.post("/api/v1/measurements", content=b"x" * 2_001, headers=FILE), 413)
 
     def test_a_large_body_that_announces_nothing_is_cut_off_while_it_arrives(self, small: TestClient) -> None:
-        sent = 0
-
-        def endless() -> Iterator[bytes]:
-            nonlocal sent
-            for _ in range(100):
-                sent += 1
-                yield b"x" * 500
-
-        refused(small.post("/api/v1/measurements", content=endless(), headers=FILE), 413)
+        pieces = (b"x" * 500 for _ in range(100))
+        refused(small.post("/api/v1/measurements", content=pieces, headers=FILE), 413)
 
     def test_too_many_questions_and_measurements_are_refused(self, small: TestClient) -> None:
         assert "4 questions" in refused(small.post("/api/v1/predict", json={"questions": [question()] * 4}), 413)

@@ -30,15 +30,13 @@ from ping_llm.serve.answers import ModelAnswers, steady_predictor
 from ping_llm.serve.api import Service
 from ping_llm.serve.model_thread import BusyError, ModelThread
 from ping_llm.serve.store import TooManyError, read_store
+from ping_llm.storage.cache import cache_folder
 
 _FILES: Final = Path(__file__).parent / "static"
 _CHART_FILES: Final = Path(__file__).parents[1] / "report" / "static"
 """Colours and charts, which the page shares with the run report."""
 _STATUS: Final[dict[type[Exception], int]] = {TooManyError: 413, BusyError: 503}
-_COMPILED: Final = {
-    "jax_persistent_cache_min_compile_time_secs": 0.0,
-    "jax_persistent_cache_min_entry_size_bytes": -1,
-}
+_COMPILED: Final = {"jax_persistent_cache_min_compile_time_secs": 0.0, "jax_persistent_cache_min_entry_size_bytes": -1}
 
 
 def make_app(service: Service, settings: ServeSettings) -> ASGIApp:
@@ -141,11 +139,9 @@ def listen(host: str, port: int) -> socket.socket:
 
 def _keep_compiled() -> None:
     """Keep what was compiled in the user's cache: the next start takes seconds less."""
-    if os.environ.get("JAX_COMPILATION_CACHE_DIR"):
-        return
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ping-llm" / "compiled"
-    for name, value in {"jax_compilation_cache_dir": str(cache), **_COMPILED}.items():
-        jax.config.update(name, value)  # type: ignore[no-untyped-call]
+    if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
+        for name, value in {"jax_compilation_cache_dir": str(cache_folder() / "compiled"), **_COMPILED}.items():
+            jax.config.update(name, value)  # type: ignore[no-untyped-call]
 
 
 def _log_to_stderr() -> None:

@@ -24,9 +24,6 @@ from ping_llm.rows.manifest import MANIFEST, Manifest
 from ping_llm.rows.measurement_set import MeasurementSet, joined, read_observations, rows_observations
 from ping_llm.sources.files import COLUMN_NAMES
 
-_MAX_FOR_COMPLETER: Final = 50_000
-"""Choosing a context among so many takes 15 ms."""
-
 Role = Literal["source", "destination"]
 
 
@@ -54,10 +51,13 @@ def read_store(inputs: Sequence[str]) -> "MeasurementStore":
 
 
 class MeasurementStore:
-    """Measurements, indexed by the addresses of their sources."""
+    """Measurements, indexed by the addresses of their sources.
 
-    def __init__(self, measured: MeasurementSet) -> None:
-        self.measured = measured
+    The completer gets `max_for_completer` of them: to choose a context among 50,000 takes 15 ms.
+    """
+
+    def __init__(self, measured: MeasurementSet, max_for_completer: int = 50_000) -> None:
+        self.measured, self._limit = measured, max_for_completer
         observations, count = measured.observations, len(measured.nodes)
         self._node = {address: node for node, address in enumerate(measured.nodes)}
         self._by_source = np.argsort(observations.source, kind="stable")
@@ -131,16 +131,16 @@ class MeasurementStore:
     def _latest_of_pairs(self, time_s: float) -> MeasurementSet:
         """As many of each pair as the limit leaves room for."""
         rows = self._before(np.arange(len(self)), time_s)
-        if len(rows) <= _MAX_FOR_COMPLETER:
+        if len(rows) <= self._limit:
             return self._subset(rows)
         pair = self.measured.observations.take(rows).pair
         order = np.argsort(pair, kind="stable")
         ends = np.flatnonzero(np.append(np.diff(pair[order]) != 0, True))
         nth_from_last = np.empty(len(rows), np.int64)
         nth_from_last[order] = np.repeat(ends, np.diff(ends, prepend=-1)) - np.arange(len(rows))
-        kept = np.searchsorted(np.cumsum(np.bincount(nth_from_last)), _MAX_FOR_COMPLETER, side="right")
+        kept = np.searchsorted(np.cumsum(np.bincount(nth_from_last)), self._limit, side="right")
         if kept == 0:  # more pairs than the limit: the latest of all
-            return self._subset(rows[nth_from_last == 0][-_MAX_FOR_COMPLETER:])
+            return self._subset(rows[nth_from_last == 0][-self._limit :])
         return self._subset(rows[nth_from_last < kept])
 
     def _before(self, rows: Ints, time_s: float) -> Ints:
