@@ -18,8 +18,7 @@ import numpy.typing as npt
 import orjson
 
 from ping_llm.baselines import PairTable
-from ping_llm.core.distribution import RttDistribution
-from ping_llm.core.observations import Floats, History, NodeIds, Observations, Questions
+from ping_llm.core.rtt import Floats, History, NodeIds, Observations, Questions, RttDistribution
 from ping_llm.evaluate.scores import Scores, scores
 from ping_llm.sources.atlas.parse import read_ping
 

@@ -13,7 +13,8 @@ import jax
 import jax.numpy as jnp
 
 from ping_llm.core.errors import PingLlmError
-from ping_llm.runs.trained import check_replaceable, load_trained, model_card, save_trained
+from ping_llm.runs.task import model_card
+from ping_llm.runs.trained import check_replaceable, load_trained, save_trained
 
 
 def main() -> None:

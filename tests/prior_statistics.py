@@ -28,7 +28,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
-from ping_llm.core.observations import Floats, Ints
+from ping_llm.core.rtt import Floats, Ints
 from ping_llm.prior.internet import make_nodes, undisturbed_ms
 from ping_llm.prior.prng import Draws
 from ping_llm.prior.worlds import WorldSettings
@@ -54,7 +54,7 @@ class Character:
 def character(source: Ints, destination: Ints, rtt_ms: Floats, *, seed: int = 0) -> Character:
     """Of the RTTs of distinct pairs."""
     from ping_llm.baselines import LogFactors
-    from ping_llm.core.observations import Observations
+    from ping_llm.core.rtt import Observations
 
     log_rtt = np.log(rtt_ms)
     low, middle, high = np.quantile(log_rtt, [0.16, 0.5, 0.84])

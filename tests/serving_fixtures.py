@@ -11,16 +11,16 @@ import uvicorn
 from starlette.testclient import TestClient
 
 from ping_llm import Predictor
-from ping_llm.core.observations import Observations
-from ping_llm.models.completer.inference import Completer
-from ping_llm.models.completer.mixture import BinDistribution, Bins
+from ping_llm.core.rtt import Observations
+from ping_llm.models.completer.inference import BinDistribution, Completer
+from ping_llm.models.completer.model import Bins
 from ping_llm.rows.measurement_set import MeasurementSet
-from ping_llm.serve.answers import Answers
+from ping_llm.serve.access import Limits, ServeSettings
+from ping_llm.serve.answers import ModelAnswers
 from ping_llm.serve.api import Service
 from ping_llm.serve.model_thread import ModelThread
-from ping_llm.serve.server import _listen, _patient_protocol, make_app
-from ping_llm.serve.settings import Limits, ServeSettings
-from ping_llm.serve.store import Known
+from ping_llm.serve.server import listen, make_app, server_config
+from ping_llm.serve.store import MeasurementStore, read_store
 
 SOURCE, DESTINATION, OTHER = "192.0.2.1", "192.0.2.2", "192.0.2.3"
 NODES = (SOURCE, DESTINATION, OTHER, "198.51.100.7", "2001:db8::1", "2001:db8::2")
@@ -41,73 +41,87 @@ class MedianOfSource(Completer):
 
     def predict(self, known: Observations, questions: Any, nodes: Any = None, advance: Any = None) -> BinDistribution:
         parts = [answers for _, answers in self.in_parts(known, questions, nodes)]
-        joined = (np.concatenate([getattr(part, name) for part in parts]) for name in ("p_failed", "probability"))
-        return BinDistribution(**dict(zip(("p_failed", "probability"), joined, strict=True)))
+        names = ("p_failed", "probability")
+        return BinDistribution(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
 
 
-def quick_answers() -> Answers:
+def quick_answers(model: type[MedianOfSource] = MedianOfSource) -> ModelAnswers:
     trained: Any = SimpleNamespace(is_completer=True, where="stand-in", steps=7, config=None, weights=None)
     predictor = Predictor(trained=trained)
-    vars(predictor)["model"] = MedianOfSource(settings=SimpleNamespace(answer_bins=BINS), weights=None)  # type: ignore[arg-type]
-    return Answers(predictor)
+    vars(predictor)["model"] = model(settings=SimpleNamespace(answer_bins=BINS), weights=None)  # type: ignore[arg-type]
+    return ModelAnswers(predictor)
 
 
-def some_known(times: bool = True) -> Known:
+def some_store(times: bool = True) -> MeasurementStore:
     """SOURCE measures 192.0.2.2 (10 ms) and 192.0.2.3 (30 ms) in turn, ten times; once it fails."""
     count = 20
-    place = np.arange(count)
-    rtt = np.where(place % 2, 30.0, 10.0).astype(np.float32)
+    index = np.arange(count)
+    rtt = np.where(index % 2, 30.0, 10.0).astype(np.float32)
     rtt[7] = np.nan
     observations = Observations(
         source=np.zeros(count, np.int64),
-        destination=1 + place % 2,
-        time_s=np.where(times, 1_700_000_000.0 + 60 * place, np.nan).astype(np.float64),
+        destination=1 + index % 2,
+        time_s=np.where(times, 1_700_000_000.0 + 60 * index, np.nan).astype(np.float64),
         rtt_ms=rtt,
     )
-    return Known(MeasurementSet(nodes=NODES, observations=observations))
+    return MeasurementStore(MeasurementSet(nodes=NODES, observations=observations))
+
+
+@contextmanager
+def service(answers: ModelAnswers | None, store: MeasurementStore | None, limits: Limits) -> Iterator[Service]:
+    answers = answers or quick_answers()
+    with ModelThread(answers.forecast, limits.waiting) as thread:
+        yield Service(model=answers, store=store or read_store([]), thread=thread, limits=limits, warm=True)
 
 
 @contextmanager
 def running(
-    answers: Answers | None = None, known: Known | None = None, limits: Limits | None = None, **settings: Any
+    answers: ModelAnswers | None = None,
+    store: MeasurementStore | None = None,
+    limits: Limits | None = None,
+    **settings: Any,
 ) -> Iterator[TestClient]:
     """Requests to a server, as a client on this machine would send them."""
     serving = ServeSettings(limits=limits or Limits(), **settings)
-    answers = answers or quick_answers()
-    with ModelThread(answers.forecast, serving.limits.waiting) as thread:
-        service = Service(answers, known, thread, serving.limits)
-        service.warm = True
-        with TestClient(make_app(service, serving), base_url="http://127.0.0.1:8000") as client:
-            yield client
+    with (
+        service(answers, store, serving.limits) as shared,
+        TestClient(make_app(shared, serving), base_url="http://127.0.0.1:8000") as client,
+    ):
+        yield client
 
 
 @contextmanager
 def listening(
-    limits: Limits | None = None, known: Known | None = None, token: str | None = None
+    limits: Limits | None = None, store: MeasurementStore | None = None, token: str | None = None
 ) -> Iterator[tuple[str, int]]:
     """A server with a stand-in for the model, at a port of this machine."""
-    settings, answers = ServeSettings(limits=limits or Limits(), token=token), quick_answers()
-    limits = settings.limits
-    with ModelThread(answers.forecast, limits.waiting) as thread, _listen("127.0.0.1", 0) as place:
-        service = Service(answers, known, thread, limits)
-        service.warm = True
-        config = uvicorn.Config(
-            make_app(service, settings),
-            http=_patient_protocol(limits.arrival_seconds),
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            timeout_graceful_shutdown=1,
-        )
-        server = uvicorn.Server(config)
-        worker = threading.Thread(target=server.run, kwargs={"sockets": [place]})
+    settings = ServeSettings(limits=limits or Limits(), token=token)
+    with service(None, store, settings.limits) as shared, listen("127.0.0.1", 0) as listener:
+        server = uvicorn.Server(server_config(shared, settings))
+        server.config.timeout_graceful_shutdown = 1
+        worker = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         worker.start()
         try:
-            yield place.getsockname()
+            yield listener.getsockname()
         finally:
             server.should_exit = True
             worker.join(timeout=10)
             assert not worker.is_alive()
+
+
+def good(reply: Any) -> Any:
+    assert reply.status_code == 200, reply.text
+    return reply.json()
+
+
+def refused(reply: Any, status: int) -> str:
+    """What a reply says is wrong, in one line."""
+    assert reply.status_code == status, reply.text
+    (message,) = reply.json().values()
+    assert list(reply.json()) == ["error"]
+    assert isinstance(message, str)
+    assert "\n" not in message
+    return message
 
 
 def question(source: str = SOURCE, destination: str = DESTINATION, **more: Any) -> dict[str, Any]:

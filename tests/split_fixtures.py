@@ -6,7 +6,7 @@ from ipaddress import ip_address
 
 import numpy as np
 
-from ping_llm.core.observations import Observations
+from ping_llm.core.rtt import Observations
 from ping_llm.evaluate.split import Split, SplitSettings
 from ping_llm.rows.measurement_set import MeasurementSet
 

@@ -19,7 +19,7 @@ from ping_llm.baselines import (
     standard_baselines,
 )
 from ping_llm.baselines.pairs import PairTable
-from ping_llm.core.observations import DEFAULT_RTT_MS, Floats, History, Ints, NodeIds, Observations, Questions
+from ping_llm.core.rtt import DEFAULT_RTT_MS, Floats, History, Ints, NodeIds, Observations, Questions
 
 NODES = 150
 STANDARD = [pytest.param(baseline, id=baseline.name) for baseline in standard_baselines()]

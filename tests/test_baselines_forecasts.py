@@ -16,7 +16,7 @@ from ping_llm.baselines import (
     standard_baselines,
 )
 from ping_llm.baselines.forecasts import BUCKETS, EDGES, Familiarity, cumulative, cumulative_by_bucket
-from ping_llm.core.observations import Observations, Questions
+from ping_llm.core.rtt import Observations, Questions
 
 
 def separable(count: int, *, seed: int, noise: float = 0.2, nodes: int = 60, since: float = 0.0) -> Observations:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from ping_llm.baselines import Baseline, Descent, Dmfsgd, LastValue, LogFactors, MedianOfLast, MovingAverage, Vivaldi
-from ping_llm.core.observations import Floats, History, Observations
+from ping_llm.core.rtt import Floats, History, Observations
 from real_data_sets import MENOG_FILE, PLANETLAB_FILE, Pings, menog_pairs, menog_pings, parted, planetlab_pairs
 
 pytestmark = pytest.mark.slow

@@ -13,8 +13,7 @@ from ping_llm.batches.batch import Stages
 from ping_llm.batches.plan import Mode
 from ping_llm.batches.source import BatchBuilder
 from ping_llm.batches.spec import Batch
-from ping_llm.core.addresses import format_address
-from ping_llm.core.measurements import SCHEMA
+from ping_llm.core.measurements import SCHEMA, format_address
 from ping_llm.rows import format as layout
 from ping_llm.rows.dataset import CorruptRowError, RowSet
 from ping_llm.tokens import VOCABULARY_SIZE, TimeKind

@@ -13,7 +13,7 @@ from pyarrow import csv
 
 from ping_llm.config import Config
 from ping_llm.core.errors import PingLlmError
-from ping_llm.core.observations import Observations
+from ping_llm.core.rtt import Observations
 from ping_llm.prior.fine_tuning import measured_batch, on_device_measurements
 from ping_llm.prior.prng import Columns
 from ping_llm.prior.selection import ANSWERED, EMPTY, FAILED

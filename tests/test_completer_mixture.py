@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ping_llm.models.completer.mixture import FINE, KERNEL_WIDTHS, PRECISIONS, BinDistribution, Bins, Mixture
+from ping_llm.models.completer.inference import BinDistribution
+from ping_llm.models.completer.model import FINE, KERNEL_WIDTHS, PRECISIONS, Bins, Mixture
 
 NEVER = -1e9
 

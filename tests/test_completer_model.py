@@ -10,10 +10,9 @@ import optax
 import pytest
 from flax import nnx
 
-from ping_llm.core.observations import Observations, Questions
+from ping_llm.core.rtt import Observations, Questions
 from ping_llm.models.completer.inference import Completer, PredictionSettings
-from ping_llm.models.completer.mixture import Bins, Mixture, loss_sums
-from ping_llm.models.completer.model import CompleterSettings, SetTransformer
+from ping_llm.models.completer.model import Bins, CompleterSettings, Mixture, SetTransformer, loss_sums
 from ping_llm.prior.worlds import WorldSettings, world_batch
 from real_data_sets import unseen_pairs
 

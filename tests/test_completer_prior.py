@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ping_llm.core.observations import Observations
+from ping_llm.core.rtt import Observations
 from prior_statistics import Character, character, rtts_of_worlds
 from real_data_sets import MENOG_FILE, PLANETLAB_FILE, menog_pairs, menog_pings, planetlab_pairs
 

@@ -9,14 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ping_llm.core.observations import Observations, Questions
-from ping_llm.models.completer.inference import ContextIndex, group_questions
+from ping_llm.core.rtt import Observations, Questions
 from ping_llm.models.completer.model import LEVEL_SHARES, OWN_SHARE, identities
 from ping_llm.prior.selection import (
     ANSWERED,
     EMPTY,
     FAILED,
     LEVELS,
+    ContextIndex,
+    group_questions,
     groups_among,
     no_prefix_groups,
     prefix_distance,

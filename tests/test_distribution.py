@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 
 from ping_llm.baselines import PointWithResiduals
 from ping_llm.baselines.forecasts import cumulative
-from ping_llm.core.distribution import CODE_MS, RttDistribution, code_bounds, encode_rtt
+from ping_llm.core.rtt import CODE_MS, RttDistribution, code_bounds, encode_rtt
 from ping_llm.evaluate.protocols import TrueDistribution
-from ping_llm.models.completer.mixture import BinDistribution, Bins
+from ping_llm.models.completer.inference import BinDistribution
+from ping_llm.models.completer.model import Bins
 from ping_llm.predict.language_model import CodeDistribution
 from ping_llm.sources.simulator import DelayDistribution
 

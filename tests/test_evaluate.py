@@ -18,8 +18,7 @@ from ping_llm.baselines import (
     standard_baselines,
 )
 from ping_llm.baselines.forecasts import cumulative
-from ping_llm.core.distribution import RttDistribution
-from ping_llm.core.observations import Observations, Questions
+from ping_llm.core.rtt import Observations, Questions, RttDistribution
 from ping_llm.evaluate import Evaluation, evaluate, scores
 from ping_llm.evaluate.protocols import baseline_forecasts, is_mesh
 from ping_llm.evaluate.split import Split, SplitSettings, split

@@ -18,7 +18,7 @@ from ping_llm.baselines import GlobalMedian, LastValue, PointWithResiduals
 from ping_llm.baselines.forecasts import cumulative
 from ping_llm.cli.evaluate import evaluate as command
 from ping_llm.core.errors import PingLlmError
-from ping_llm.core.observations import Observations, Questions
+from ping_llm.core.rtt import Observations, Questions
 from ping_llm.evaluate import Evaluation, protocols
 from ping_llm.evaluate.plots import equal_bins, plot
 from ping_llm.evaluate.scores import ProtocolResult, ScoredAnswers, comparison, tables

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from ping_llm.config import Config
 from ping_llm.core.errors import PingLlmError
+from ping_llm.models.layers import rms_norm
 from ping_llm.models.lm import Transformer, float8
-from ping_llm.models.lm.attention import rms_norm
 from ping_llm.models.lm.float8 import (
     GRADIENT,
     VALUE,

@@ -149,19 +149,6 @@ def test_a_row_that_disagrees_with_its_index_entry_is_named(dataset: Path, monke
     assert any("count is" in fault and "but the index says" in fault for fault in faults(dataset))
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda path: None, "no such folder"),
-        (lambda path: path.mkdir(), "has no manifest.json"),
-        (lambda path: path.write_text("x"), "is a file"),
-    ],
-)
-def test_what_is_no_dataset_is_said_in_one_line(tmp_path: Path, make: Callable[[Path], Any], message: str) -> None:
-    make(tmp_path / "thing")
-    assert message in error_of(tmp_path / "thing")
-
-
 def test_a_manifest_changed_by_hand_is_refused(dataset: Path) -> None:
     path = dataset / "manifest.json"
     value = json.loads(path.read_text())

@@ -19,8 +19,8 @@ from ping_llm.batches.segments import sort_random
 from ping_llm.batches.source import BatchBuilder
 from ping_llm.batches.spec import ContextSettings
 from ping_llm.core import draws
-from ping_llm.core.distribution import encode_rtt
 from ping_llm.core.randomness import permute
+from ping_llm.core.rtt import encode_rtt
 from ping_llm.tokens.encode import rtt_code
 from pipeline_fixtures import facts_of, histories, prepare_table, simulated
 

@@ -11,8 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ping_llm.core.addresses import format_address, parse_addresses, source_hash
-from ping_llm.core.measurements import DROP_REASONS, MAX_RTT_MS, SCHEMA, time_microseconds, validate
+from ping_llm.core.measurements import (
+    DROP_REASONS,
+    MAX_RTT_MS,
+    SCHEMA,
+    format_address,
+    parse_addresses,
+    source_hash,
+    time_microseconds,
+    validate,
+)
 
 GOOD = {"event_time": 1_700_000_000, "src_addr": "192.0.2.1", "dst_addr": "198.51.100.7", "ip_version": 4, "rtt": 12.5}
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from conftest import random_measurements
-from ping_llm.cli.plan import duration, plan, size
+from ping_llm.cli.data import duration, plan, size
 from ping_llm.core.errors import PingLlmError
 from ping_llm.rows.estimate import GIB, MEASURED, Rates, Workload, estimate
 from ping_llm.rows.prepare import PrepareSettings, TaskSizes, prepare

@@ -9,8 +9,8 @@ import pytest
 from language_model_fixtures import plain, random_row, untrained
 from ping_llm import Predictor
 from ping_llm.config import Config
-from ping_llm.core.distribution import CODES, code_bounds, decode_rtt, encode_rtt
 from ping_llm.core.errors import PingLlmError
+from ping_llm.core.rtt import CODES, code_bounds, decode_rtt, encode_rtt
 from ping_llm.predict.language_model import LanguageModel
 from ping_llm.predict.prompts import RESULT_LAST, Prompt, prompt_of, with_query
 from ping_llm.rows.format import ProbeRow

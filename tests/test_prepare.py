@@ -21,8 +21,8 @@ from typer.testing import CliRunner
 
 from conftest import random_measurements
 from ping_llm.cli.main import app
-from ping_llm.core.addresses import format_address
 from ping_llm.core.errors import MeasurementError, PingLlmError
+from ping_llm.core.measurements import format_address
 from ping_llm.rows import prepare as prepare_module
 from ping_llm.rows.dataset import RowSet
 from ping_llm.rows.manifest import Manifest

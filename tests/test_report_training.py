@@ -12,7 +12,7 @@ from ping_llm.batches.explain import explain_sequence
 from ping_llm.batches.source import BatchSource
 from ping_llm.config import Config
 from ping_llm.core.errors import PingLlmError
-from ping_llm.core.observations import Observations
+from ping_llm.core.rtt import Observations
 from ping_llm.data.registry import spec_from_config
 from ping_llm.evaluate.scores import Evaluation, ProtocolResult, ScoredAnswers, save_evaluation, scores
 from ping_llm.report import page

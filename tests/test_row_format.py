@@ -9,7 +9,7 @@ from array_record.python.array_record_module import ArrayRecordReader, ArrayReco
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ping_llm.core.addresses import ADDRESS_BYTES
+from ping_llm.core.measurements import ADDRESS_BYTES
 from ping_llm.rows import format as layout
 from ping_llm.rows.format import (
     HEADER,

@@ -11,7 +11,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from ping_llm.core.errors import PingLlmError
-from ping_llm.core.observations import Observations
+from ping_llm.core.rtt import Observations
 from ping_llm.evaluate.split import PROTOCOLS, Split, SplitSettings, sampled, split, trained_on
 from ping_llm.rows.measurement_set import MeasurementSet
 from reference_split import expected_split

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from ping_llm.benchmarks.plain_encoder import encode_one, rtt_code
-from ping_llm.core.addresses import ADDRESS_BYTES, format_address
-from ping_llm.core.distribution import CODES, decode_rtt, encode_rtt
+from ping_llm.core.measurements import ADDRESS_BYTES, format_address
+from ping_llm.core.rtt import CODES, decode_rtt, encode_rtt
 from ping_llm.tokens import BYTES_AFTER, FIELD_ORDERS, FIRST_BYTE, VOCABULARY_SIZE, Role, TimeKind, token_counts
 from ping_llm.tokens.decode import Decoded, Fault, as_json, decode, render
 from ping_llm.tokens.encode import encode

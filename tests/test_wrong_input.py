@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from ping_llm.cli.main import app
-from ping_llm.cli.options import check_folder, write_table, writing
+from ping_llm.cli.options import check_folder, file_errors, write_table
 from ping_llm.core.errors import PingLlmError
 from ping_llm.evaluate import split_folder as write_split
 from ping_llm.rows.manifest import MANIFEST
@@ -36,6 +36,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / name).mkdir()
     (folder / "other.csv").write_text("foo,bar\n1,2\n")
     (folder / "one.csv").write_text(HEADER + "1700000000,10.0.0.1,10.0.0.2,5\n1700000001,10.0.0.1,10.0.0.3,7\n")
+    (folder / "timed.csv").write_text("src,dst,time\n10.0.0.1,10.0.0.2,1700000000\n")
     (folder / "unusable.csv").write_text(HEADER + "1700000000,here,there,5\n")
     (folder / "rows.yml").write_text("network_train_files: rows\n")
     (folder / "latin1.md").write_bytes("é".encode("latin-1"))
@@ -50,6 +51,8 @@ CASES = [
     ("simulate -o empty.csv", "empty.csv: File exists"),
     ("simulate -o empty.csv/x", "empty.csv/x: Not a directory"),
     ("simulate -o new --set nosuch=1", "unknown simulator setting 'nosuch': there are seed, measurements, "),
+    ("simulate -o new --set ipv6_shar=0", "unknown simulator setting 'ipv6_shar': did you mean ipv6_share?"),
+    ("simulate -o new --set seed", "write NAME=VALUE"),
     ("simulate -o new --set days=x", "days must be a number"),
     ("simulate -o raw", "raw already holds simulated measurements"),
     ("import atlas nosuch.json -o new", "nosuch.json: no such file"),
@@ -63,6 +66,8 @@ CASES = [
     ("prepare -i split -o new", "the folder split is a split: what may be learned from is in split/train"),
     ("prepare -i raw -o empty.csv", "cannot write to empty.csv"),
     ("prepare -i raw -o new --columns foo=bar", "write COLUMN=NAME"),
+    ("prepare -i raw -o new --columns rtt", "write COLUMN=NAME"),
+    ("prepare -i raw -o new --max-row-size-mb 0", "largest row size"),
     ("prepare -i raw -o new --columns rtt=nosuch", "no column 'nosuch'"),
     ("prepare -i raw -o new --memory-limit-gb nan", "--memory-limit-gb nan: write a number"),
     ("prepare -i raw -o new --max-row-size-mb inf", "--max-row-size-mb inf: write a number"),
@@ -78,6 +83,7 @@ CASES = [
     ("inspect batch --config empty.yml", "network_train_files is not set"),
     ("inspect batch --config rows.yml --split foo", "--split 'foo': write train or eval"),
     ("inspect batch rows --set data_shuffle_seed=3", "give either the folder rows or a configuration"),
+    ("inspect batches nosuch", "no such folder: nosuch"),
     ("inspect batches nothing", "nothing has no manifest.json"),
     ("inspect batches rows --steps foo", "write first:end"),
     ("inspect batches rows --config rows.yml", "give either the folder rows or a configuration"),
@@ -104,18 +110,23 @@ CASES = [
     ("evaluate --data split --world empty.csv", "empty.csv holds no world.json"),
     ("evaluate --data split --plots empty.csv", "--plots empty.csv: empty.csv is a file, not a folder"),
     ("predict", "say what to predict"),
+    ("predict --src 10.0.0.1", "say what to predict"),
     ("predict --matrix", "give --history"),
     ("predict --src 10.0.0.1 --dst 10.0.0.2 --history nosuch", "no input file matches 'nosuch'"),
+    ("predict --src 10.0.0.1 --dst 10.0.0.2 --history /dev/null", "/dev/null is empty"),
     ("predict --src 10.0.0.1 --dst 10.0.0.2 --history other.csv", "no column 'src_addr'"),
     ("predict --src 10.0.0.1 --dst 10.0.0.2 --columns foo=bar", "write COLUMN=NAME"),
     ("predict --src 10.0.0.1 --dst 10.0.0.2 --time never", "never is not a time"),
+    ("predict --src 10.0.0.1 --dst 10.0.0.2 --quantiles 2", "write levels between 0 and 1"),
     ("predict --src 10.0.0.1 --dst 10.0.0.2 --quantiles foo", "write levels between 0 and 1"),
     ("predict --src 10.0.0.1 --dst 10.0.0.2 --checkpoint nothing", "nothing holds no trained model"),
     ("predict --src 10.0.0.1 --dst 10.0.0.2 --output folder.csv", "folder.csv: there is a folder of that name"),
     ("predict --src 10.0.0.1 --dst 10.0.0.2 --output empty.csv/x.csv", "empty.csv is a file, not a folder"),
+    ("predict --src 10.0.0.1 --dst 10.0.0.2 --output x.txt", "must end with .csv or .parquet"),
     ("predict --src foo --dst bar", "'foo' is not an address"),
     ("predict --questions nosuch.csv", "cannot read nosuch.csv"),
     ("predict --questions empty.csv", "cannot read empty.csv"),
+    ("predict --questions timed.csv --time 2024-05-01", "the questions have times of their own: leave --time out"),
     ("predict --questions other.csv", "no column 'src_addr'"),
     ("anomalies nosuch", "no input file matches 'nosuch'"),
     ("anomalies empty.csv", "empty.csv is empty"),
@@ -154,7 +165,8 @@ def test_what_the_system_refuses_to_write_is_one_line_and_leaves_nothing_behind(
     with pytest.raises(PingLlmError, match=r"cannot write to .*folder\.csv: Is a directory"):
         write_table(pa.table({"a": [1]}), tmp_path / "folder.csv")
     assert [path.name for path in tmp_path.iterdir()] == ["folder.csv"]
-    with pytest.raises(PingLlmError, match="cannot write to there: No space left on device"), writing(Path("there")):
+    refused = "cannot write to there: No space left on device"
+    with pytest.raises(PingLlmError, match=refused), file_errors("cannot write to there"):
         raise OSError(28, "No space left on device")
 
 

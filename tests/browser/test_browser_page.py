@@ -13,7 +13,7 @@ pytest.importorskip("playwright", reason="Playwright for Python is not installed
 
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
-from serving_fixtures import DESTINATION, OTHER, SOURCE, csv, listening, some_known
+from serving_fixtures import DESTINATION, OTHER, SOURCE, csv, listening, some_store
 
 CHROMIUM = Path("/usr/bin/chromium")
 TOKEN = "correct-horse-battery-staple"
@@ -31,7 +31,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
-    with listening(known=some_known()) as (host, port):
+    with listening(store=some_store()) as (host, port):
         yield f"http://{host}:{port}"
 
 
@@ -101,12 +101,13 @@ def test_a_shared_address_shows_the_same_and_the_chart_has_a_table_and_a_tip(vis
     page = visit.page
     page.goto(f"{address}/{pair()}")
     chart = page.locator(".density-figure")
-    picture = chart.get_by_role("img")
-    picture.hover()
-    expect(chart.locator(".tip")).to_contain_text("of the answers")
-    picture.focus()
-    picture.press("ArrowRight")
-    expect(chart.locator("[aria-live]")).to_contain_text("not longer")
+    plot = chart.locator(".plot")
+    plot.hover()
+    expect(chart.get_by_role("status")).to_contain_text("of the answers")
+    page.mouse.move(0, 0)
+    plot.focus()
+    plot.press("ArrowRight")
+    expect(chart.get_by_role("status")).to_contain_text("not longer")
     chart.get_by_role("button", name="Table").click()
     expect(chart.get_by_role("columnheader", name="probability")).to_be_visible()
     assert chart.get_by_role("row").count() > 50
@@ -121,9 +122,9 @@ def test_the_slider_moves_the_prediction(visit: Visit, address: str) -> None:
     expect(page.locator("output")).to_contain_text("no measurement at all")
     without = page.locator("output strong").inner_text()
     slider.press("ArrowRight")
-    expect(page.locator("output")).to_contain_text("most telling measurement")
+    expect(page.locator("output")).to_contain_text("most informative measurement")
     assert page.locator("output strong").inner_text() != without
-    expect(page.locator(".density-figure .note")).to_contain_text("most telling")
+    expect(page.locator(".density-figure .note")).to_contain_text("most informative")
 
 
 def test_a_bad_address_is_named_at_its_field(visit: Visit, address: str) -> None:
@@ -168,27 +169,28 @@ def test_destinations_are_ranked(visit: Visit, address: str) -> None:
     page.goto(f"{address}/#rank?src={SOURCE}")
     chart = page.locator(".rank-figure")
     expect(chart).to_contain_text("2 destinations")
-    chart.get_by_role("button", name="Table").click()
     expect(chart.get_by_role("row")).to_have_count(3)
+    bars = [bar.bounding_box() for bar in chart.locator("tbody .range.inner").all()]
+    assert all(bar and bar["width"] > 5 for bar in bars), "intervals are drawn"
 
 
 def test_an_uploaded_file_is_scored_and_its_name_is_text(visit: Visit, bare: str) -> None:
     page = visit.page
-    page.goto(f"{bare}/#surprise")
+    page.goto(f"{bare}/#anomalies")
     rows = [(1_700_000_000 + 60 * n, SOURCE, DESTINATION, 400 if n == 40 else 20) for n in range(60)]
     name = "<img src=x onerror=alert(1)>.csv"
     page.get_by_label("File of measurements").set_input_files(
         {"name": name, "mimeType": "text/csv", "buffer": csv(rows)}
     )
     page.get_by_role("button", name="Score them").click()
-    expect(page.get_by_role("heading", name=f"Surprise in {name}")).to_be_visible()
+    expect(page.get_by_role("heading", name=f"Anomaly scores of {name}")).to_be_visible()
     expect(page.locator(".worst tbody tr").first).to_contain_text("400 ms")
     assert page.locator("main img:not([src^='/static'])").count() == 0
 
 
 def test_a_file_that_cannot_be_read_says_why(visit: Visit, bare: str) -> None:
     page = visit.page
-    page.goto(f"{bare}/#surprise")
+    page.goto(f"{bare}/#anomalies")
     page.get_by_role("button", name="Score them").click()
     expect(page.get_by_text("Choose a file first.")).to_be_visible()
     page.get_by_label("File of measurements").set_input_files(
@@ -225,7 +227,7 @@ def test_without_any_measurements_there_is_an_example(visit: Visit, bare: str) -
 
 
 def test_a_token_is_asked_for_and_never_part_of_an_address(browser: Browser) -> None:
-    with listening(known=some_known(), token=TOKEN) as (host, port):
+    with listening(store=some_store(), token=TOKEN) as (host, port):
         page = browser.new_page()
         visit = Visit(page)
         page.goto(f"http://{host}:{port}/{pair()}")
@@ -240,7 +242,9 @@ def test_a_token_is_asked_for_and_never_part_of_an_address(browser: Browser) -> 
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("view", [pair(), f"#find?src={SOURCE}&rtt=20", f"#rank?src={SOURCE}", "#surprise", "#predict"])
+@pytest.mark.parametrize(
+    "view", [pair(), f"#find?src={SOURCE}&rtt=20", f"#rank?src={SOURCE}", "#anomalies", "#predict"]
+)
 def test_on_a_phone_everything_fits(browser: Browser, address: str, view: str, scheme: Any) -> None:
     page = browser.new_page(viewport={"width": 390, "height": 844}, color_scheme=scheme)
     page.goto(f"{address}/{view}")
@@ -271,7 +275,7 @@ def test_the_description_of_the_api_works_offline(visit: Visit, address: str) ->
 
 def test_a_server_that_is_gone_is_said_so(visit: Visit) -> None:
     page = visit.page
-    with listening(known=some_known()) as (host, port):
+    with listening(store=some_store()) as (host, port):
         page.goto(f"http://{host}:{port}/")
         expect(page.get_by_role("heading", name="How long would a ping take?")).to_be_visible()
     page.evaluate(f"location.hash = '{pair()}'")

@@ -28,8 +28,8 @@ from ping_llm.integrations.maxtext.convert import (
     write_weights,
 )
 from ping_llm.models.lm import ModelSettings, Transformer
-from ping_llm.runs.task import model_settings, task_of
-from ping_llm.runs.trained import Trained, by_name, load_trained
+from ping_llm.runs.task import task_of
+from ping_llm.runs.trained import Trained, by_name, load_trained, model_settings
 from ping_llm.training import train
 
 pytest.importorskip("maxtext", reason="MaxText is not installed here; `make test-maxtext` makes an environment with it")

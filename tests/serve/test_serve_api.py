@@ -10,12 +10,13 @@ pytest.importorskip("fastapi", reason="ping-llm serve needs the extra `serve`")
 
 from starlette.testclient import TestClient
 
-from serving_fixtures import DESTINATION, FILE, OTHER, SOURCE, csv, question, running, some_known
+from ping_llm.serve.store import MeasurementStore
+from serving_fixtures import DESTINATION, FILE, OTHER, SOURCE, csv, good, question, refused, running, some_store
 
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[TestClient]:
-    with running(known=some_known()) as client:
+    with running(store=some_store()) as client:
         yield client
 
 
@@ -23,20 +24,6 @@ def client() -> Iterator[TestClient]:
 def bare() -> Iterator[TestClient]:
     with running() as client:
         yield client
-
-
-def good(reply: Any) -> Any:
-    assert reply.status_code == 200, reply.text
-    return reply.json()
-
-
-def problem(reply: Any, status: int) -> str:
-    assert reply.status_code == status, reply.text
-    assert list(reply.json()) == ["error"]
-    message = reply.json()["error"]
-    assert isinstance(message, str)
-    assert "\n" not in message
-    return message
 
 
 class TestPredict:
@@ -50,8 +37,8 @@ class TestPredict:
         assert found[1]["median"] == pytest.approx(50, rel=0.02)  # it never measured anything
 
     def test_densities_add_up_and_hold_the_median(self, client: TestClient) -> None:
-        wanted = {"questions": [question()], "bins": 64, "quantiles": [0.25, 0.5, 0.75]}
-        (found,) = good(client.post("/api/v1/predict", json=wanted))["predictions"]
+        body = {"questions": [question()], "bins": 64, "quantiles": [0.25, 0.5, 0.75]}
+        (found,) = good(client.post("/api/v1/predict", json=body))["predictions"]
         edges, shares = np.array(found["density"]["edges"]), np.array(found["density"]["probability"])
         assert len(edges) == 65
         assert (np.diff(edges) > 0).all()
@@ -67,14 +54,14 @@ class TestPredict:
         assert found["median"] == pytest.approx(200, rel=0.02)
 
     def test_nothing_that_was_measured_later_is_used(self, client: TestClient) -> None:
-        wanted = {"questions": [question(event_time="2023-11-14T22:13:20Z"), question(event_time=1_700_000_001)]}
-        before, after = good(client.post("/api/v1/predict", json=wanted))["predictions"]
+        body = {"questions": [question(event_time="2023-11-14T22:13:20Z"), question(event_time=1_700_000_001)]}
+        before, after = good(client.post("/api/v1/predict", json=body))["predictions"]
         assert before["median"] == pytest.approx(50, rel=0.02)
         assert after["median"] == pytest.approx(10, rel=0.02)
 
     def test_spellings_of_an_address_are_one_address(self, client: TestClient) -> None:
-        wanted = {"questions": [question(" 192.0.2.1 "), question("2001:DB8:0::1", "2001:db8::0:2")]}
-        found = good(client.post("/api/v1/predict", json=wanted))["predictions"]
+        body = {"questions": [question(" 192.0.2.1 "), question("2001:DB8:0::1", "2001:db8::0:2")]}
+        found = good(client.post("/api/v1/predict", json=body))["predictions"]
         assert [one["src_addr"] for one in found] == ["192.0.2.1", "2001:db8::1"]
 
     @pytest.mark.parametrize(
@@ -89,11 +76,11 @@ class TestPredict:
         ],
     )
     def test_a_bad_question_is_named_in_one_line(self, client: TestClient, asked: Any, says: str) -> None:
-        assert says in problem(client.post("/api/v1/predict", json={"questions": [asked]}), 422)
+        assert says in refused(client.post("/api/v1/predict", json={"questions": [asked]}), 422)
 
     def test_measurements_without_times_do_not_mix_with_those_that_have_some(self, client: TestClient) -> None:
         untimed = {"questions": [question()], "history": [question(rtt=5.0)]}
-        assert "no times" in problem(client.post("/api/v1/predict", json=untimed), 422)
+        assert "no times" in refused(client.post("/api/v1/predict", json=untimed), 422)
         assert good(client.post("/api/v1/predict", json=untimed | {"use_rows": False}))
 
     def test_without_rows_and_history_there_is_still_an_answer(self, bare: TestClient) -> None:
@@ -121,8 +108,8 @@ class TestContext:
 
 class TestRankAndDestinations:
     def test_the_ranking_is_by_median(self, client: TestClient) -> None:
-        wanted = {"src_addr": SOURCE, "dst_addrs": [OTHER, DESTINATION, OTHER]}
-        medians = [one["median"] for one in good(client.post("/api/v1/rank", json=wanted))["ranking"]]
+        body = {"src_addr": SOURCE, "dst_addrs": [OTHER, DESTINATION, OTHER]}
+        medians = [one["median"] for one in good(client.post("/api/v1/rank", json=body))["ranking"]]
         assert len(medians) == 2
         assert medians == sorted(medians)
 
@@ -134,15 +121,15 @@ class TestRankAndDestinations:
         assert chances == sorted(chances, reverse=True)
 
     def test_a_completer_without_any_destination_says_what_it_needs(self, bare: TestClient) -> None:
-        message = problem(bare.post("/api/v1/destinations", json={"src_addr": SOURCE, "rtt": 20}), 422)
+        message = refused(bare.post("/api/v1/destinations", json={"src_addr": SOURCE, "rtt": 20}), 422)
         assert "candidates" in message
-        assert "RTT" in problem(
+        assert "RTT" in refused(
             bare.post("/api/v1/destinations", json={"src_addr": SOURCE, "candidates": [OTHER]}), 422
         )
 
     def test_a_completer_completes_no_address(self, client: TestClient) -> None:
-        wanted = {"src_addr": SOURCE, "prefix": "193.0."}
-        assert "completer" in problem(client.post("/api/v1/complete", json=wanted), 422)
+        body = {"src_addr": SOURCE, "prefix": "193.0."}
+        assert "completer" in refused(client.post("/api/v1/complete", json=body), 422)
 
 
 class TestRows:
@@ -170,6 +157,13 @@ class TestRows:
         assert good(bare.get("/api/v1/model"))["rows"] is None
 
 
+@pytest.mark.parametrize(("limit", "kept"), [(20, range(20)), (7, range(14, 20)), (2, [18, 19]), (1, [19])])
+def test_a_completer_gets_as_many_of_the_latest_of_every_pair_as_there_is_room_for(limit: int, kept: Any) -> None:
+    store = MeasurementStore(some_store().measured, max_for_completer=limit)
+    times = store.latest(None, np.nan, 0).observations.time_s
+    assert times.tolist() == [1_700_000_000 + 60 * index for index in kept]
+
+
 class TestFiles:
     ROWS = tuple((f"2024-05-01T00:{minute:02}:00Z", SOURCE, DESTINATION, 10 + minute) for minute in range(30))
 
@@ -195,16 +189,16 @@ class TestFiles:
         found = good(bare.post("/api/v1/measurements", content=result, headers=FILE))
         assert found["rtt"] == [7.5]
 
-    def test_surprise_is_scored_for_the_latest_of_a_file(self, bare: TestClient) -> None:
-        found = good(bare.post("/api/v1/surprise/file?last=4", content=csv(self.ROWS), headers=FILE))
+    def test_anomalies_are_scored_for_the_latest_of_a_file(self, bare: TestClient) -> None:
+        found = good(bare.post("/api/v1/anomalies/file?last=4", content=csv(self.ROWS), headers=FILE))
         assert found["total"] == 30
         assert len(found["bits"]) == 4
         assert found["complete"]
         assert found["rtt"] == [36, 37, 38, 39]
 
-    def test_an_outlier_is_the_most_surprising(self, bare: TestClient) -> None:
+    def test_an_outlier_has_the_highest_score(self, bare: TestClient) -> None:
         measured = [question(rtt=20.0 if n != 15 else 400.0, event_time=1_700_000_000 + n) for n in range(20)]
-        found = good(bare.post("/api/v1/surprise", json={"measurements": measured}))
+        found = good(bare.post("/api/v1/anomalies", json={"measurements": measured}))
         assert int(np.argmax(found["bits"][1:])) + 1 == 15
 
     @pytest.mark.parametrize(
@@ -223,7 +217,7 @@ class TestFiles:
     def test_what_is_no_file_of_measurements_is_refused_in_one_line(
         self, bare: TestClient, content: bytes, says: str
     ) -> None:
-        message = problem(bare.post("/api/v1/measurements", content=content, headers=FILE), 422)
+        message = refused(bare.post("/api/v1/measurements", content=content, headers=FILE), 422)
         assert says in message
         assert "/tmp" not in message
         assert "--columns" not in message
@@ -234,6 +228,6 @@ def test_the_page_the_description_and_the_health_are_there(bare: TestClient) -> 
     assert bare.get("/docs").status_code == 200
     assert good(bare.get("/healthz")) == {"status": "ok"}
     paths = good(bare.get("/openapi.json"))["paths"]
-    assert {"/api/v1/predict", "/api/v1/surprise/file", "/healthz"} <= paths.keys()
+    assert {"/api/v1/predict", "/api/v1/anomalies/file", "/healthz"} <= paths.keys()
     tag = bare.get("/static/main.js").headers["etag"]
     assert bare.get("/static/main.js", headers={"If-None-Match": tag}).status_code == 304

@@ -16,21 +16,21 @@ pytest.importorskip("fastapi", reason="ping-llm serve needs the extra `serve`")
 from starlette.testclient import TestClient
 
 from ping_llm.config import Config
-from ping_llm.core.observations import Observations
+from ping_llm.core.rtt import Observations
 from ping_llm.models.lm import ModelSettings, Transformer
 from ping_llm.predict.language_model import LanguageModel
 from ping_llm.predict.predictor import Predictor
 from ping_llm.rows.measurement_set import MeasurementSet
-from ping_llm.serve.answers import Answers, steady_predictor, warm_up
-from ping_llm.serve.store import Known, read_upload
-from serving_fixtures import FILE, csv, running
+from ping_llm.serve.answers import ModelAnswers, steady_predictor
+from ping_llm.serve.store import MeasurementStore, read_upload
+from serving_fixtures import FILE, csv, good, running
 
 LENGTH = 128
 SETTINGS = ModelSettings(layers=1, width=16, heads=1, head_dim=16, mlp_width=16, dtype="float32", attention="plain")
 
 
 @pytest.fixture(scope="module")
-def answers() -> Answers:
+def answers() -> ModelAnswers:
     """A language model with weights drawn at random: every token counts."""
     config = Config(max_target_length=LENGTH)
     model = LanguageModel(
@@ -39,28 +39,28 @@ def answers() -> Answers:
     trained: Any = SimpleNamespace(config=config, is_completer=False, where="random", steps=0)
     predictor = Predictor(trained=trained)
     vars(predictor)["model"] = model
-    return Answers(predictor)
+    return ModelAnswers(predictor)
 
 
 @pytest.fixture(scope="module")
-def known() -> Known:
+def store() -> MeasurementStore:
     """Ten sources of either family, each of which measures its four destinations for an hour."""
     random = np.random.default_rng(0)
     nodes = [*(f"192.0.2.{n}" for n in range(1, 15)), *(f"2001:db8::{n:x}" for n in range(1, 15))]
-    place = np.arange(1200)
-    source = place % 10 + 14 * (place // 10 % 2)
-    destination = source - source % 14 + 10 + random.integers(0, 4, len(place))
-    rtt = random.lognormal(3, 0.5, len(place)).astype(np.float32)
-    rtt[random.random(len(place)) < 0.05] = np.nan
+    index = np.arange(1200)
+    source = index % 10 + 14 * (index // 10 % 2)
+    destination = source - source % 14 + 10 + random.integers(0, 4, len(index))
+    rtt = random.lognormal(3, 0.5, len(index)).astype(np.float32)
+    rtt[random.random(len(index)) < 0.05] = np.nan
     observations = Observations(
-        source=source, destination=destination, time_s=(1_700_000_000.0 + 3 * place).astype(np.float64), rtt_ms=rtt
+        source=source, destination=destination, time_s=(1_700_000_000.0 + 3 * index).astype(np.float64), rtt_ms=rtt
     )
-    return Known(MeasurementSet(nodes=tuple(nodes), observations=observations))
+    return MeasurementStore(MeasurementSet(nodes=tuple(nodes), observations=observations))
 
 
 @pytest.fixture(scope="module")
-def client(answers: Answers, known: Known) -> Iterator[TestClient]:
-    with running(answers, known) as client:
+def client(answers: ModelAnswers, store: MeasurementStore) -> Iterator[TestClient]:
+    with running(answers, store) as client:
         yield client
 
 
@@ -77,22 +77,17 @@ def compiled() -> list[str]:
     return names
 
 
-def pairs(known: Known, count: int) -> list[dict[str, str]]:
-    """MeasurementSet pairs of different sources, of both families."""
-    observations, nodes = known.measured.observations, known.measured.nodes
+def pairs(store: MeasurementStore, count: int) -> list[dict[str, str]]:
+    """Measured pairs of different sources, of both families."""
+    observations, nodes = store.measured.observations, store.measured.nodes
     first = np.unique(observations.source, return_index=True)[1]
     rows = np.concatenate([first, first + 20])[np.linspace(0, 39, count).astype(int)].tolist()
     ends = ((observations.source[row], observations.destination[row]) for row in rows)
     return [{"src_addr": nodes[source], "dst_addr": nodes[destination]} for source, destination in ends]
 
 
-def good(reply: Any) -> Any:
-    assert reply.status_code == 200, reply.text
-    return reply.json()
-
-
-def table(known: Known) -> pa.Table:
-    observations, nodes = known.measured.observations, known.measured.nodes
+def table(store: MeasurementStore) -> pa.Table:
+    observations, nodes = store.measured.observations, store.measured.nodes
     micros = (observations.time_s * 1e6).round().astype(np.int64)
     return pa.table(
         {
@@ -105,34 +100,34 @@ def table(known: Known) -> pa.Table:
 
 
 def test_answers_are_those_of_the_python_api_without_fixed_shapes(
-    client: TestClient, known: Known, answers: Answers
+    client: TestClient, store: MeasurementStore, answers: ModelAnswers
 ) -> None:
-    asked = pairs(known, 6)
-    found = good(client.post("/api/v1/predict", json={"questions": asked, "quantiles": [0.9]}))["predictions"]
+    questions = pairs(store, 6)
+    found = good(client.post("/api/v1/predict", json={"questions": questions, "quantiles": [0.9]}))["predictions"]
     assert isinstance(answers.model, LanguageModel)
     plain = Predictor(trained=answers.predictor.trained)
     vars(plain)["model"] = replace(answers.model, steady=False)
-    wanted = plain.predict_df(pa.Table.from_pylist(asked), history=table(known), quantile_levels=[0.9])
-    assert [one["median"] for one in found] == pytest.approx(wanted["predictions"].to_pylist(), rel=1e-3)
-    assert [one["p_failed"] for one in found] == pytest.approx(wanted["p_failed"].to_pylist(), rel=1e-3)
-    assert [one["quantiles"]["0.9"] for one in found] == pytest.approx(wanted["0.9"].to_pylist(), rel=1e-3)
+    expected = plain.predict_df(pa.Table.from_pylist(questions), history=table(store), quantile_levels=[0.9])
+    assert [one["median"] for one in found] == pytest.approx(expected["predictions"].to_pylist(), rel=1e-3)
+    assert [one["p_failed"] for one in found] == pytest.approx(expected["p_failed"].to_pylist(), rel=1e-3)
+    assert [one["quantiles"]["0.9"] for one in found] == pytest.approx(expected["0.9"].to_pylist(), rel=1e-3)
 
 
 @pytest.mark.slow
 def test_a_warm_server_compiles_nothing_whatever_is_asked(
-    client: TestClient, answers: Answers, known: Known, compiled: list[str]
+    client: TestClient, answers: ModelAnswers, store: MeasurementStore, compiled: list[str]
 ) -> None:
-    for _ in warm_up(answers):
+    for _ in answers.warm_up():
         pass
     compiled.clear()
-    asked = pairs(known, 40)
-    assert {":" in one["src_addr"] for one in asked} == {True, False}
+    questions = pairs(store, 40)
+    assert {":" in one["src_addr"] for one in questions} == {True, False}
     jax.jit(lambda x: x + len(compiled))(np.zeros(3))
     assert compiled, "what is compiled is noticed"
     compiled.clear()
     for count in (1, 2, 7, 40):
-        good(client.post("/api/v1/predict", json={"questions": asked[:count], "bins": 16}))
-    for one in (asked[0], asked[-1]):
+        good(client.post("/api/v1/predict", json={"questions": questions[:count], "bins": 16}))
+    for one in (questions[0], questions[-1]):
         source, destination = one["src_addr"], one["dst_addr"]
         shared = {"src_addr": source, "rtt": 20.0}
         good(client.post("/api/v1/context", json={"question": one}))
@@ -142,43 +137,45 @@ def test_a_warm_server_compiles_nothing_whatever_is_asked(
         prefix = "2001:" if ":" in source else "193."
         good(client.post("/api/v1/complete", json=shared | {"prefix": prefix, "count": 2}))
         times = [(1_700_000_000 + n, source, destination, 5 + n) for n in range(30)]
-        good(client.post("/api/v1/surprise/file", content=csv(times), headers=FILE))
+        good(client.post("/api/v1/anomalies/file", content=csv(times), headers=FILE))
     assert compiled == []
 
 
-def test_the_context_ends_with_the_prediction_itself(client: TestClient, known: Known) -> None:
-    one = pairs(known, 3)[1]
+def test_the_context_ends_with_the_prediction_itself(client: TestClient, store: MeasurementStore) -> None:
+    one = pairs(store, 3)[1]
     steps = good(client.post("/api/v1/context", json={"question": one}))["steps"]
     (whole,) = good(client.post("/api/v1/predict", json={"questions": [one]}))["predictions"]
     assert steps[-1]["median"] == pytest.approx(whole["median"], rel=1e-3)
     assert len({step["median"] for step in steps}) > 1
 
 
-def test_surprise_is_that_of_the_python_api(client: TestClient, answers: Answers, known: Known) -> None:
-    one = pairs(known, 5)[0]
+def test_anomaly_scores_are_those_of_the_python_api(
+    client: TestClient, answers: ModelAnswers, store: MeasurementStore
+) -> None:
+    one = pairs(store, 5)[0]
     rows = [(1_700_000_000 + 60 * n, one["src_addr"], one["dst_addr"], 5 + n % 7) for n in range(600)]
-    found = good(client.post("/api/v1/surprise/file?last=500", content=csv(rows), headers=FILE))
+    found = good(client.post("/api/v1/anomalies/file?last=500", content=csv(rows), headers=FILE))
     measured = read_upload(csv(rows), 1000)
-    wanted = answers.predictor.anomaly_scores(measured)
-    assert found["bits"][-1] == pytest.approx(wanted[-1], abs=0.6)
-    assert np.mean(found["bits"]) == pytest.approx(wanted[-500:].mean(), abs=0.1)
+    expected = answers.predictor.anomaly_scores(measured)
+    assert found["bits"][-1] == pytest.approx(expected[-1], abs=0.6)
+    assert np.mean(found["bits"]) == pytest.approx(expected[-500:].mean(), abs=0.1)
 
 
 @pytest.fixture(scope="module")
-def completer(known: Known) -> Iterator[TestClient]:
-    answers = Answers(steady_predictor(None, 64))
-    for _ in warm_up(answers):
+def completer(store: MeasurementStore) -> Iterator[TestClient]:
+    answers = ModelAnswers(steady_predictor(None, 64))
+    for _ in answers.warm_up():
         pass
-    with running(answers, known) as client:
+    with running(answers, store) as client:
         yield client
 
 
 def test_the_completer_compiles_nothing_either_and_grows_to_its_own_answer(
-    completer: TestClient, known: Known, compiled: list[str]
+    completer: TestClient, store: MeasurementStore, compiled: list[str]
 ) -> None:
-    asked = pairs(known, 3)
-    found = good(completer.post("/api/v1/predict", json={"questions": asked}))["predictions"]
-    steps = good(completer.post("/api/v1/context", json={"question": asked[0], "sizes": [0, 5, 63]}))["steps"]
+    questions = pairs(store, 3)
+    found = good(completer.post("/api/v1/predict", json={"questions": questions}))["predictions"]
+    steps = good(completer.post("/api/v1/context", json={"question": questions[0], "sizes": [0, 5, 63]}))["steps"]
     assert steps[-1]["median"] == pytest.approx(found[0]["median"], rel=0.02)
     good(
         completer.post("/api/v1/predict", json={"questions": [{"src_addr": "203.0.113.1", "dst_addr": "203.0.113.2"}]})

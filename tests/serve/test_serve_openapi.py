@@ -20,13 +20,10 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from ping_llm.serve import api as data_api
-from ping_llm.serve import api as model_api
-from ping_llm.serve.api import Service
-from ping_llm.serve.model_thread import ModelThread
+from ping_llm.serve.access import Limits, ServeSettings
+from ping_llm.serve.api import router
 from ping_llm.serve.server import make_app
-from ping_llm.serve.settings import Limits, ServeSettings
-from serving_fixtures import NODES, quick_answers, some_known
+from serving_fixtures import NODES, service, some_store
 
 EXAMPLES = 25
 CHECKS: list[Any] = [
@@ -36,10 +33,7 @@ CHECKS: list[Any] = [
     response_schema_conformance,
 ]
 ROUTES = [
-    (route.path, method)
-    for route in [*model_api.router.routes, *data_api.router.routes]
-    if isinstance(route, APIRoute)
-    for method in route.methods or ()
+    (route.path, method) for route in router.routes if isinstance(route, APIRoute) for method in route.methods or ()
 ]
 ALLOWED = [(*route, GenerationMode.POSITIVE) for route in [*ROUTES, ("/healthz", "GET")]]
 FORBIDDEN = [
@@ -53,10 +47,9 @@ schemathesis.openapi.format("ip", st.sampled_from([*NODES, "203.0.113.250", "::"
 
 @pytest.fixture(scope="module")
 def api() -> Iterator[Any]:
-    answers, limits = quick_answers(), Limits(seconds=10)
-    with ModelThread(answers.forecast, limits.waiting) as thread:
-        service = Service(answers, some_known(), thread, limits)
-        app = make_app(service, ServeSettings(limits=limits, open_to_all=True))
+    limits = Limits(seconds=10)
+    with service(None, some_store(), limits) as shared:
+        app = make_app(shared, ServeSettings(limits=limits, open_to_all=True))
         yield schemathesis.openapi.from_asgi("/openapi.json", app)
 
 

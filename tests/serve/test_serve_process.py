@@ -14,12 +14,10 @@ from typer.testing import CliRunner
 
 pytest.importorskip("fastapi", reason="ping-llm serve needs the extra `serve`")
 
-import typer
-
-from ping_llm.cli.serve import serve as serve_command
+from ping_llm.cli.main import app
 from ping_llm.core.errors import PingLlmError
-from ping_llm.serve.server import _listen
-from ping_llm.serve.settings import Limits
+from ping_llm.serve.access import Limits
+from ping_llm.serve.server import listen
 from serving_fixtures import csv, listening, question
 
 ASK = json.dumps({"questions": [question()]}).encode()
@@ -46,22 +44,20 @@ class TestSlowClients:
     HEAD = b"POST /api/v1/predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 
     def test_a_head_that_never_ends_is_given_up_while_others_are_served(self) -> None:
-        with listening(Limits(arrival_seconds=0.5)) as place:
-            silent, slow = socket.create_connection(place), socket.create_connection(place)
+        with listening(Limits(arrival_seconds=0.5)) as server:
+            silent, slow = socket.create_connection(server), socket.create_connection(server)
             slow.sendall(self.HEAD)
-            assert post(place[1])["predictions"]
-            began = time.monotonic()
+            assert post(server[1])["predictions"]
             assert read_to_the_end(silent) == b""
             assert read_to_the_end(slow) == b""
-            assert time.monotonic() - began < 5
 
     def test_a_body_that_never_comes_gets_408(self) -> None:
-        with listening(Limits(arrival_seconds=0.5)) as place, socket.create_connection(place) as slow:
+        with listening(Limits(arrival_seconds=0.5)) as server, socket.create_connection(server) as slow:
             slow.sendall(self.HEAD + b"Content-Length: 100\r\n\r\n{")
             assert b" 408 " in read_to_the_end(slow).split(b"\r\n")[0]
 
     def test_a_second_head_on_one_connection_may_not_linger_either(self) -> None:
-        with listening(Limits(arrival_seconds=0.5)) as place, socket.create_connection(place) as client:
+        with listening(Limits(arrival_seconds=0.5)) as server, socket.create_connection(server) as client:
             client.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
             client.settimeout(5)
             reply = b""
@@ -77,8 +73,8 @@ class TestSlowClients:
     "text", ["GET / HTTP/9.9\r\n\r\n", "\x00\x01\x02\r\n\r\n", "GET /" + "a" * 200_000 + " HTTP/1.1\r\n"]
 )
 def test_what_is_no_http_is_answered_by_closing(text: str) -> None:
-    with listening(Limits(arrival_seconds=1.0)) as place:
-        with socket.create_connection(place) as client:
+    with listening(Limits(arrival_seconds=1.0)) as server:
+        with socket.create_connection(server) as client:
             try:
                 client.sendall(text.encode("latin-1"))
                 client.settimeout(10)
@@ -86,12 +82,18 @@ def test_what_is_no_http_is_answered_by_closing(text: str) -> None:
             except ConnectionError:
                 reply = b""
             assert reply == b"" or reply.split(b" ")[1] in {b"400", b"421"}
-        assert post(place[1])["predictions"]
+        assert post(server[1])["predictions"]
 
 
 def test_a_port_that_is_taken_is_one_line() -> None:
-    with _listen("127.0.0.1", 0) as taken, pytest.raises(PingLlmError, match="cannot listen"):
-        _listen("127.0.0.1", taken.getsockname()[1])
+    with listen("127.0.0.1", 0) as taken, pytest.raises(PingLlmError, match="cannot listen"):
+        listen("127.0.0.1", taken.getsockname()[1])
+
+
+def mistake(*options: str) -> str:
+    error = CliRunner().invoke(app, ["serve", *options]).exception
+    assert isinstance(error, PingLlmError)
+    return str(error)
 
 
 class TestCommand:
@@ -105,31 +107,20 @@ class TestCommand:
         ],
     )
     def test_mistakes_are_one_line_before_anything_is_loaded(self, options: list[str], says: str) -> None:
-        app = typer.Typer()
-        app.command()(serve_command)
-        result = CliRunner().invoke(app, options)
-        assert isinstance(result.exception, PingLlmError)
-        assert says in str(result.exception)
+        assert says in mistake(*options)
 
     def test_an_empty_token_file_is_refused(self, tmp_path: Path) -> None:
         (tmp_path / "token").write_text("\n")
-        app = typer.Typer()
-        app.command()(serve_command)
-        result = CliRunner().invoke(app, ["--token-file", str(tmp_path / "token")])
-        assert "must be the token" in str(result.exception)
+        assert "must be the token" in mistake("--token-file", str(tmp_path / "token"))
 
     @pytest.mark.slow
     def test_the_completer_of_the_package_answers_from_a_file_until_ctrl_c(self, tmp_path: Path) -> None:
         file = tmp_path / "pings.csv"
         rows = [(1_700_000_000 + n, f"192.0.2.{1 + n % 5}", f"192.0.2.{6 + n % 3}", 20 + n % 5) for n in range(40)]
         file.write_bytes(csv(rows))
-        with _listen("127.0.0.1", 0) as free:
+        with listen("127.0.0.1", 0) as free:
             port = free.getsockname()[1]
-        code = (
-            "import typer\nfrom ping_llm.cli.serve import serve\nfrom ping_llm.core.signals import stop_on_signals\n"
-            "stop_on_signals()\napp = typer.Typer()\napp.command()(serve)\napp()"
-        )
-        command = [sys.executable, "-c", code, "--port", str(port), "--rows", str(file), "--context", "64"]
+        command = [sys.executable, "-m", "ping_llm", "serve", "--port", str(port), "--rows", str(file)]
         with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
             try:
                 found = _first_answer(port, process)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ping_llm.models.completer.mixture import BinDistribution
+from ping_llm.models.completer.inference import BinDistribution
 from ping_llm.predict.prompts import Prompt
 from ping_llm.serve.model_thread import BusyError, Job, ModelThread
 
@@ -19,7 +19,7 @@ def prompt(number: int) -> Prompt:
 
 
 class Forecasts:
-    """Answers with the number of each prompt as its chance to fail, and remembers how many came at once."""
+    """ModelAnswers with the number of each prompt as its chance to fail, and remembers how many came at once."""
 
     def __init__(self) -> None:
         self.sizes: list[int] = []

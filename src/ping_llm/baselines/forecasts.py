@@ -17,9 +17,8 @@ from scipy.special import expit, logit  # type: ignore[import-untyped]
 
 from ping_llm.baselines.interface import Baseline, FittedBaseline
 from ping_llm.baselines.pairs import rows_of
-from ping_llm.core.distribution import RttDistribution
 from ping_llm.core.measurements import MAX_RTT_MS
-from ping_llm.core.observations import Bools, Floats, History, Ints, Observations, Questions
+from ping_llm.core.rtt import Bools, Floats, History, Ints, Observations, Questions, RttDistribution
 
 DEFAULT_FAILED: Final = 0.035
 """Share of unanswered probes in a RIPE Atlas extract, for where nothing at all is known."""

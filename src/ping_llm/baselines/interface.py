@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from ping_llm.core.observations import Floats, Observations, Questions
+from ping_llm.core.rtt import Floats, Observations, Questions
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ping_llm.baselines.interface import FittedBaseline
-from ping_llm.core.observations import DEFAULT_RTT_MS, MIN_RTT_MS, Floats, Ints, Observations, Questions
+from ping_llm.core.rtt import DEFAULT_RTT_MS, MIN_RTT_MS, Floats, Ints, Observations, Questions
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,8 +15,8 @@ import numpy as np
 
 from ping_llm.baselines.interface import FittedBaseline
 from ping_llm.baselines.pairs import GlobalMedian, PairTable, rows_of
-from ping_llm.core.addresses import prefix_numbers
-from ping_llm.core.observations import Floats, Ints, Observations, Questions
+from ping_llm.core.measurements import prefix_numbers
+from ping_llm.core.rtt import Floats, Ints, Observations, Questions
 
 _LENGTHS: Final = {4: (8, 12, 16, 20, 24, 32), 6: (20, 28, 32, 40, 48, 128)}
 """Bits of the prefixes, by family, shortest first; the last is the node itself."""

@@ -14,7 +14,7 @@ import numpy as np
 
 from ping_llm.baselines.interface import FittedBaseline
 from ping_llm.baselines.pairs import with_fallback
-from ping_llm.core.observations import DEFAULT_RTT_MS, MIN_RTT_MS, Floats, History, Observations, Questions
+from ping_llm.core.rtt import DEFAULT_RTT_MS, MIN_RTT_MS, Floats, History, Observations, Questions
 
 _SHRINK: Final = 2.0
 """Measurements that the prior of a node's mean is worth."""

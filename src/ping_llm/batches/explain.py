@@ -12,7 +12,7 @@ from ping_llm.batches.loader import Loader
 from ping_llm.batches.plan import Mode
 from ping_llm.batches.source import BatchBuilder, BatchSource
 from ping_llm.batches.spec import Batch, DataSpec, DataState, LoaderSettings
-from ping_llm.core.addresses import format_address
+from ping_llm.core.measurements import format_address
 from ping_llm.tokens import FIELD_ORDERS
 from ping_llm.tokens.decode import as_json, decode
 from ping_llm.tokens.decode import render as render_tokens

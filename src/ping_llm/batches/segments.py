@@ -23,9 +23,9 @@ from ping_llm.batches.plan import (
     bare_tokens,
 )
 from ping_llm.core.compiled import column, kernel, part_of_kernels, table, types
-from ping_llm.core.distribution import TOO_LONG_US
 from ping_llm.core.draws import extend, permutation_width, permute_run, uniform
 from ping_llm.core.randomness import Ints, Purpose
+from ping_llm.core.rtt import TOO_LONG_US
 from ping_llm.rows.reader import RowReader
 from ping_llm.tokens import FIELD_ORDERS, LONGEST_DELTA1_S, TimeKind
 from ping_llm.tokens.encode import write_measurement

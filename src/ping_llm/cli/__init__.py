@@ -1,1 +1,1 @@
-"""Commands that need more than a few lines: each is a function for the command line to register."""
+"""The command line: a module for each group of commands, what they share in `options`, and all of them in `main`."""

@@ -1,41 +1,40 @@
-"""`ping-llm simulate`, `import` and `prepare`: from measurements to probe rows."""
+"""`ping-llm simulate`, `import`, `prepare` and `plan`: from measurements to probe rows, and what that will take."""
 
 import json
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from rich.table import Table
+from typer import Argument, Option
 
-from ping_llm.cli.options import Columns, Json, Overwrite, Workers, print_json, renamed
-from ping_llm.core.console import err, out, progress
+from ping_llm.cli import options
+from ping_llm.core.console import err, progress
 from ping_llm.core.errors import PingLlmError
 
 if TYPE_CHECKING:
-    from ping_llm.sources.atlas import ImportReport
-    from ping_llm.tasks.engines import EngineChoice, Timing
+    from ping_llm.rows.estimate import Estimate
+    from ping_llm.tasks.engines import OnTiming, Timing
 
-EngineName = Annotated[str, typer.Option("--engine", help="Where tasks run: `local` or `ray`.")]
+EngineName = Annotated[str, Option("--engine", help="Where tasks run: `local` or `ray`.")]
 Address = Annotated[
-    str | None,
-    typer.Option(help="Of the Ray cluster, as HOST:6379.", show_default="RAY_ADDRESS, or a Ray started here"),
+    str | None, Option(help="Of the Ray cluster, as HOST:6379.", show_default="RAY_ADDRESS, or a Ray started here")
 ]
-Timings = Annotated[Path | None, typer.Option(help="Write what each task took to this file, as lines of JSON.")]
+Timings = Annotated[Path | None, Option(help="Write what each task took to this file, as lines of JSON.")]
 
 
 def simulate(
-    output: Annotated[Path, typer.Option("--output", "-o", help="Folder to write the measurement files to.")],
-    measurements: Annotated[int, typer.Option("--measurements", "-n", min=1, help="How many to make.")] = 1_000_000,
-    seed: Annotated[int, typer.Option(help="Another seed is another Internet.")] = 0,
+    output: options.OutputFolder,
+    measurements: Annotated[int, Option("--measurements", "-n", min=1, help="How many to make.")] = 1_000_000,
+    seed: Annotated[int, Option(help="Another seed is another Internet.")] = 0,
     settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="Another simulator setting; may be repeated.", metavar="NAME=VALUE"),
+        list[str] | None, Option("--set", help="Another simulator setting; may be repeated.", metavar="NAME=VALUE")
     ] = None,
-    overwrite: Overwrite = False,
-    json_output: Json = False,
+    overwrite: options.Overwrite = False,
+    json_output: options.Json = False,
 ) -> None:
     """Make measurements of a synthetic Internet whose true answers are known.
 
@@ -44,55 +43,47 @@ def simulate(
 
     Examples:
 
-      ping-llm simulate --output data/raw
-
-      ping-llm simulate -n 20000000 --seed 7 --set ipv6_share=0 --set days=30 -o data/raw-ipv4
+        ping-llm simulate --output data/raw
+        ping-llm simulate -n 20000000 --seed 7 --set ipv6_share=0 --set days=30 -o data/raw-ipv4
     """
     from ping_llm.sources.simulator import SimulatorSettings
     from ping_llm.sources.simulator import simulate as run
 
-    given = SimulatorSettings(**{"measurements": measurements, "seed": seed} | _parsed_settings(settings or []))
-    with progress("simulating", total=given.measurements) as advance:
-        summary = run(given, output, overwrite=overwrite, on_progress=advance)
-    if json_output:
-        print_json(summary.to_json())
-        return
-    out.print(
-        f"{summary.measurements:,} measurements ({summary.failed:,} unanswered) of {summary.sources:,} sources and "
-        f"{summary.targets:,} targets in {len(summary.files)} file(s), {summary.size_bytes / 1e6:,.1f} MB, in {output}"
-    )
-
-
-def _parsed_settings(pairs: list[str]) -> dict[str, Any]:
-    parsed = {}
-    for pair in pairs:
+    chosen: dict[str, Any] = {"measurements": measurements, "seed": seed}
+    for pair in settings or []:
         name, separator, text = pair.partition("=")
         if not separator:
             raise PingLlmError(f"--set {pair!r}: write NAME=VALUE")
         try:
-            parsed[name] = json.loads(text)
+            chosen[name] = json.loads(text)
         except ValueError:
-            parsed[name] = text
-    return parsed
+            chosen[name] = text
+    given = SimulatorSettings(**chosen)
+    with progress("simulating", total=given.measurements) as advance:
+        summary = run(given, output, overwrite=overwrite, on_progress=advance)
+    text = (
+        f"{summary.measurements:,} measurements ({summary.failed:,} unanswered) of {summary.sources:,} sources and "
+        f"{summary.targets:,} targets in {len(summary.files)} file(s), {summary.size_bytes / 1e6:,.1f} MB, in {output}"
+    )
+    options.show(summary.to_json(), json_output, text)
 
 
 def import_atlas(
-    files: Annotated[list[str], typer.Argument(help="Result files: JSON array or lines, plain, .gz or .bz2.")],
-    output: Annotated[str, typer.Option("--output", "-o", help="Folder to write the measurement files to.")],
+    files: Annotated[list[str], Argument(help="Result files: JSON array or lines, plain, .gz or .bz2.")],
+    output: options.OutputLocation,
     packets: Annotated[
-        str, typer.Option(help="`min`: one measurement per result, its minimum RTT; `each`: one per packet.")
+        str, Option(help="`min`: one measurement per result, its minimum RTT; `each`: one per packet.")
     ] = "min",
     per_file: Annotated[
-        bool,
-        typer.Option("--per-file", help="A Parquet file for each input, and a ledger: a rerun does what is missing."),
+        bool, Option("--per-file", help="A Parquet file for each input, and a ledger: a rerun does what is missing.")
     ] = False,
-    strict: Annotated[bool, typer.Option("--strict", help="Stop at the first unusable result.")] = False,
-    workers: Workers = None,
+    strict: options.Strict = False,
+    workers: options.Workers = None,
     engine: EngineName = "local",
     address: Address = None,
     timings: Timings = None,
-    overwrite: Overwrite = False,
-    json_output: Json = False,
+    overwrite: options.Overwrite = False,
+    json_output: options.Json = False,
 ) -> None:
     """Turn RIPE Atlas ping results, of any firmware, into measurement files (Parquet).
 
@@ -104,190 +95,233 @@ def import_atlas(
 
     Examples:
 
-      ping-llm import atlas ping-2024-05-01T*.bz2 --output data/raw
-
-      ping-llm import atlas results.json --packets each --output data/raw --json
-
-      ping-llm import atlas dumps/*.bz2 --per-file --engine ray --address head:6379 --output s3://bucket/raw
+        ping-llm import atlas ping-2024-05-01T*.bz2 --output data/raw
+        ping-llm import atlas results.json --packets each --output data/raw --json
+        ping-llm import atlas dumps/*.bz2 --per-file --engine ray --address head:6379 --output s3://bucket/raw
     """
-    from ping_llm.sources.atlas import import_atlas as run
+    from ping_llm.sources.atlas import ImportReport, import_by_file
+    from ping_llm.sources.atlas import import_atlas as import_together
     from ping_llm.storage import locate
     from ping_llm.tasks.engines import EngineChoice
 
-    if per_file or engine != "local":
-        choice = EngineChoice(name=engine, address=address, workers=workers)
-        _import_by_file(files, output, packets, strict, overwrite, choice, timings, json_output)
-        return
-    if address is not None or timings is not None:
+    by_file = per_file or engine != "local"
+    if not by_file and (address is not None or timings is not None):
         raise PingLlmError("--address and --timings belong to --per-file")
-    with progress("importing (bytes)") as advance:
-        report = run(
-            [locate(file).local for file in files],
-            locate(output).local,
-            packets=packets,
-            strict=strict,
-            workers=workers,
-            overwrite=overwrite,
-            on_progress=advance,
-        )
-    if json_output:
-        print_json(report.to_json())
-        return
-    _show_import(report, f"{len(report.files)} file(s) in {output}")
-
-
-def _import_by_file(
-    files: list[str],
-    output: str,
-    packets: str,
-    strict: bool,
-    overwrite: bool,
-    engine: "EngineChoice",
-    timings: Path | None,
-    json_output: bool,
-) -> None:
-    from ping_llm.sources.atlas import import_by_file
-
-    with progress("importing (bytes)") as advance, _timings_to(timings) as on_timing:
-        report = import_by_file(
-            files,
-            output,
-            packets=packets,
-            strict=strict,
-            overwrite=overwrite,
-            engine=engine,
-            on_progress=advance,
-            on_timing=on_timing,
-        )
-    if json_output:
-        print_json(report.to_json())
-    else:
-        done = len(files) - report.skipped - len(report.failures)
-        _show_import(report, f"{done} file(s) imported to {output}, {report.skipped} done before")
-    for file, reason in report.failures.items():
-        err.print(f"not imported: {reason}" if file in reason else f"not imported: {file}: {reason}", markup=False)
-    if report.failures:
-        raise PingLlmError(
-            f"{len(report.failures)} of {len(files)} files could not be imported; fix them and run this again"
-        )
-
-
-def _show_import(report: "ImportReport", where: str) -> None:
-    out.print(
+    given: dict[str, Any] = {"packets": packets, "strict": strict, "overwrite": overwrite}
+    failures: dict[str, str] = {}
+    report: ImportReport
+    with ExitStack() as open_files, progress("importing (bytes)") as advance:
+        given["on_progress"] = advance
+        if by_file:
+            choice = EngineChoice(name=engine, address=address, workers=workers)
+            on_timing = _timings_to(timings, open_files, measured=[])
+            report = import_by_file(files, output, **given, engine=choice, on_timing=on_timing)
+            failures = report.failures
+            done = len(files) - report.skipped - len(failures)
+            where = f"{done} file(s) imported to {output}, {report.skipped} done before"
+        else:
+            local = [locate(file).local for file in files]
+            report = import_together(local, locate(output).local, **given, workers=workers)
+            where = f"{len(report.files)} file(s) in {output}"
+    text = (
         f"{report.results:,} results gave {report.measurements:,} measurements ({report.failed:,} unanswered) "
         f"in {report.seconds:.1f} s: {where}"
     )
-    for reason, count in report.dropped.items():
-        out.print(f"dropped {count:,} {reason}, the first at {report.examples[reason]}", markup=False)
+    dropped = (
+        f"dropped {n:,} {reason}, the first at {report.examples[reason]}" for reason, n in report.dropped.items()
+    )
+    options.show(report.to_json(), json_output, text, *dropped)
+    for file, reason in failures.items():
+        err.print(f"not imported: {reason}" if file in reason else f"not imported: {file}: {reason}", markup=False)
+    if failures:
+        raise PingLlmError(f"{len(failures)} of {len(files)} files could not be imported; fix them and run this again")
 
 
 def prepare(
-    input: Annotated[list[str], typer.Option("--input", "-i", help="File, folder or quoted glob; may be repeated.")],
-    output: Annotated[str, typer.Option("--output", "-o", help="Folder to write the rows to.")],
-    max_row_size_mb: Annotated[float, typer.Option(help="Cut a longer history into several rows.")] = 8,
-    train_ratio: Annotated[float, typer.Option(min=0, max=1, help="Share of the sources in the train split.")] = 0.9,
-    workers: Workers = None,
+    input: Annotated[list[str], Option("--input", "-i", help="File, folder or quoted glob; may be repeated.")],
+    output: options.OutputLocation,
+    max_row_size_mb: Annotated[float, Option(help="Cut a longer history into several rows.")] = 8,
+    train_ratio: Annotated[float, Option(min=0, max=1, help="Share of the sources in the train split.")] = 0.9,
+    workers: options.Workers = None,
     memory_limit_gb: Annotated[
         float | None,
-        typer.Option(
-            help="For all workers together; with Ray, for each task.", show_default="half of the free memory; Ray: 2"
-        ),
+        Option(help="For all workers together; with Ray, per task.", show_default="half of the free memory; Ray: 2"),
     ] = None,
     engine: EngineName = "local",
     address: Address = None,
     work: Annotated[
         str | None,
-        typer.Option(
-            help="Folder for unfinished work, seen by all machines; may be s3:// or gs://.",
-            show_default="in the output folder",
-        ),
+        Option(help="Unfinished work, in a folder that all machines see (s3://, gs://).", show_default="in the output"),
     ] = None,
     timings: Timings = None,
-    columns: Columns = None,
-    strict: Annotated[bool, typer.Option("--strict", help="Stop at the first unusable measurement.")] = False,
-    overwrite: Overwrite = False,
-    json_output: Json = False,
+    columns: options.Columns = None,
+    strict: options.Strict = False,
+    overwrite: options.Overwrite = False,
+    json_output: options.Json = False,
 ) -> None:
     """Turn measurement files (Parquet, CSV, RIPE Atlas JSON) into probe rows, the form that training reads.
 
     A probe row is one source's history in time order. Every measurement that can be used is in the rows; the others are
-    dropped, counted by reason and reported. If the command is interrupted, run it again: it continues.
+    dropped, counted by reason and reported. If the command is interrupted, run it again: it resumes.
 
     Examples:
 
-      ping-llm prepare --input "data/raw/*.parquet" --output data/probe_rows
-
-      ping-llm prepare -i pings.csv -o rows --columns event_time=when --columns rtt=latency_ms --strict
-
-      ping-llm prepare -i s3://bucket/raw -o s3://bucket/rows --engine ray --address head:6379
+        ping-llm prepare --input "data/raw/*.parquet" --output data/probe_rows
+        ping-llm prepare -i pings.csv -o rows --columns event_time=when --columns rtt=latency_ms --strict
+        ping-llm prepare -i s3://bucket/raw -o s3://bucket/rows --engine ray --address head:6379
     """
     from ping_llm.rows.prepare import MIB, PrepareSettings
     from ping_llm.rows.prepare import prepare as run
     from ping_llm.rows.summary import render, summarise
     from ping_llm.storage import locate
-    from ping_llm.tasks.engines import Timing
-    from ping_llm.tasks.engines import summarise as stages
+    from ping_llm.tasks.engines import summarise as stages_of
 
+    for option, value in (("--max-row-size-mb", max_row_size_mb), ("--memory-limit-gb", memory_limit_gb or 0)):
+        if not math.isfinite(value):
+            raise PingLlmError(f"{option} {value}: write a number, such as 4")
     settings = PrepareSettings(
         inputs=tuple(input),
         output=output,
-        max_row_bytes=_bytes("--max-row-size-mb", max_row_size_mb, MIB),
+        max_row_bytes=int(max_row_size_mb * MIB),
         train_ratio=train_ratio,
-        columns=renamed(columns),
+        columns=options.renamed(columns),
         strict=strict,
         overwrite=overwrite,
         workers=workers,
-        memory_limit_bytes=None
-        if memory_limit_gb is None
-        else _bytes("--memory-limit-gb", memory_limit_gb, 1024 * MIB),
+        memory_limit_bytes=None if memory_limit_gb is None else int(memory_limit_gb * 1024 * MIB),
         engine=engine,
         address=address,
         work=work,
     )
     measured: list[Timing] = []
-    with _timings_to(timings) as write_timing:
-
-        def on_timing(timing: Timing) -> None:
-            measured.append(timing)
-            write_timing(timing)
-
-        _, worked = run(settings, on_timing)
-    summary = summarise(locate(output))
-    if json_output:
-        print_json({**summary, "stages": stages(measured)})
-        return
-    if engine != "local":
-        for stage in stages(measured):
-            err.print(_stage_line(stage), soft_wrap=True)
-    if not worked:
+    with ExitStack() as open_files:
+        _, worked = run(settings, _timings_to(timings, open_files, measured))
+    summary, stages = summarise(locate(output)), stages_of(measured)
+    for stage in stages if engine != "local" and not json_output else ():
+        slowest = stage["slowest"]
+        err.print(
+            f"{stage['stage']}: {stage['tasks']:,} tasks on {stage['nodes']} node(s) in {stage['wall_s']:,.1f} s, "
+            f"{stage['task_s'] / stage['tasks']:.1f} s per task; the slowest, {slowest['task']} on {slowest['node']}, "
+            f"{slowest['seconds']:.1f} s; {stage['bytes_in'] / 1e6:,.0f} MB in, {stage['bytes_out'] / 1e6:,.0f} MB out",
+            soft_wrap=True,
+        )
+    if not worked and not json_output:
         err.print(f"{output} is already prepared from this input with these options; nothing to do.")
-    out.print(render(summary))
+    options.show({**summary, "stages": stages}, json_output, render(summary))
 
 
-@contextmanager
-def _timings_to(path: Path | None) -> Iterator[Callable[["Timing"], None]]:
-    """Something to tell timings to, which writes each as a line of JSON."""
-    if path is None:
-        yield lambda timing: None
-        return
-    try:
-        file = path.open("w", buffering=1)
-    except OSError as error:
-        raise PingLlmError(f"--timings {path}: {error.strerror}") from error
-    with file:
-        yield lambda timing: print(json.dumps(asdict(timing)), file=file)
+def _timings_to(path: Path | None, open_files: ExitStack, measured: "list[Timing]") -> "OnTiming":
+    """What takes timings: it appends each to the list and, if there is a file, writes it there as a line of JSON."""
+    with options.file_errors(f"--timings {path}"):
+        file = open_files.enter_context(path.open("w", buffering=1)) if path else None
+
+    def on_timing(timing: "Timing") -> None:
+        measured.append(timing)
+        if file:
+            print(json.dumps(asdict(timing)), file=file)
+
+    return on_timing
 
 
-def _stage_line(stage: dict[str, Any]) -> str:
-    slowest = stage["slowest"]
-    return (
-        f"{stage['stage']}: {stage['tasks']:,} tasks on {stage['nodes']} node(s) in {stage['wall_s']:,.1f} s, "
-        f"{stage['task_s'] / stage['tasks']:.1f} s per task; the slowest, {slowest['task']} on {slowest['node']}, "
-        f"{slowest['seconds']:.1f} s; {stage['bytes_in'] / 1e6:,.0f} MB in, {stage['bytes_out'] / 1e6:,.0f} MB out"
+def plan(
+    measurements: Annotated[float | None, Option("--measurements", "-n", help="How many, as 35e9.")] = None,
+    input: Annotated[
+        list[str] | None, Option("--input", "-i", help="Take the counts from these files instead; may be repeated.")
+    ] = None,
+    workers: Annotated[int, Option(min=1, help="Tasks that run at a time: the cores of the cluster.")] = 16,
+    memory_gb_per_worker: Annotated[float, Option(min=0.25, help="Memory for each of them.")] = 4.0,
+    bandwidth: Annotated[float, Option(min=0.1, help="MB per second for each worker, from and to the store.")] = 100.0,
+    input_bytes_per_measurement: Annotated[
+        float | None, Option(min=0.1, help="Of the input files.", show_default="8, as Parquet has")
+    ] = None,
+    ipv6_share: Annotated[float, Option(min=0, max=1, help="They take twice the bytes.")] = 0.423,
+    measurements_per_source: Annotated[float, Option(min=1, help="Decides the number of rows.")] = 118.0,
+    atlas: Annotated[bool, Option("--atlas", help="Begin with the import of bzip2 dumps.")] = False,
+    shared_disk: Annotated[bool, Option("--shared-disk", help="No object store: nothing waits for answers.")] = False,
+    measure: Annotated[bool, Option("--measure", help="Measure this machine's rates first (half a minute).")] = False,
+    json_output: options.Json = False,
+) -> None:
+    """Estimate what `prepare` will take: tasks, bytes, memory, disk, requests and time.
+
+    The times come from rates that were measured, on another machine unless --measure is given. What else is assumed is
+    printed with them.
+
+    Examples:
+
+        ping-llm plan --measurements 35e9 --workers 64
+        ping-llm plan --input "data/raw/*.parquet" --workers 2 --shared-disk --measure
+    """
+    from ping_llm.benchmarks.prepare_speed import measure_rates
+    from ping_llm.rows.estimate import GIB, MEASURED, Workload, estimate
+    from ping_llm.rows.prepare import PrepareSettings, make_plan
+
+    if (measurements is None) == (not input):
+        raise PingLlmError("say --measurements NUMBER, or --input FILES to take it from")
+    tasks = None
+    if input:
+        found = make_plan(PrepareSettings(inputs=tuple(input), output=""))
+        each = input_bytes_per_measurement or 39.0
+        measurements = sum(f.measurements if f.measurements is not None else f.bytes / each for f in found.files)
+        input_bytes_per_measurement = sum(file.bytes for file in found.files) / max(1, measurements)
+        tasks = len(found.sizes.piece_groups(found.pieces))
+    if not measurements or not 1 <= measurements < 1e15:
+        raise PingLlmError("--measurements must be a number from 1 to 1e15")
+    rates, measured_bytes = measure_rates() if measure else (MEASURED, None)
+    load = Workload(
+        measurements=int(measurements),
+        workers=workers,
+        input_bytes_per_measurement=input_bytes_per_measurement or measured_bytes or 8.0,
+        memory_bytes=int(memory_gb_per_worker * GIB),
+        bandwidth=bandwidth * 1e6,
+        ipv6_share=ipv6_share,
+        measurements_per_source=measurements_per_source,
+        atlas=atlas,
+        object_store=not shared_disk,
+        partition_tasks=tasks,
+    )
+    result = estimate(load, rates)
+    options.show(result.to_json(), json_output, *_in_words(result))
+    for warning in result.warnings if not json_output else ():
+        err.print(f"note: {warning}", soft_wrap=True)
+
+
+def _in_words(found: "Estimate") -> Iterator[str | Table]:
+    load, rates = found.scale, found.rates
+    yield (
+        f"{load.measurements:,} measurements with {load.workers} workers of {size(load.memory_bytes)}: "
+        f"{duration(found.seconds)}, {found.seconds * load.workers / 3600:,.0f} worker-hours"
+    )
+    rows = []
+    for stage in found.stages:
+        moved = size(stage.bytes_in), size(stage.bytes_out), f"{stage.requests:,}"
+        spent = size(stage.memory_bytes), f"{stage.cpu_s / 3600:,.1f}", duration(stage.seconds)
+        rows.append([stage.name, f"{stage.tasks:,}", *moved, *spent])
+    yield options.as_table(["stage"], ["tasks", "read", "written", "requests", "memory", "core-hours", "time"], rows)
+    yield (
+        f"shuffle {size(found.shuffle_bytes)}; dataset {size(found.dataset_bytes)} in {found.shards:,} shards per "
+        f"split, {found.rows:,} rows, index {size(found.index_bytes)}; work folder and output together up to "
+        f"{size(found.peak_store_bytes)}; scratch on each worker {size(found.scratch_bytes)}; this program "
+        f"{size(found.driver_memory_bytes)} of memory"
+    )
+    yield (
+        f"Assumed: {load.input_bytes_per_measurement:.1f} bytes of input per measurement, {load.ipv6_share:.0%} IPv6, "
+        f"{load.measurements_per_source:,.0f} measurements per source, {load.bandwidth / 1e6:,.0f} MB/s per worker, "
+        f"{rates.partition / 1e6:.1f} M measurements partitioned and {rates.shard / 1e6:.1f} M sorted per core and "
+        f"second ({rates.where})"
     )
 
 
-def _bytes(option: str, value: float, unit: int) -> int:
-    if not math.isfinite(value):
-        raise PingLlmError(f"{option} {value}: write a number, such as 4")
-    return int(value * unit)
+def size(value: float) -> str:
+    for unit in ("B", "KB", "MB", "GB", "TB", "PB"):
+        if value < 999.5 or unit == "PB":
+            return f"{value:.0f} {unit}" if value >= 100 or unit == "B" else f"{value:.3g} {unit}"
+        value /= 1000
+    raise AssertionError
+
+
+def duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    if seconds < 2 * 3600:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h" if seconds < 48 * 3600 else f"{seconds / 86400:.1f} days"

@@ -1,11 +1,11 @@
-"""`ping-llm inspect`: what the other commands made."""
+"""`ping-llm inspect`: what the other commands made; `ping-llm bench`: how fast they make it on this machine."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option
 
-from ping_llm.cli.options import BatchSize, Json, Length, print_json
+from ping_llm.cli.options import BatchSize, Json, Length, Workers, show
 from ping_llm.core.console import out, progress
 from ping_llm.core.errors import PingLlmError
 
@@ -14,61 +14,54 @@ if TYPE_CHECKING:
 
     from ping_llm.batches.spec import Batch, DataSpec
 
-PreparedRows = Annotated[str, typer.Argument(help="Folder that `ping-llm prepare` wrote.")]
+PreparedRows = Annotated[str, Argument(help="Folder that `ping-llm prepare` wrote.")]
 Configuration = Annotated[
-    Path | None, typer.Option("--config", help="Take rows, seed and shape from a configuration instead.")
+    Path | None, Option("--config", help="Take rows, seed and shape from a configuration instead.")
 ]
 Changes = Annotated[
-    list[str] | None,
-    typer.Option("--set", help="A key of the configuration; may be repeated.", metavar="KEY=VALUE"),
+    list[str] | None, Option("--set", help="A key of the configuration; may be repeated.", metavar="KEY=VALUE")
 ]
-Seed = Annotated[int, typer.Option(min=0, help="Seed of the order and of all sampling.")]
-Split = Annotated[str, typer.Option(help="train or eval.")]
+Seed = Annotated[int, Option(min=0, help="Seed of the order and of all sampling.")]
+Split = Annotated[str, Option(help="train or eval.")]
 
 
 def inspect_rows(
-    path: Annotated[Path, typer.Argument(help="Folder that `ping-llm prepare` wrote.")],
-    split: Annotated[str, typer.Option(help="Split to take the decoded row from: train or eval.")] = "train",
-    row: Annotated[int, typer.Option(help="Row to decode.")] = 0,
-    limit: Annotated[int, typer.Option(min=0, help="Measurements of it to show.")] = 8,
-    quick: Annotated[bool, typer.Option("--quick", help="Do not read the shards to check them.")] = False,
+    path: PreparedRows,
+    split: Split = "train",
+    row: Annotated[int, Option(help="Row to decode.")] = 0,
+    limit: Annotated[int, Option(min=0, help="Measurements of it to show.")] = 8,
+    quick: Annotated[bool, Option("--quick", help="Do not read the shards to check them.")] = False,
     json_output: Json = False,
 ) -> None:
-    """Counts, row sizes, time span, families and failures of prepared rows, and one row decoded.
+    """Counts, row sizes, time span, families and timeouts of prepared rows, and one row decoded.
 
     Reads every shard and checks it against the manifest and the index; a fault is named and the command fails.
 
     Examples:
 
-      ping-llm inspect rows data/probe_rows
-
-      ping-llm inspect rows data/probe_rows --split eval --row 7 --limit 20 --json
+        ping-llm inspect rows data/probe_rows
+        ping-llm inspect rows data/probe_rows --split eval --row 7 --limit 20 --json
     """
     from ping_llm.rows.dataset import RowSet
     from ping_llm.rows.summary import render, row_as_json, summarise
 
     summary = summarise(path)
+    faults: list[str] = []
+    shown = None
     with RowSet(path, split) as rows:
         if len(rows) and not -len(rows) <= row < len(rows):
             raise PingLlmError(f"{path} has {len(rows):,} rows in {split}; there is no row {row}")
-    faults: list[str] = []
-    if not quick:
-        total = sum(part["bytes"] for part in summary["splits"].values())
-        with progress("checking shards (bytes)", total=total) as advance:
-            for name in summary["splits"]:
-                with RowSet(path, name) as rows:
-                    faults += rows.verify(advance)
+        if not quick:
+            total = sum(part["bytes"] for part in summary["splits"].values())
+            with progress("checking shards (bytes)", total=total) as advance:
+                for name in summary["splits"]:
+                    with RowSet(path, name) as checked:
+                        faults += checked.verify(advance)
+        if len(rows) and not faults:
+            shown = row_as_json(rows, row % len(rows), limit)
     summary |= {"verified": not quick and not faults, "faults": faults}
-    shown = None
-    if not faults:
-        with RowSet(path, split) as rows:
-            shown = row_as_json(rows, row % len(rows), limit) if len(rows) else None
-    if json_output:
-        print_json(summary | {"row": shown})
-    else:
-        out.print(render(summary, row=shown, histograms=True))
-        if summary["verified"]:
-            out.print("\nAll shards match the index and the manifest.")
+    verdict = ["\nAll shards match the index and the manifest."] if summary["verified"] else []
+    show(summary | {"row": shown}, json_output, render(summary, row=shown, histograms=True), *verdict)
     if faults:
         raise PingLlmError(faults[0] + (f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""))
 
@@ -77,11 +70,11 @@ def inspect_batches(
     rows: PreparedRows = "",
     config: Configuration = None,
     changes: Changes = None,
-    steps: Annotated[str, typer.Option(help="Steps to show, as first:end.")] = "0:10",
-    hosts: Annotated[int, typer.Option(min=1, help="Put each batch together from so many hosts' parts.")] = 1,
-    workers: Annotated[int, typer.Option(min=0, help="Worker processes for each host.")] = 0,
-    digest: Annotated[bool, typer.Option("--digest", help="Print a digest of each global batch.")] = False,
-    backward: Annotated[bool, typer.Option("--backward", help="Make the last batch first, each by itself.")] = False,
+    steps: Annotated[str, Option(help="Steps to show, as first:end.")] = "0:10",
+    hosts: Annotated[int, Option(min=1, help="Put each batch together from so many hosts' parts.")] = 1,
+    workers: Annotated[int, Option(min=0, help="Worker processes for each host.")] = 0,
+    digest: Annotated[bool, Option("--digest", help="Print a digest of each global batch.")] = False,
+    backward: Annotated[bool, Option("--backward", help="Make the last batch first, each by itself.")] = False,
     batch_size: BatchSize = 64,
     length: Length = 1024,
     seed: Seed = 0,
@@ -95,11 +88,9 @@ def inspect_batches(
 
     Examples:
 
-      ping-llm inspect batches data/probe_rows --steps 0:20 --digest
-
-      ping-llm inspect batches data/probe_rows --steps 0:20 --digest --hosts 2 --workers 2
-
-      ping-llm inspect batches --config configs/latency_network.yml
+        ping-llm inspect batches data/probe_rows --steps 0:20 --digest
+        ping-llm inspect batches data/probe_rows --steps 0:20 --digest --hosts 2 --workers 2
+        ping-llm inspect batches --config configs/latency_network.yml
     """
     from ping_llm.batches import batch as arrays
     from ping_llm.batches.explain import global_batches
@@ -116,27 +107,27 @@ def inspect_batches(
         batches = map(BatchSource(spec).__getitem__, numbers)
     for step, batch in zip(numbers, batches, strict=True):
         segmentation = batch["inputs_segmentation"]
-        shown = {
+        shown: dict[str, Any] = {
             "step": step,
             "tokens": int((segmentation > 0).sum()),
             "padding": round(float((segmentation == 0).mean()), 5),
             "segments": int(segmentation.max(axis=1).sum()),
-        } | ({"digest": arrays.digest(batch)} if digest else {})
-        if json_output:
-            print_json(shown)
-        elif digest:
-            out.print(f"{step:6}  {shown['digest']}", soft_wrap=True)
-        else:
-            sizes = f"{shown['tokens']:,} tokens  {shown['segments']:,} segments  {shown['padding']:.2%} padding"
-            out.print(f"step {step:6}  {sizes}")
+        }
+        text = (
+            f"step {step:6}  {shown['tokens']:,} tokens  {shown['segments']:,} segments  {shown['padding']:.2%} padding"
+        )
+        if digest:
+            shown["digest"] = arrays.digest(batch)
+            text = f"{step:6}  {shown['digest']}"
+        show(shown, json_output, text)
 
 
 def inspect_batch(
     rows: PreparedRows = "",
     config: Configuration = None,
     changes: Changes = None,
-    step: Annotated[int, typer.Option(min=0, help="Step of the batch.")] = 0,
-    sequence: Annotated[int, typer.Option(min=0, help="Sequence of the batch.")] = 0,
+    step: Annotated[int, Option(min=0, help="Step of the batch.")] = 0,
+    sequence: Annotated[int, Option(min=0, help="Sequence of the batch.")] = 0,
     batch_size: BatchSize = 64,
     length: Length = 1024,
     seed: Seed = 0,
@@ -149,24 +140,20 @@ def inspect_batch(
 
     Examples:
 
-      ping-llm inspect batch data/probe_rows --step 1200 --sequence 3
-
-      ping-llm inspect batch --config runs/my-project/my-run/config.yml --step 1200
+        ping-llm inspect batch data/probe_rows --step 1200 --sequence 3
+        ping-llm inspect batch --config runs/my-project/my-run/config.yml --step 1200
     """
     from ping_llm.batches import explain
     from ping_llm.batches.source import BatchSource
 
     spec = _spec(rows, config, changes, split, batch_size, length, seed)
-    if sequence >= spec.global_batch_size:
-        raise PingLlmError(
-            f"a batch of {spec.global_batch_size} has sequences 0 to {spec.global_batch_size - 1}; "
-            f"there is no {sequence}"
-        )
+    if sequence >= (count := spec.global_batch_size):
+        raise PingLlmError(f"a batch of {count} has sequences 0 to {count - 1}; there is no {sequence}")
     explained = explain.explain_sequence(BatchSource(spec), step, sequence)
     if json_output:
-        print_json(explained)
+        show(explained, json_output)
     else:
-        out.print(explain.render(explained), soft_wrap=True)
+        out.print(explain.render(explained), soft_wrap=True)  # token lines are not cut
 
 
 def _spec(
@@ -180,11 +167,92 @@ def _spec(
     if not (config or changes):
         if not rows:
             raise PingLlmError("name a folder that `ping-llm prepare` wrote, or a --config")
-        contexts = ContextSettings(length=length)
-        found = RowsSpec.find(rows, split)
+        contexts, found = ContextSettings(length=length), RowsSpec.find(rows, split)
         return DataSpec(rows=(found,), seed=seed, global_batch_size=batch_size, contexts=contexts)
     if rows:
         raise PingLlmError(f"give either the folder {rows} or a configuration (--config, --set), not both")
     if split not in {"train", "eval"}:
         raise PingLlmError(f"--split {split!r}: write train or eval")
     return spec_from_config(load_config(config, changes or []), split)
+
+
+def bench_prepare(
+    measurements: Annotated[int, Option(min=1000, help="Simulated measurements to prepare.")] = 5_000_000,
+    workers: Workers = None,
+    memory_limit_gb: Annotated[float, Option(help="Limit given to `prepare`.")] = 4.0,
+    scratch: Annotated[Path | None, Option(help="Folder for temporary files.", show_default="system's")] = None,
+    json_output: Json = False,
+) -> None:
+    """Speed and memory of `prepare`, beside a one-at-a-time converter and a bare DuckDB sort of the same input.
+
+    Example:
+
+        ping-llm bench prepare --measurements 20000000 --json
+    """
+    from ping_llm.benchmarks.prepare_speed import PrepareBenchmark
+
+    if scratch is not None and not scratch.is_dir():
+        raise PingLlmError(f"--scratch {scratch}: no such folder")
+    benchmark = PrepareBenchmark(
+        measurements=measurements, workers=workers, memory_limit_gb=memory_limit_gb, scratch=scratch
+    )
+    _show_figures(benchmark.run(), json_output)
+
+
+def bench_pipeline(
+    rows: Annotated[str, Option(help="`typical` or `big` simulated rows, or a prepared folder.")] = "typical",
+    workers: Annotated[int, Option(min=0, help="Also measure what so many worker processes deliver.")] = 0,
+    batch_size: BatchSize = 64,
+    length: Length = 1024,
+    seconds: Annotated[float, Option(min=0.5, help="How long to measure.")] = 10.0,
+    json_output: Json = False,
+) -> None:
+    """Speed of making batches in one process, beside a plain encoder that takes one measurement at a time.
+
+    Examples:
+
+        ping-llm bench pipeline --workers 2 --json
+        ping-llm bench pipeline --rows big
+    """
+    from ping_llm.benchmarks.pipeline import PipelineBenchmark
+
+    source: dict[str, Any] = {"rows": rows} if rows in ("typical", "big") else {"path": Path(rows)}
+    benchmark = PipelineBenchmark(**source, workers=workers, batch_size=batch_size, length=length, seconds=seconds)
+    _show_figures(benchmark.run(), json_output)
+
+
+def bench_backends(
+    data: Annotated[Path, Option(help="A small sample of C4, laid out as docs/backends.md says.")] = Path(
+        "../shared/data/c4-minimal"
+    ),
+    only: Annotated[list[str] | None, Option(help="Measure this one only; may be repeated.")] = None,
+    workers: Annotated[int, Option(min=0, help="Worker processes, of those that use any.")] = 0,
+    batch_size: BatchSize = 64,
+    length: Length = 1024,
+    seconds: Annotated[float, Option(min=0.2, help="How long to measure each.")] = 5.0,
+    json_output: Json = False,
+) -> None:
+    """Speed of all input backends on the same documents, beside a tokenizer that takes one document at a time.
+
+    Backends whose packages are not installed are left out, and named.
+
+    Example:
+
+        ping-llm bench backends --json
+    """
+    from ping_llm.benchmarks.backends import BackendsBenchmark
+
+    benchmark = BackendsBenchmark(
+        data=data, workers=workers, batch_size=batch_size, length=length, seconds=seconds, only=tuple(only or ())
+    )
+    result = benchmark.run()
+    if not json_output:
+        for name, figures in result.pop("backends").items():
+            rate = figures.get("tokens_per_core_s", figures.get("real_tokens_per_s"))
+            result[name] = figures.get("skipped", rate)
+    _show_figures(result, json_output)
+
+
+def _show_figures(figures: dict[str, Any], json_output: bool) -> None:
+    texts = {name: f"{value:,}" if type(value) in {int, float} else str(value) for name, value in figures.items()}
+    show(figures, json_output, *(f"{name:28} {text}" for name, text in texts.items()))

@@ -1,40 +1,56 @@
-"""What several commands share: options, and how results are printed."""
+"""What several commands share: options, reading measurements, printing results, and writing files."""
 
 import json
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from rich import box
+from rich.table import Table
+from typer import Argument, Option
 
-from ping_llm.core.console import out
+from ping_llm.core.console import err, out, progress
 from ping_llm.core.errors import PingLlmError
+from ping_llm.core.files import atomic_file
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-Json = Annotated[bool, typer.Option("--json", help="Print the result as one line of JSON.")]
-Workers = Annotated[int | None, typer.Option(min=1, help="Worker processes.", show_default="all cores")]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what the output folder already holds.")]
-Columns = Annotated[
-    list[str] | None,
-    typer.Option(help="Your name of a column, as rtt=latency_ms; may be repeated.", metavar="COLUMN=NAME"),
+    from ping_llm.rows.measurement_set import MeasurementSet
+
+# Input.
+MeasurementFiles = Annotated[list[str], Argument(help="Measurement files, folders or globs.")]
+History = Annotated[
+    list[str] | None, Option("--history", help="Known measurements: a file, folder or quoted glob; may be repeated.")
 ]
-BatchSize = Annotated[int, typer.Option(min=1, help="Sequences in a global batch.")]
-Length = Annotated[int, typer.Option(min=64, help="Tokens in a sequence.")]
+Columns = Annotated[
+    list[str] | None, Option(help="Your name of a column, as rtt=latency_ms; may be repeated.", metavar="COLUMN=NAME")
+]
+Strict = Annotated[bool, Option("--strict", help="Stop at the first result or measurement that cannot be used.")]
 AnyCheckpoint = Annotated[
     Path | None,
-    typer.Option("--checkpoint", help="A run or an exported model.", show_default="the completer of the package"),
+    Option("--checkpoint", help="A run or an exported model.", show_default="the completer of the package"),
 ]
 LanguageCheckpoint = Annotated[
-    Path, typer.Option("--checkpoint", help="A run that trained a language model, or an exported one.")
+    Path, Option("--checkpoint", help="A run that trained a language model, or an exported one.")
 ]
-History = Annotated[
-    list[str] | None,
-    typer.Option("--history", help="Known measurements: a file, folder or quoted glob; may be repeated."),
-]
+
+# Work.
+Workers = Annotated[int | None, Option(min=1, help="Worker processes.", show_default="all cores")]
+BatchSize = Annotated[int, Option(min=1, help="Sequences in a global batch.")]
+Length = Annotated[int, Option(min=64, help="Tokens in a sequence.")]
+
+# Output.
+OutputFolder = Annotated[Path, Option("--output", "-o", help="Folder to write to.")]
+OutputLocation = Annotated[str, Option("--output", "-o", help="Folder to write to; may be s3:// or gs://.")]
+OutputTable = Annotated[Path | None, Option("--output", "-o", help="Write all to a .csv or .parquet file.")]
+Overwrite = Annotated[bool, Option("--overwrite", help="Replace what the output folder already holds.")]
+Json = Annotated[bool, Option("--json", help="Print the result as one line of JSON.")]
+
+_QUICKLY_READ_BYTES = 10 << 20
+"""Less is read in one step, which a progress bar could not show."""
 
 
 def renamed(pairs: list[str] | None) -> dict[str, str]:
@@ -43,15 +59,45 @@ def renamed(pairs: list[str] | None) -> dict[str, str]:
 
     names = {}
     for pair in pairs or []:
-        column, separator, name = pair.partition("=")
-        if not separator or column not in SCHEMA.names or not name:
+        column, _, name = pair.partition("=")
+        if column not in SCHEMA.names or not name:
             raise PingLlmError(f"--columns {pair!r}: write COLUMN=NAME with a column of {', '.join(SCHEMA.names)}")
         names[column] = name
     return names
 
 
-def print_json(value: Any) -> None:
-    out.print(json.dumps(value), soft_wrap=True, markup=False)
+def read_measurements(files: Sequence[str], columns: dict[str, str]) -> "MeasurementSet":
+    """Measurements, after a line for each reason why some could not be used; none without files."""
+    from ping_llm.rows.measurement_set import read_observations, table_observations
+    from ping_llm.sources.files import expand
+
+    if not files:
+        return table_observations(None)
+    is_long = sum(file.size() or 0 for file in expand(files)) > _QUICKLY_READ_BYTES  # a device has no size
+    with progress("reading") if is_long else nullcontext() as advance:
+        measured = read_observations(files, columns=columns, on_progress=advance)
+    for reason, count in measured.dropped.items():
+        err.print(f"dropped {count:,} {reason}", markup=False)
+    return measured
+
+
+def show(value: Any, json_output: bool, *texts: Any) -> None:
+    """The result of a command: as JSON (times and the like as text), or as lines of text and rich tables."""
+    if json_output:
+        out.print(json.dumps(value, default=str), soft_wrap=True, markup=False)
+        return
+    for text in texts:
+        out.print(text, soft_wrap=isinstance(text, str), markup=False)
+
+
+def as_table(texts: list[str], numbers: list[str], rows: list[list[str]], caption: str | None = None) -> Table:
+    """Columns of texts, then of numbers."""
+    table = Table(*texts, box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, caption=caption)
+    for name in numbers:
+        table.add_column(name, justify="right")
+    for row in rows:
+        table.add_row(*row)
+    return table
 
 
 # What commands write: looked at before anything is computed, and written whole or not at all.
@@ -66,24 +112,26 @@ def check_folder(folder: Path, said: str) -> None:
         raise PingLlmError(f"{said}: {nearest} cannot be written to")
 
 
-def check_table(path: Path | None) -> None:
-    """That a table can be written there, if anywhere."""
+def check_file(path: Path | None, *suffixes: str) -> None:
+    """That the file of `--output`, if it is given, can be written, and that its name ends with one of these."""
     if path is None:
         return
-    if path.suffix not in {".csv", ".parquet"}:
-        raise PingLlmError(f"--output {path}: the name must end with .csv or .parquet")
+    if suffixes and path.suffix not in suffixes:
+        raise PingLlmError(f"--output {path}: the name must end with {' or '.join(suffixes)}")
     if path.is_dir():
         raise PingLlmError(f"--output {path}: there is a folder of that name")
     check_folder(path.parent, f"--output {path}")
 
 
 @contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """What the system refuses becomes one line."""
+def file_errors(what: str) -> Iterator[None]:
+    """What the system refuses, and a text that is none, become one line that begins with `what`."""
     try:
         yield
+    except UnicodeDecodeError as error:
+        raise PingLlmError(f"{what}: not UTF-8 text") from error
     except OSError as error:
-        raise PingLlmError(f"cannot write to {path}: {error.strerror or error}") from error
+        raise PingLlmError(f"{what}: {error.strerror or error}") from error
 
 
 def write_table(table: "pa.Table", path: Path) -> None:
@@ -91,11 +139,7 @@ def write_table(table: "pa.Table", path: Path) -> None:
     import pyarrow.parquet as pq
     from pyarrow import csv
 
-    with writing(path):
+    with file_errors(f"cannot write to {path}"):
         path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = path.with_name(f".{path.name}.unfinished")
-        try:
+        with atomic_file(path) as unfinished:
             (csv.write_csv if path.suffix == ".csv" else pq.write_table)(table, unfinished)
-            unfinished.replace(path)
-        finally:
-            unfinished.unlink(missing_ok=True)

@@ -1,29 +1,20 @@
 """`ping-llm predict`, `anomalies`, `destinations` and `complete`: questions to a trained model."""
 
-import json
-from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import numpy as np
-import typer
+from typer import Option
 
-from ping_llm.cli.options import (
-    AnyCheckpoint,
-    Columns,
-    History,
-    Json,
-    LanguageCheckpoint,
-    check_table,
-    print_json,
-    renamed,
-    write_table,
-)
-from ping_llm.core.console import err, out, progress
-from ping_llm.core.errors import PingLlmError, one_line
+from ping_llm.cli import options
+from ping_llm.core.console import err, progress
+from ping_llm.core.errors import PingLlmError, explained
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     import pyarrow as pa
+    from rich.table import Table
 
     from ping_llm.predict.language_model import LanguageModel
     from ping_llm.predict.scoring import LikelyAddresses
@@ -35,29 +26,24 @@ _MAX_QUESTIONS = 1_000_000
 
 
 def predict(
-    history: History = None,
-    src: Annotated[list[str] | None, typer.Option(help="Source address; may be repeated.")] = None,
-    dst: Annotated[list[str] | None, typer.Option(help="Destination address; may be repeated.")] = None,
+    history: options.History = None,
+    src: Annotated[list[str] | None, Option(help="Source address; may be repeated.")] = None,
+    dst: Annotated[list[str] | None, Option(help="Destination address; may be repeated.")] = None,
     questions: Annotated[
-        Path | None, typer.Option(help="File of questions instead: src_addr, dst_addr, and event_time if it matters.")
+        Path | None, Option(help="File of questions instead: src_addr, dst_addr, and event_time if it matters.")
     ] = None,
-    matrix: Annotated[bool, typer.Option("--matrix", help="Every source of the history to every destination.")] = False,
+    matrix: Annotated[bool, Option("--matrix", help="Every source of the history to every destination.")] = False,
     time: Annotated[
-        str | None, typer.Option(help="When, such as 2024-05-01T12:00:00Z.", show_default="after the whole history")
+        str | None, Option(help="When, such as 2024-05-01T12:00:00Z.", show_default="after the whole history")
     ] = None,
-    checkpoint: AnyCheckpoint = None,
-    quantiles: Annotated[str, typer.Option(help="Levels to print, separated by commas.")] = "0.05,0.5,0.95",
-    context: Annotated[int, typer.Option(min=8, help="Measurements that an answer may look at.")] = 512,
-    votes: Annotated[int, typer.Option(min=1, help="Answers to average: a little better, but as much slower.")] = 1,
-    thorough: Annotated[
-        bool,
-        typer.Option("--thorough", help="A context for every question, not for eight together."),
-    ] = False,
-    columns: Columns = None,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Write all answers to a .csv or .parquet file.")
-    ] = None,
-    json_output: Json = False,
+    checkpoint: options.AnyCheckpoint = None,
+    quantiles: Annotated[str, Option(help="Levels to print, separated by commas.")] = "0.05,0.5,0.95",
+    context: Annotated[int, Option(min=8, help="Measurements that an answer may look at.")] = 512,
+    votes: Annotated[int, Option(min=1, help="Answers to average: a little better, but as much slower.")] = 1,
+    thorough: Annotated[bool, Option("--thorough", help="A context for every question, not for 8 together.")] = False,
+    columns: options.Columns = None,
+    output: options.OutputTable = None,
+    json_output: options.Json = False,
 ) -> None:
     """Predict RTTs that were not measured, from measurements that were.
 
@@ -71,46 +57,27 @@ def predict(
 
     Examples:
 
-      ping-llm predict --history my_pings.csv --src 192.0.2.1 --dst 198.51.100.7
-
-      ping-llm predict --history my_pings.csv --matrix --output predicted.csv
-
-      ping-llm predict --history 'data/*.parquet' --questions wanted.csv --time 2024-05-01T12:00Z --json
+        ping-llm predict --history my_pings.csv --src 192.0.2.1 --dst 198.51.100.7
+        ping-llm predict --history my_pings.csv --matrix --output predicted.csv
+        ping-llm predict --history 'data/*.parquet' --questions questions.csv --time 2024-05-01T12:00Z --json
     """
     from ping_llm.predict.predictor import Predictor, add_answers, read_questions
 
     levels = _levels(quantiles)
-    if output:
-        check_table(output)
-    known = _read(history, columns)
+    options.check_file(output, ".csv", ".parquet")
+    known = options.read_measurements(history or [], options.renamed(columns))
     table = _questions(src or [], dst or [], questions, known if matrix else None, time)
     queries, nodes = read_questions(table, known.nodes)
     predictor = Predictor.from_pretrained(
         checkpoint, context=context, votes=votes, questions_per_context=1 if thorough else 8
     )
-    with progress("predicting", total=len(queries)) as advance:
+    with progress("predicting", total=len(queries)) if len(queries) > 1 else nullcontext() as advance:
         answered = add_answers(table, predictor.in_parts(known.observations, queries, nodes, advance), levels)
     if output:
-        write_table(answered, output)
+        options.write_table(answered, output)
         err.print(f"wrote {len(queries):,} predictions to {output}", markup=False)
-    if json_output:
-        out.print(json.dumps({"predictions": answered.to_pylist()}, default=str), soft_wrap=True, markup=False)
-    elif not output or len(queries) <= _LINES_SHOWN:
-        _show(answered, levels)
-
-
-def _read(files: list[str] | None, columns: list[str] | None) -> "MeasurementSet":
-    """Measurements, after a line for each reason why some could not be used; none without files."""
-    from ping_llm.rows.measurement_set import read_observations, table_observations
-
-    names = renamed(columns) if columns else None
-    if not files:
-        return table_observations(None)
-    with progress("reading") as advance:
-        measured = read_observations(files, columns=names, on_progress=advance)
-    for reason, count in measured.dropped.items():
-        err.print(f"dropped {count:,} {reason}", markup=False)
-    return measured
+    shown = _in_words(answered, levels) if not output or len(queries) <= _LINES_SHOWN else ()
+    options.show({"predictions": answered.to_pylist()} if json_output else None, json_output, *shown)
 
 
 def _levels(text: str) -> list[float]:
@@ -126,10 +93,12 @@ def _levels(text: str) -> list[float]:
 def _questions(
     src: list[str], dst: list[str], questions: Path | None, matrix_of: "MeasurementSet | None", time: str | None
 ) -> "pa.Table":
+    import numpy as np
     import pyarrow as pa
 
-    ways = [bool(src or dst), questions is not None, matrix_of is not None]
-    if sum(ways) != 1 or bool(src) != bool(dst):
+    from ping_llm.sources.files import COLUMN_NAMES
+
+    if [bool(src or dst), questions is not None, matrix_of is not None].count(True) != 1 or bool(src) != bool(dst):
         raise PingLlmError("say what to predict: --src with --dst, or --questions FILE, or --matrix")
     if matrix_of is not None:
         known, nodes = matrix_of.observations, matrix_of.nodes
@@ -141,12 +110,10 @@ def _questions(
     else:
         pairs = [(one, other) for one in src for other in dst if one != other or matrix_of is None]
         if len(pairs) > _MAX_QUESTIONS:
-            raise PingLlmError(
-                f"that are {len(pairs):,} pairs, more than {_MAX_QUESTIONS:,}: name some by --src and --dst"
-            )
+            raise PingLlmError(f"{len(pairs):,} pairs are more than {_MAX_QUESTIONS:,}: name some by --src and --dst")
         table = pa.table({"src_addr": [p[0] for p in pairs], "dst_addr": [p[1] for p in pairs]})
     if time is not None:
-        if "event_time" in table.column_names:
+        if not set(COLUMN_NAMES["event_time"]).isdisjoint(table.column_names):
             raise PingLlmError("the questions have times of their own: leave --time out")
         table = table.append_column("event_time", pa.array([time] * table.num_rows))
     return table
@@ -158,55 +125,40 @@ def _read_table(path: Path) -> "pa.Table":
     import pyarrow.parquet as pq
     from pyarrow import csv
 
-    try:
+    from ping_llm.sources.files import COLUMN_NAMES
+
+    with explained(f"cannot read {path}", OSError, pa.ArrowException):
         if path.suffix == ".parquet":
             return pq.read_table(path)
-        text = csv.ConvertOptions(column_types=dict.fromkeys(("src_addr", "source", "src"), pa.string()))
+        text = csv.ConvertOptions(column_types=dict.fromkeys(COLUMN_NAMES["src_addr"], pa.string()))
         return csv.read_csv(path, convert_options=text)
-    except (OSError, pa.ArrowException) as error:
-        raise PingLlmError(f"cannot read {path}: {one_line(error)}") from error
 
 
-def _show(table: "pa.Table", levels: list[float]) -> None:
-    names = table.column_names
-    source = next(name for name in names if name in {"src_addr", "source", "src"})
-    destination = next(name for name in names if name in {"dst_addr", "destination", "dst"})
+def _in_words(table: "pa.Table", levels: list[float]) -> "Iterator[str | Table]":
+    from ping_llm.sources.files import COLUMN_NAMES
+
+    source, destination = (
+        next(name for name in COLUMN_NAMES[end] if name in table.column_names) for end in ("src_addr", "dst_addr")
+    )
     quantiles = [f"{level:.4g} quantile" if level != 0.5 else "median" for level in levels]
     rows = [
         [row[source], row[destination], *(f"{row[f'{level:g}']:.2f}" for level in levels), f"{row['p_failed']:.1%}"]
         for row in table.slice(0, _LINES_SHOWN).to_pylist()
     ]
     caption = "RTTs in ms, if there is an answer"
-    _print_table(["source", "destination"], [*quantiles, "P(timeout)"], rows, caption)
+    yield options.as_table(["source", "destination"], [*quantiles, "P(timeout)"], rows, caption)
     if table.num_rows > _LINES_SHOWN:
-        out.print(f"… and {table.num_rows - _LINES_SHOWN:,} more: --output FILE writes all, --json prints all")
-
-
-def _print_table(texts: list[str], numbers: list[str], rows: list[list[str]], caption: str | None = None) -> None:
-    """Columns of texts, then of numbers."""
-    from rich import box
-    from rich.table import Table
-
-    shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, caption=caption)
-    for name in texts:
-        shown.add_column(name)
-    for name in numbers:
-        shown.add_column(name, justify="right")
-    for row in rows:
-        shown.add_row(*row)
-    out.print(shown)
+        yield f"… and {table.num_rows - _LINES_SHOWN:,} more: --output FILE writes all, --json prints all"
 
 
 def anomalies(
-    files: Annotated[list[str], typer.Argument(help="Measurement files, folders or globs.")],
-    checkpoint: AnyCheckpoint = None,
-    columns: Columns = None,
-    top: Annotated[int, typer.Option(min=1, help="How many to show, the highest scores first.")] = 20,
-    last: Annotated[
-        int | None, typer.Option(min=1, help="Score only so many of the latest.", show_default="all")
-    ] = None,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write all to a .csv or .parquet file.")] = None,
-    json_output: Json = False,
+    files: options.MeasurementFiles,
+    checkpoint: options.AnyCheckpoint = None,
+    columns: options.Columns = None,
+    top: Annotated[int, Option(min=1, help="How many to show, the highest scores first.")] = 20,
+    last: Annotated[int | None, Option(min=1, help="Score only so many of the latest.", show_default="all")] = None,
+    output: options.OutputTable = None,
+    json_output: options.Json = False,
 ) -> None:
     """Find the measurements of a file that nobody would have expected.
 
@@ -216,26 +168,25 @@ def anomalies(
 
     Examples:
 
-      ping-llm anomalies my_pings.csv --last 500
-
-      ping-llm anomalies 'data/*.parquet' --checkpoint runs/ping-llm/my-run --output anomalies.csv
+        ping-llm anomalies my_pings.csv --last 500
+        ping-llm anomalies 'data/*.parquet' --checkpoint runs/ping-llm/my-run --output anomalies.csv
     """
+    import numpy as np
     import pyarrow as pa
 
     from ping_llm.predict.predictor import Predictor
 
-    check_table(output)
-    measured = _read(files, columns)
+    options.check_file(output, ".csv", ".parquet")
+    measured = options.read_measurements(files, options.renamed(columns))
     predictor = Predictor.from_pretrained(checkpoint)
     scored = np.arange(len(measured.observations))[-(last or 0) :]
     with progress("scoring", total=len(scored)) as advance:
         bits = predictor.anomaly_scores(measured, scored, advance)
     known = measured.observations.take(scored)
-    unknown = np.isnan(known.time_s)
-    microseconds = (np.where(unknown, 0.0, known.time_s) * 1e6).round().astype(np.int64)
+    time_us = pa.array((known.time_s * 1e6).round(), from_pandas=True).cast(pa.int64())
     table = pa.table(
         {
-            "event_time": pa.array(microseconds, mask=unknown).cast(pa.timestamp("us", tz="UTC")),
+            "event_time": time_us.cast(pa.timestamp("us", tz="UTC")),
             "src_addr": [measured.nodes[node] for node in known.source.tolist()],
             "dst_addr": [measured.nodes[node] for node in known.destination.tolist()],
             "rtt": pa.array(known.rtt_ms, from_pandas=True),
@@ -243,104 +194,98 @@ def anomalies(
         }
     )
     if output:
-        write_table(table, output)
+        options.write_table(table, output)
     highest = table.take(np.argsort(-np.nan_to_num(bits), kind="stable")[:top]).to_pylist()
-    if json_output:
-        rows = [{**row, "event_time": row["event_time"] and row["event_time"].isoformat()} for row in highest]
-        print_json({"measurements": len(scored), "mean_bits": float(np.nanmean(bits)), "anomalies": rows})
-        return
     shown = []
     for row in highest:
-        time = row["event_time"].isoformat(sep=" ", timespec="seconds") if row["event_time"] else ""
-        rtt = "timeout" if row["rtt"] is None else f"{row['rtt']:.2f} ms"
-        shown.append([time, row["src_addr"], row["dst_addr"], rtt, f"{row['bits']:.1f}"])
-    _print_table(["time", "source", "destination"], ["RTT", "bits"], shown)
-    out.print(f"{len(scored):,} measurements, {np.nanmean(bits):.1f} bits each on average", highlight=False)
+        time, rtt = row["event_time"], "timeout" if row["rtt"] is None else f"{row['rtt']:.2f} ms"
+        row["event_time"] = time and time.isoformat()
+        seconds = time.isoformat(sep=" ", timespec="seconds") if time else ""
+        shown.append([seconds, row["src_addr"], row["dst_addr"], rtt, f"{row['bits']:.1f}"])
+    mean = float(np.nanmean(bits))
+    options.show(
+        {"measurements": len(scored), "mean_bits": mean, "anomalies": highest},
+        json_output,
+        options.as_table(["time", "source", "destination"], ["RTT", "bits"], shown),
+        f"{len(scored):,} measurements, {mean:.1f} bits each on average",
+    )
 
 
 # What only a language model can answer.
 
-Source = Annotated[str, typer.Option("--src", help="Source address.")]
-Rtt = Annotated[float | None, typer.Option(help="RTT in ms; `nan`: a timeout.", show_default="any")]
-Count = Annotated[int, typer.Option(min=1, help="How many to show.")]
-Beam = Annotated[int, typer.Option(min=1, help="Width of the beam search over addresses.")]
+Source = Annotated[str, Option("--src", help="Source address.")]
+Rtt = Annotated[float | None, Option(help="RTT in ms; `nan`: a timeout.", show_default="any")]
+Count = Annotated[int, Option(min=1, help="How many to show.")]
+Beam = Annotated[int, Option(min=1, help="Width of the beam search over addresses.")]
 
 
 def destinations(
-    checkpoint: LanguageCheckpoint,
+    checkpoint: options.LanguageCheckpoint,
     src: Source,
     rtt: Rtt = None,
-    history: History = None,
-    columns: Columns = None,
+    history: options.History = None,
+    columns: options.Columns = None,
     count: Count = 10,
     beam: Beam = 256,
-    json_output: Json = False,
+    json_output: options.Json = False,
 ) -> None:
-    """Likely destinations for a source and an RTT: the question asked the other way round.
+    """Likely destinations for a source and an RTT: the inverse of `predict`.
 
     Only a language model of your own can answer this; it knows the addresses that it was trained on and those of the
     history.
 
     Example:
 
-      ping-llm destinations --checkpoint runs/ping-llm/my-run --src 192.0.2.1 --rtt 20 --history my_pings.csv
+        ping-llm destinations --checkpoint runs/ping-llm/my-run --src 192.0.2.1 --rtt 20 --history my_pings.csv
     """
+    from ping_llm.predict import scoring
 
-    def search(model: "LanguageModel", own: "ProbeRow | None") -> "LikelyAddresses":
-        from ping_llm.predict import scoring
-
-        return scoring.destinations(model, src, rtt, history=own, count=count, beam=beam)
-
-    _likely(checkpoint, src, history, columns, json_output, search)
+    model, own = _model_and_history(checkpoint, src, history, columns)
+    found = scoring.destinations(model, src, rtt, history=own, count=count, beam=beam)
+    _show_addresses(found, json_output)
 
 
 def complete(
-    checkpoint: LanguageCheckpoint,
+    checkpoint: options.LanguageCheckpoint,
     src: Source,
-    prefix: Annotated[str, typer.Option(help="Beginning of the destination, such as 193.0. or 2001:67c:.")],
+    prefix: Annotated[str, Option(help="Beginning of the destination, such as 193.0. or 2001:67c:.")],
     rtt: Rtt = None,
-    history: History = None,
-    columns: Columns = None,
+    history: options.History = None,
+    columns: options.Columns = None,
     count: Count = 10,
     beam: Beam = 256,
-    json_output: Json = False,
+    json_output: options.Json = False,
 ) -> None:
     """Complete a partial destination address, from what a language model knows of the source.
 
     Example:
 
-      ping-llm complete --checkpoint runs/ping-llm/my-run --src 192.0.2.1 --prefix 193.0.
+        ping-llm complete --checkpoint runs/ping-llm/my-run --src 192.0.2.1 --prefix 193.0.
     """
+    from ping_llm.predict import scoring
 
-    def search(model: "LanguageModel", own: "ProbeRow | None") -> "LikelyAddresses":
-        from ping_llm.predict import scoring
-
-        return scoring.complete_address(model, src, prefix, rtt_ms=rtt, history=own, count=count, beam=beam)
-
-    _likely(checkpoint, src, history, columns, json_output, search)
+    model, own = _model_and_history(checkpoint, src, history, columns)
+    found = scoring.complete_address(model, src, prefix, rtt_ms=rtt, history=own, count=count, beam=beam)
+    _show_addresses(found, json_output)
 
 
-def _likely(
-    checkpoint: Path,
-    src: str,
-    history: list[str] | None,
-    columns: list[str] | None,
-    json_output: bool,
-    search: Callable[["LanguageModel", "ProbeRow | None"], "LikelyAddresses"],
-) -> None:
+def _model_and_history(
+    checkpoint: Path, src: str, history: list[str] | None, columns: list[str] | None
+) -> "tuple[LanguageModel, ProbeRow | None]":
+    """The model, and what the source itself measured."""
     from ping_llm.predict.predictor import Predictor
     from ping_llm.predict.prompts import Histories
 
     model = Predictor.from_pretrained(checkpoint).language_model
-    own, measured = None, _read(history, columns)
-    if src in measured.nodes:  # what the source itself measured
-        own, _ = Histories(measured.observations, measured.nodes).row(measured.nodes.index(src))
-    found = search(model, own)
+    measured = options.read_measurements(history or [], options.renamed(columns))
+    if src not in measured.nodes:
+        return model, None
+    return model, Histories(measured.observations, measured.nodes).row(measured.nodes.index(src))[0]
+
+
+def _show_addresses(found: "LikelyAddresses", json_output: bool) -> None:
     pairs = list(zip(found.addresses, found.probability.tolist(), strict=True))
-    if json_output:
-        likely = [{"address": address, "probability": chance} for address, chance in pairs]
-        print_json({"destinations": likely, "covered": found.covered})
-        return
-    for address, chance in pairs:
-        out.print(f"{chance:9.4%}  {address}")
-    out.print(f"{found.covered:.1%} of the probability lies in what was looked at")
+    likely = [{"address": address, "probability": chance} for address, chance in pairs]
+    lines = [f"{chance:9.4%}  {address}" for address, chance in pairs]
+    lines.append(f"{found.covered:.1%} of the probability lies in what was looked at")
+    options.show({"destinations": likely, "covered": found.covered}, json_output, *lines)

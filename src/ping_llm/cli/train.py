@@ -5,23 +5,21 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer import Argument, Option
 
-from ping_llm.cli.options import Json, Overwrite, check_folder, print_json, writing
-from ping_llm.core.console import out
+from ping_llm.cli.options import Json, OutputFolder, Overwrite, check_file, check_folder, file_errors, show
 from ping_llm.core.errors import PingLlmError
 
 
 def train(
     changes: Annotated[
-        list[str] | None, typer.Argument(help="Keys of the configuration, as key=value.", metavar="KEY=VALUE…")
+        list[str] | None, Argument(help="Keys of the configuration, as key=value.", metavar="KEY=VALUE…")
     ] = None,
-    config: Annotated[
-        Path | None, typer.Option(help="Configuration file; see configs/ and docs/configuration.md.")
-    ] = None,
-    project: Annotated[str | None, typer.Option(help="Folder for runs that belong together; W&B's project.")] = None,
-    name: Annotated[str | None, typer.Option(help="Name of the run. The same name resumes where it stopped.")] = None,
-    steps: Annotated[int | None, typer.Option(min=1, help="Steps of the whole run.")] = None,
-    batch_size: Annotated[int | None, typer.Option(min=1, help="Sequences per step, of all devices together.")] = None,
+    config: Annotated[Path | None, Option(help="Configuration file; see configs/ and docs/configuration.md.")] = None,
+    project: Annotated[str | None, Option(help="Folder for runs that belong together; W&B's project.")] = None,
+    name: Annotated[str | None, Option(help="Name of the run. The same name resumes where it stopped.")] = None,
+    steps: Annotated[int | None, Option(min=1, help="Steps of the whole run.")] = None,
+    batch_size: Annotated[int | None, Option(min=1, help="Sequences per step, of all devices together.")] = None,
     json_output: Json = False,
 ) -> None:
     """Train a model, or resume a run that was interrupted: the same command does both.
@@ -32,11 +30,9 @@ def train(
 
     Examples:
 
-      ping-llm train --config configs/latency_network.yml --project my-project --name my-run --steps 5000
-
-      ping-llm train --config configs/demo.yml --name try learning_rate=1e-3 opt_type=muon
-
-      ping-llm train dataset_type=synthetic enable_checkpointing=false --steps 50     # how fast is this machine?
+        ping-llm train --config configs/latency_network.yml --project my-project --name my-run --steps 5000
+        ping-llm train --config configs/demo.yml --name try learning_rate=1e-3 opt_type=muon
+        ping-llm train dataset_type=synthetic enable_checkpointing=false --steps 50   # how fast is this machine?
     """
     from ping_llm.config import load_config
     from ping_llm.training.processes import start_processes
@@ -55,10 +51,7 @@ def train(
     from ping_llm.training import train as run
 
     summary = run(settings, at_end=write_at_end)
-    if json_output:
-        print_json(summary)
-    else:
-        out.print("\n".join(_in_words(summary)), soft_wrap=True)
+    show(summary, json_output, *_in_words(summary))
     if summary["stopped_by_signal"] == 2:
         raise typer.Exit(130)
 
@@ -77,9 +70,9 @@ def _in_words(summary: dict[str, Any]) -> Iterator[str]:
 
 
 def export(
-    run: Annotated[Path, typer.Argument(help="Folder of a training run.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="Folder to write the model to.")],
-    card: Annotated[Path | None, typer.Option(help="Your own model card instead of the one that is made.")] = None,
+    run: Annotated[Path, Argument(help="Folder of a training run.")],
+    output: OutputFolder,
+    card: Annotated[Path | None, Option(help="Your own model card instead of the one that is made.")] = None,
     overwrite: Overwrite = False,
     json_output: Json = False,
 ) -> None:
@@ -90,45 +83,36 @@ def export(
 
     Example:
 
-      ping-llm export runs/ping-llm/my-run --output models/my-model
+        ping-llm export runs/ping-llm/my-run --output models/my-model
     """
-    from ping_llm.runs.trained import check_replaceable, load_trained, model_card, save_trained
+    from ping_llm.runs.task import model_card
+    from ping_llm.runs.trained import check_replaceable, load_trained, save_trained
 
     check_folder(output, f"--output {output}")
     check_replaceable(output, overwrite=overwrite)
-    text = _read_card(card) if card else None
+    with file_errors(f"cannot read the model card {card}"):
+        text = card.read_text(encoding="utf-8") if card else None
     trained = load_trained(run)
-    with writing(output):
+    with file_errors(f"cannot write to {output}"):
         save_trained(trained, output, model_card(trained) if text is None else text, overwrite=overwrite)
     files = sorted(output.iterdir())
     size = sum(file.stat().st_size for file in files)
-    if json_output:
-        names = [file.name for file in files]
-        print_json({"folder": str(output), "files": names, "bytes": size, "steps": trained.steps})
-    else:
-        out.print(f"{len(files)} files, {size / 1e6:,.1f} MB, in {output}: the model after {trained.steps:,} steps")
-
-
-def _read_card(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else "not UTF-8 text"
-        raise PingLlmError(f"cannot read the model card {path}: {reason}") from error
+    result = {"folder": str(output), "files": [file.name for file in files], "bytes": size, "steps": trained.steps}
+    text = f"{len(files)} files, {size / 1e6:,.1f} MB, in {output}: the model after {trained.steps:,} steps"
+    show(result, json_output, text)
 
 
 def convert(
-    model: Annotated[Path, typer.Argument(help="A run or exported model of ours; or RUN/checkpoints/STEP of MaxText.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="Folder to write the model to.")],
+    model: Annotated[Path, Argument(help="A run or exported model of ours; or RUN/checkpoints/STEP of MaxText.")],
+    output: OutputFolder,
     changes: Annotated[
         list[str] | None,
-        typer.Argument(help="With --from: keys of the model that are not as in --config.", metavar="KEY=VALUE…"),
+        Argument(help="With --from: keys of the model that are not as in --config.", metavar="KEY=VALUE…"),
     ] = None,
-    to: Annotated[str | None, typer.Option("--to", help="Whose model to write.", metavar="maxtext")] = None,
-    source: Annotated[str | None, typer.Option("--from", help="Whose model to read.", metavar="maxtext")] = None,
+    to: Annotated[str | None, Option("--to", help="Whose model to write.", metavar="maxtext")] = None,
+    source: Annotated[str | None, Option("--from", help="Whose model to read.", metavar="maxtext")] = None,
     config: Annotated[
-        Path | None,
-        typer.Option(help="With --from: the run's MaxText configuration.", show_default="what the engine noted"),
+        Path | None, Option(help="With --from: the run's MaxText configuration.", show_default="what the engine noted")
     ] = None,
     overwrite: Overwrite = False,
     json_output: Json = False,
@@ -137,9 +121,8 @@ def convert(
 
     Examples:
 
-      ping-llm convert runs/ping-llm/my-run --to maxtext --output models/for-maxtext
-
-      ping-llm convert maxtext_output/my-run/checkpoints/5000 --from maxtext --output models/from-maxtext
+        ping-llm convert runs/ping-llm/my-run --to maxtext --output models/for-maxtext
+        ping-llm convert maxtext_output/my-run/checkpoints/5000 --from maxtext --output models/from-maxtext
     """
     if [to, source].count(None) != 1 or (to or source) != "maxtext":
         raise PingLlmError("say --to maxtext or --from maxtext")
@@ -148,50 +131,42 @@ def convert(
     check_folder(output, f"--output {output}")
     from ping_llm.integrations.maxtext.convert import convert_from_maxtext, convert_to_maxtext
 
-    with writing(output):
+    with file_errors(f"cannot write to {output}"):
         if to:
             done = convert_to_maxtext(model, output, overwrite=overwrite)
         else:
             done = convert_from_maxtext(model, output, config=config, changes=changes or (), overwrite=overwrite)
-    path = done.load_parameters_path
-    if json_output:
-        result = {"folder": str(done.folder), "parameters": done.parameters, "steps": done.steps}
-        print_json(result | {"load_parameters_path": path and str(path)})
-        return
-    out.print(f"{done.parameters / 1e6:,.1f} M parameters after {done.steps:,} steps, in {done.folder}", soft_wrap=True)
-    if path is not None:
-        out.print(f"  load_parameters_path={path}", soft_wrap=True, markup=False)
+    path = done.load_parameters_path and str(done.load_parameters_path)
+    result = {"folder": str(done.folder), "parameters": done.parameters, "steps": done.steps}
+    text = f"{done.parameters / 1e6:,.1f} M parameters after {done.steps:,} steps, in {done.folder}"
+    where = [f"  load_parameters_path={path}"] if path else []
+    show(result | {"load_parameters_path": path}, json_output, text, *where)
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Folders of runs; several are laid side by side.")],
+    runs: Annotated[list[Path], Argument(metavar="RUN", help="Folders of runs; several are laid side by side.")],
     output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", help="File to write.", show_default="report.html in the run's folder"),
+        Path | None, Option("--output", "-o", help="File to write.", show_default="report.html in the run's folder")
     ] = None,
     evaluation: Annotated[
         list[Path] | None,
-        typer.Option(
-            help="What `ping-llm evaluate --json` printed, instead of the run's own evaluation.json; "
-            "for several runs, one for each of them."
-        ),
+        Option(help="Output of `ping-llm evaluate --json` to show instead of the run's own, one each."),
     ] = None,
     sequences: Annotated[
-        bool, typer.Option(help="Decode a few training sequences. They hold addresses: think before you share them.")
+        bool, Option(help="Decode a few training sequences. They hold addresses: think before you share them.")
     ] = True,
-    open_it: Annotated[bool, typer.Option("--open", help="Show it in the browser.")] = False,
+    open_it: Annotated[bool, Option("--open", help="Show it in the browser.")] = False,
     json_output: Json = False,
 ) -> None:
     """Show a run as a page: curves, pipeline, evaluation, decoded sequences, configuration and history.
 
     The page is one file that needs no other and no network. Training writes it at the end of every run; this command
-    makes it anew, also while a run is going. Several runs are laid over each other, with what differs between them.
+    makes it anew, also during a run. Several runs are laid over each other, with what differs between them.
 
     Examples:
 
-      ping-llm report runs/ping-llm/my-run --open
-
-      ping-llm report runs/ping-llm/before runs/ping-llm/after --output comparison.html
+        ping-llm report runs/ping-llm/my-run --open
+        ping-llm report runs/ping-llm/before runs/ping-llm/after --output comparison.html
     """
     from ping_llm.report.page import REPORT, write_report
 
@@ -199,15 +174,12 @@ def report(
     if given and len(given) != len(runs):
         raise PingLlmError(f"--evaluation was given {len(given)} times for {len(runs)} runs: give one for each run")
     where = output or (runs[0] / REPORT if len(runs) == 1 else Path(REPORT))
-    if where.is_dir():
-        raise PingLlmError(f"--output {where}: there is a folder of that name")
-    if output:
-        check_folder(where.parent, f"--output {where}")
-    with writing(where):
+    if output or where.is_dir():
+        check_file(where)
+    with file_errors(f"cannot write to {where}"):
         write_report(runs, where, evaluations=given, with_sequences=sequences)
     if open_it:
         typer.launch(str(where.resolve()))
-    if json_output:
-        print_json({"report": str(where), "bytes": where.stat().st_size, "runs": [str(run) for run in runs]})
-    else:
-        out.print(f"{where} ({where.stat().st_size / 1e3:,.0f} kB)", markup=False, soft_wrap=True)
+    size = where.stat().st_size
+    result = {"report": str(where), "bytes": size, "runs": [str(run) for run in runs]}
+    show(result, json_output, f"{where} ({size / 1e3:,.0f} kB)")

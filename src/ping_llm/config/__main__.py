@@ -7,8 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
-from ping_llm.config.keys import SECTIONS
-from ping_llm.config.rules import Rule
+from ping_llm.config.keys import SECTIONS, Rule
 from ping_llm.core.errors import PingLlmError
 
 BEGIN: Final = "<!-- keys: written by `python -m ping_llm.config docs/configuration.md` -->\n"

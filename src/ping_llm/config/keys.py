@@ -1,22 +1,140 @@
-"""The keys there are, section by section, and `Config`, which has them all.
+"""The keys there are, section by section, what the value of each may be, and `Config`, which has them all.
 
 To add a key: declare it in a section here (or in a new `Section`, which then becomes a base of `Config`), and run
 `python -m ping_llm.config docs/configuration.md`. Loading, checking, storing and documenting it follows.
 The names are MaxText's wherever MaxText has the same thing, so that its commands work here.
+
+A key is a field of a pydantic model, `Section`. pydantic checks its type; a `Rule` in its annotation checks the rest:
+`steps: Annotated[int, at_least(1)]`. Whatever is wrong becomes one `PingLlmError` that names the key, what it must be,
+and what it was.
 """
 
+import difflib
 import functools
 import math
 import re
+from collections.abc import Callable
+from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from typing import Annotated, Any, ClassVar, Final, Self
 
+import pydantic
 import yaml
-from pydantic import model_validator
+from pydantic import ValidationError, field_validator, model_validator
 from pydantic.fields import FieldInfo
+from pydantic_core import CoreSchema, core_schema
 
-from ping_llm.config.rules import Rule, Section, above, at_least, key, one_of, parse_blend
+from ping_llm.config.blends import parse_blend
 from ping_llm.core.errors import PingLlmError
+
+_TYPE_NAMES: Final[dict[Any, str]] = {
+    bool: "true or false",
+    int: "an integer",
+    float: "a number",
+    int | float: "a number",
+    str: "text",
+    str | int: "text or an integer",
+}
+_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+MAX_DIGITS: Final = 18
+"""Of an integer, so that it fits 64 bits wherever it goes."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A condition on a value, for `Annotated`. `text` completes the sentence "must be …"; `accepts` may raise an error
+    that says more."""
+
+    text: str
+    accepts: Callable[[Any], bool]
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: pydantic.GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(self._checked, handler(source))
+
+    def _checked(self, value: Any) -> Any:
+        if not self.accepts(value):
+            raise ValueError(self.text)
+        return value
+
+
+def at_least(least: float, *, up_to: float = math.inf, or_else: float | None = None) -> Rule:
+    """`or_else` is the one value outside the range that has a meaning (-1, most often). The help says which."""
+    text = f"at least {least}" if up_to == math.inf else f"from {least} to {up_to}"
+    return _range(text, lambda value: least <= value <= up_to, or_else)
+
+
+def above(bound: float, *, or_else: float | None = None) -> Rule:
+    return _range(f"above {bound}", lambda value: value > bound, or_else)
+
+
+def _range(text: str, inside: Callable[[float], bool], or_else: float | None) -> Rule:
+    if or_else is None:
+        return Rule(text, inside)
+    return Rule(f"{text}, or {or_else}", lambda value: value == or_else or inside(value))
+
+
+def one_of(*choices: str) -> Rule:
+    return Rule(f"one of {', '.join(choices)}", lambda value: value in choices)
+
+
+def key(default: Any, help: str) -> Any:
+    """Declare a key of a section: `steps: Count = key(5_000, "Training steps of the run.")`."""
+    return pydantic.Field(default, description=help)
+
+
+class Section(pydantic.BaseModel):
+    """Base of the models that declare keys. Its name and its docstring introduce the keys in the documentation."""
+
+    model_config = pydantic.ConfigDict(frozen=True, strict=True, allow_inf_nan=False)
+
+    noun: ClassVar[str] = "key"
+    where_listed: ClassVar[str] = ""
+    max_digits: ClassVar[int] = MAX_DIGITS
+
+    @model_validator(mode="before")
+    @classmethod
+    def _keys_exist(cls, values: dict[str, Any]) -> dict[str, Any]:
+        for name in values:
+            if name not in cls.model_fields:
+                raise cls.unknown(name)
+        return values
+
+    @classmethod
+    def unknown(cls, name: str) -> PingLlmError:
+        """The error for a key that is not there: it names the nearest ones."""
+        likely, known = name.lower().replace("-", "_"), list(cls.model_fields)
+        containing = [candidate for candidate in known if likely in candidate]  # `batch_size`: per_device_batch_size
+        near = difflib.get_close_matches(likely, known, n=3, cutoff=0.7) or (containing if len(containing) <= 3 else [])
+        advice = f"did you mean {' or '.join(near)}?" if near else cls.where_listed or f"there are {', '.join(known)}"
+        return PingLlmError(f"unknown {cls.noun} {shown(name)}: {advice}")
+
+    @field_validator("*", mode="wrap")
+    @classmethod
+    def _refuse_in_one_line(cls, value: Any, check: Callable[[Any], Any], info: pydantic.ValidationInfo) -> Any:
+        what = None
+        if type(value) is int and abs(value) >= 10**cls.max_digits:
+            what = f"a number of at most {cls.max_digits} digits"
+        elif isinstance(value, str) and _CONTROL.search(value):
+            what = "text without line breaks and other control characters"
+        else:
+            try:
+                return check(value)
+            except PingLlmError as error:
+                raise PingLlmError(f"{info.field_name}: {error}") from None
+            except ValidationError as error:
+                problem = error.errors()[0]
+                kind = cls.model_fields[info.field_name or ""].annotation
+                what = problem["ctx"]["error"] if problem["type"] == "value_error" else _TYPE_NAMES[kind]
+        raise PingLlmError(f"{info.field_name} must be {what}, not {shown(value)}")
+
+
+def shown(value: object, limit: int = 120) -> str:
+    """The value as it may stand in a message of one line."""
+    text = repr(value)
+    return text if len(text) <= limit else f"{text[:limit]}…"
+
+
+# The keys.
 
 DATASET_TYPES: Final = {
     "network": "network",
@@ -305,7 +423,7 @@ class Config(Run, Data, Text, Tokenizer, Worlds, Loader, Evaluation, Model, Opti
                 "name the evaluation data, or set eval_interval to -1"
             )
         for name in MAXTEXT_ONLY:
-            if getattr(self, name) != find_key(name).default:
+            if getattr(self, name) != KEYS[name].default:
                 raise PingLlmError(
                     f"{name} is for the MaxText trainer (docs/maxtext.md); here, leave it at its default"
                 )
@@ -323,6 +441,11 @@ class Config(Run, Data, Text, Tokenizer, Worlds, Loader, Evaluation, Model, Opti
         """The same as a file, which loads to an equal configuration."""
         return yaml.safe_dump(self.to_store(), sort_keys=False, allow_unicode=True, width=math.inf)
 
+    @classmethod
+    def from_yaml(cls, text: str) -> Self:
+        """What `to_yaml` wrote. What people write is for `load_config`, which names the line of a mistake."""
+        return cls(**yaml.safe_load(text))
+
 
 SECTIONS: Final = tuple(base for base in Config.__bases__ if issubclass(base, Section))
 
@@ -330,17 +453,3 @@ KEYS: Final[dict[str, FieldInfo]] = {
     name: field for section in SECTIONS for name, field in section.model_fields.items()
 }
 """Every key with its type, default, help (`description`) and rule (`metadata`), in the order of the sections."""
-
-
-def find_key(name: str) -> FieldInfo:
-    """The key of that name, or an error that names the nearest ones."""
-    if name not in KEYS:
-        raise Config.unknown(name)
-    return KEYS[name]
-
-
-def check_value(name: str, value: Any) -> Any:
-    """The value of one key, an integer given for a number made one; an error if the key may not have it."""
-    find_key(name)
-    section = next(section for section in SECTIONS if name in section.model_fields)
-    return getattr(section(**{name: value}), name)

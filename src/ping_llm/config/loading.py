@@ -6,18 +6,20 @@ text of a value, so that the type of its key decides what it means, in a file as
 """
 
 from collections.abc import Iterator, Sequence
+from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import yaml
+from pydantic.fields import FieldInfo
 
-from ping_llm.config.keys import Config, check_value, find_key
-from ping_llm.config.rules import parsed, shown
+from ping_llm.config.keys import KEYS, MAX_DIGITS, SECTIONS, Config, shown
 from ping_llm.core.errors import PingLlmError
 
 BASE: Final = "base_config"
 """In a file: the file to start from. Not a key of `Config`, which holds the outcome."""
 
+_BOOLEANS: Final = dict.fromkeys(("true", "yes", "on"), True) | dict.fromkeys(("false", "no", "off"), False)
 _TAG: Final = "tag:yaml.org,2002:"
 _SCALAR_TAGS: Final = {_TAG + name for name in ("str", "int", "float", "bool", "timestamp")}
 
@@ -31,7 +33,7 @@ class _Setting(NamedTuple):
 
     def value(self) -> Any:
         try:
-            return check_value(self.name, parsed(find_key(self.name).annotation, self.text))
+            return check_value(self.name, _parsed(find_key(self.name).annotation, self.text))
         except PingLlmError as error:
             raise PingLlmError(f"{self.origin}: {error}") from None
 
@@ -47,6 +49,20 @@ def load_config(path: str | Path | None, overrides: Sequence[str] = ()) -> Confi
     settings = [] if path is None else _read(Path(path))
     settings += [_override(text) for text in overrides]
     return Config(**{setting.name: setting.value() for setting in settings})
+
+
+def find_key(name: str) -> FieldInfo:
+    """The key of that name, or an error that names the nearest ones."""
+    if name not in KEYS:
+        raise Config.unknown(name)
+    return KEYS[name]
+
+
+def check_value(name: str, value: Any) -> Any:
+    """The value of one key, an integer given for a number made one; an error if the key may not have it."""
+    find_key(name)
+    section = next(section for section in SECTIONS if name in section.model_fields)
+    return getattr(section(**{name: value}), name)
 
 
 def _override(text: str) -> _Setting:
@@ -118,3 +134,21 @@ def _parse(path: Path, origin: str) -> yaml.Node | None:
     except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:
         # Wrong encoding, an escape like "\\UFFFFFFFF", a thousand brackets: the message may have several lines.
         raise PingLlmError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
+
+
+def _parsed(kind: Any, text: str) -> Any:
+    """The value that a text stands for, or the text itself if it stands for none. The type of the key decides, so
+    `run_name=007` stays `007`."""
+    try:
+        if kind is bool:
+            return _BOOLEANS.get(text.strip().lower(), text)
+        if kind is float:
+            return float(text)
+        if kind is int:  # `1000`, `1_000` and `1e3` alike; nothing is rounded
+            number = Decimal(text)
+            if number.is_finite() and number == number.to_integral_value():
+                # Not a gigabyte of digits for `1e999999999`: any number that is too long gets the same answer.
+                return int(number) if number.adjusted() < MAX_DIGITS else 10**MAX_DIGITS
+    except (InvalidOperation, ValueError):
+        pass
+    return text

@@ -1,4 +1,4 @@
-"""The measurement schema, and the validation that every measurement passes on its way in.
+"""The measurement schema, and what every measurement passes on its way in: parsing of addresses, and validation.
 
 A *measurement* says that at `event_time` the host `src_addr` probed `dst_addr` and an answer came after `rtt`
 milliseconds, or none came (`rtt` is null: the probe *failed*).
@@ -7,10 +7,15 @@ What people really have in these columns is read leniently and becomes one type.
 naive (taken as UTC) or with a zone, epoch numbers, or text of either kind; RTTs may be text. A row that still cannot be
 used is dropped and counted by reason; it is never repaired into something that was not measured. Only a column of a
 wrong *type* raises (`TypeError`).
+
+Addresses become fixed-width bytes, a whole column at a time. A column of address strings has few distinct values, so it
+is dictionary-encoded first and only the distinct strings are parsed. An `AddressColumn` keeps that shape: a table of
+distinct addresses and one code per measurement.
 """
 
+import socket
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -20,7 +25,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ping_llm.core.addresses import UNPARSABLE, AddressColumn, parse_column
+from ping_llm.core.randomness import GOLDEN, mix64
 
 Flags = npt.NDArray[np.bool_]
 
@@ -51,6 +56,97 @@ DROP_REASONS: Final = {
     "absurd_rtt": "an RTT above ten minutes, or infinite",
 }
 """Why a row can be dropped. A row with several faults is counted under the first one in this order."""
+
+ADDRESS_BYTES: Final = {4: 4, 6: 16}
+"""Bytes of an address, by family."""
+
+UNPARSABLE: Final = 0
+"""The family given to a string that is not an address."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AddressColumn:
+    """Addresses of many measurements: `packed[codes[i]]` are the bytes of the i-th, `families[codes[i]]` its family.
+
+    IPv4 addresses fill the first 4 of the 16 bytes. A missing address has the code of an unparsable one.
+    """
+
+    families: npt.NDArray[np.uint8]
+    packed: npt.NDArray[np.uint8]
+    codes: npt.NDArray[np.int32]
+
+    @property
+    def family_of_each(self) -> npt.NDArray[np.uint8]:
+        return self.families[self.codes]
+
+
+def parse_column(column: Any) -> AddressColumn:
+    """Parse an Arrow string column (plain or dictionary-encoded); what is not an address gets family `UNPARSABLE`."""
+    encoded = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
+    families, packed = parse_addresses([text or "" for text in encoded.dictionary.to_pylist()])
+    missing = len(families)  # one more entry stands for a missing address
+    return AddressColumn(
+        families=np.append(families, np.uint8(UNPARSABLE)),
+        packed=np.vstack([packed, np.zeros((1, 16), dtype=np.uint8)]),
+        codes=encoded.indices.cast(pa.int32()).fill_null(missing).to_numpy(zero_copy_only=False),
+    )
+
+
+def parse_addresses(strings: Sequence[str]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
+    """Family (4, 6 or `UNPARSABLE`) and 16 packed bytes of each string."""
+    families = np.fromiter((6 if ":" in s else 4 for s in strings), dtype=np.uint8, count=len(strings))
+    packed = np.zeros((len(strings), 16), dtype=np.uint8)
+    for family, kind in ((4, socket.AF_INET), (6, socket.AF_INET6)):
+        where = np.flatnonzero(families == family)
+        width = ADDRESS_BYTES[family]
+        chosen = [strings[i] for i in where.tolist()]
+        try:  # all of them are addresses, nearly always, and this is four times as fast
+            joined = b"".join([socket.inet_pton(kind, s) for s in chosen])
+        except (OSError, ValueError):
+            parsed = [_pton_or_none(kind, s) for s in chosen]
+            families[where[[p is None for p in parsed]]] = UNPARSABLE
+            joined = b"".join([p or bytes(width) for p in parsed])
+        packed[where, :width] = np.frombuffer(joined, dtype=np.uint8).reshape(-1, width)
+    return families, packed
+
+
+def _pton_or_none(kind: socket.AddressFamily, string: str) -> bytes | None:
+    try:
+        return socket.inet_pton(kind, string.strip())
+    except (OSError, ValueError):
+        return None
+
+
+def prefix_numbers(strings: Sequence[str], lengths: Mapping[int, Sequence[int]]) -> npt.NDArray[np.int64]:
+    """[levels, strings]: equal numbers where addresses share a prefix. `lengths` are bits, a level each, by family."""
+    families, packed = parse_addresses(strings)
+    bits = np.unpackbits(packed, axis=1)
+    numbers = np.empty((len(lengths[4]), len(strings)), dtype=np.int64)
+    for level in range(len(numbers)):
+        kept = np.zeros_like(bits)
+        for family in lengths:
+            mine = families == family
+            kept[mine, : lengths[family][level]] = bits[mine, : lengths[family][level]]
+        prefix = np.concatenate([families[:, None], np.packbits(kept, axis=1)], axis=1)
+        numbers[level] = np.unique(prefix, axis=0, return_inverse=True)[1].reshape(-1)
+    return numbers
+
+
+def format_address(family: int, packed: bytes) -> str:
+    """The usual spelling of a packed address; `packed` may carry the unused bytes of an IPv4 address."""
+    kind = socket.AF_INET if family == 4 else socket.AF_INET6
+    return socket.inet_ntop(kind, packed[: ADDRESS_BYTES[family]])
+
+
+def source_hash(families: npt.NDArray[np.uint8], packed: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint64]:
+    """A stable 64-bit hash of each address: splitmix64's mixer over the two halves and the family.
+
+    Partitions and the train/eval split are cut by it, so it is part of the on-disk contract: it must never change
+    within a format version, nor depend on platform, Python's hash seed or library versions.
+    """
+    halves = np.ascontiguousarray(packed).view(">u8").astype(np.uint64)
+    with np.errstate(over="ignore"):
+        return mix64(halves[:, 0] ^ mix64(halves[:, 1] + families.astype(np.uint64) * GOLDEN))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,7 +221,7 @@ def time_microseconds(column: Any) -> tuple[npt.NDArray[np.int64], Flags, Flags]
     """Microseconds since 1970 of each value, with flags for the missing and for the unusable ones."""
     column = _plain(column)
     kind = column.type
-    if _is_text(kind):
+    if is_text(kind):
         return _text_times(column)
     missing = column.is_null().to_numpy(zero_copy_only=False)
     bad = np.zeros(len(column), dtype=bool)
@@ -137,7 +233,7 @@ def time_microseconds(column: Any) -> tuple[npt.NDArray[np.int64], Flags, Flags]
         numbers = _integers(column)
         bounds = [numbers < bound for bound in (10**11, 10**14, 10**17)]
         micros = np.select(bounds, [_rescaled(numbers, n) for n in (1, 10**3, 10**6)], numbers // 1000)
-    elif _is_number(kind):
+    elif is_number(kind):
         micros, bad = _epoch_floats(_floats(column))
     else:
         raise TypeError(f"column event_time has type {kind}; expected a timestamp, epoch seconds or ISO 8601 text")
@@ -150,10 +246,10 @@ def rtt_milliseconds(column: Any) -> tuple[npt.NDArray[np.float64], Flags]:
     kind = column.type
     if pa.types.is_null(kind):  # a file in which every probe failed may have no other type
         return np.full(len(column), np.nan), np.zeros(len(column), dtype=bool)
-    if _is_number(kind):
+    if is_number(kind):
         values = _floats(column)
         return values, np.isnan(values) & column.is_valid().to_numpy(zero_copy_only=False)
-    if _is_text(kind):
+    if is_text(kind):
         numbers, absent, bad = _parse_text(column, float, pa.float64())
         values = np.where(absent | bad, np.nan, numbers)
         return values, bad | (np.isnan(values) & ~absent)
@@ -228,14 +324,14 @@ def _plain(column: Any) -> Any:
     """The column without dictionary encoding, text as plain strings."""
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
-    return column.cast(pa.large_string()) if _is_text(column.type) else column
+    return column.cast(pa.large_string()) if is_text(column.type) else column
 
 
-def _is_text(kind: Any) -> bool:
+def is_text(kind: Any) -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
 
 
-def _is_number(kind: Any) -> bool:
+def is_number(kind: Any) -> bool:
     return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind))
 
 

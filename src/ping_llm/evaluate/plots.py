@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from ping_llm.core.errors import PingLlmError
-from ping_llm.core.observations import Ints
+from ping_llm.core.rtt import Ints
 from ping_llm.evaluate.scores import ORACLE, PROTOCOL_TITLES, Evaluation, ProtocolResult
 
 if TYPE_CHECKING:

@@ -18,8 +18,7 @@ import numpy as np
 
 from ping_llm.baselines import Baseline, FittedHistory, Rehearsal, WithResiduals, standard_baselines
 from ping_llm.core.console import Advance
-from ping_llm.core.distribution import Floats, RttDistribution
-from ping_llm.core.observations import History, Ints, Observations, Questions
+from ping_llm.core.rtt import Floats, History, Ints, Observations, Questions, RttDistribution
 from ping_llm.evaluate.scores import ORACLE, Evaluation, ProtocolResult, ScoredAnswers
 from ping_llm.evaluate.split import Split, sampled
 from ping_llm.sources.simulator import DelayDistribution, World

@@ -19,9 +19,8 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from ping_llm.core.distribution import RttDistribution, code_bounds
 from ping_llm.core.files import write_atomically
-from ping_llm.core.observations import MIN_RTT_MS, Floats, Ints, Observations
+from ping_llm.core.rtt import MIN_RTT_MS, Floats, Ints, Observations, RttDistribution, code_bounds
 from ping_llm.runs import RunFolder
 
 Scores = dict[str, float]

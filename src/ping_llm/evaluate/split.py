@@ -20,10 +20,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ping_llm.core.addresses import UNPARSABLE, parse_addresses, source_hash
 from ping_llm.core.errors import PingLlmError
-from ping_llm.core.observations import Bools, Floats, Ints, Observations, Questions
+from ping_llm.core.measurements import UNPARSABLE, parse_addresses, source_hash
 from ping_llm.core.randomness import GOLDEN, mix64, uniform
+from ping_llm.core.rtt import Bools, Floats, Ints, Observations, Questions
 from ping_llm.rows.measurement_set import MeasurementSet
 
 PROTOCOLS: Final = ("unseen_pair", "seen_pair", "unseen_probe")

@@ -18,11 +18,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from ping_llm.core.addresses import parse_addresses
 from ping_llm.core.errors import PingLlmError
 from ping_llm.core.files import atomic_folder
-from ping_llm.core.measurements import SCHEMA
-from ping_llm.core.observations import Ints, Observations
+from ping_llm.core.measurements import SCHEMA, parse_addresses
+from ping_llm.core.rtt import Ints, Observations
 from ping_llm.evaluate.split import PROTOCOLS, RULE, Split, SplitSettings, split
 from ping_llm.rows.measurement_set import MeasurementSet
 from ping_llm.sources import SPLIT_FILE

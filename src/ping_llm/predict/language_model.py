@@ -17,12 +17,11 @@ import numpy.typing as npt
 from flax import nnx
 
 from ping_llm.config import Config
-from ping_llm.core.distribution import CODE_MS, CODES, Floats, Ints, RttDistribution, decode_rtt, search_rows
+from ping_llm.core.rtt import CODE_MS, CODES, Floats, Ints, RttDistribution, decode_rtt, search_rows
 from ping_llm.models.lm import ModelSettings, Transformer
 from ping_llm.predict.kv_cache import KVCache, extend, prefill
 from ping_llm.predict.prompts import Prompt, Tokens
-from ping_llm.runs.task import model_settings
-from ping_llm.runs.trained import Trained
+from ping_llm.runs.trained import Trained, model_settings
 from ping_llm.tokens import FIRST_BYTE, Role
 
 _BYTES: Final = np.arange(256)

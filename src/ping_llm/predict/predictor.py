@@ -14,17 +14,14 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 import pyarrow as pa
 
-from ping_llm.core.addresses import UNPARSABLE, format_address, parse_column
 from ping_llm.core.console import Advance
-from ping_llm.core.distribution import RttDistribution
 from ping_llm.core.errors import PingLlmError
-from ping_llm.core.measurements import time_microseconds
-from ping_llm.core.observations import Floats, Ints, Observations, Questions
-from ping_llm.models.completer.inference import Completer, ContextIndex, PredictionSettings
-from ping_llm.prior.selection import prefix_groups
+from ping_llm.core.measurements import UNPARSABLE, format_address, parse_column, time_microseconds
+from ping_llm.core.rtt import Floats, Ints, Observations, Questions, RttDistribution
+from ping_llm.models.completer.inference import Completer, PredictionSettings
+from ping_llm.prior.selection import ContextIndex, prefix_groups
 from ping_llm.rows.measurement_set import MeasurementSet, read_observations, rows_observations, table_observations
-from ping_llm.runs.task import completer_settings
-from ping_llm.runs.trained import Trained, load_trained
+from ping_llm.runs.trained import Trained, completer_settings, load_trained
 from ping_llm.sources.files import find_columns
 
 if TYPE_CHECKING:

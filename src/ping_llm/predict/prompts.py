@@ -13,10 +13,9 @@ from typing import Final, Self
 import numpy as np
 import numpy.typing as npt
 
-from ping_llm.core.addresses import ADDRESS_BYTES, UNPARSABLE, parse_addresses
 from ping_llm.core.errors import PingLlmError
-from ping_llm.core.measurements import MAX_RTT_MS, MAX_TIME_US
-from ping_llm.core.observations import Ints, Observations, Questions
+from ping_llm.core.measurements import ADDRESS_BYTES, MAX_RTT_MS, MAX_TIME_US, UNPARSABLE, parse_addresses
+from ping_llm.core.rtt import Ints, Observations, Questions
 from ping_llm.rows.format import ProbeRow
 from ping_llm.tokens import FIELD_ORDERS, LONGEST_DELTA1_S, TimeKind, token_counts
 

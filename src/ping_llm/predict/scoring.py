@@ -20,9 +20,9 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
-from ping_llm.core.addresses import ADDRESS_BYTES, format_address
 from ping_llm.core.errors import PingLlmError
-from ping_llm.core.observations import Floats, Ints
+from ping_llm.core.measurements import ADDRESS_BYTES, format_address
+from ping_llm.core.rtt import Floats, Ints
 from ping_llm.predict.kv_cache import KVCache
 from ping_llm.predict.language_model import LanguageModel, power_of_two, token_table
 from ping_llm.predict.prompts import RESULT_LAST, Prompt, TokenOffsets, Tokens, destination_prompt, pack, spell

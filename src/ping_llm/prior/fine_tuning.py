@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ping_llm.core.errors import PingLlmError
-from ping_llm.core.observations import MIN_RTT_MS, Observations
+from ping_llm.core.rtt import MIN_RTT_MS, Observations
 from ping_llm.prior.prng import Columns, Draws
 from ping_llm.prior.selection import (
     UNKNOWN_AGE,

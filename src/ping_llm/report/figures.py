@@ -110,7 +110,7 @@ def _either(said: object, seen: Floats) -> float | None:
 def _size(run: Run) -> tuple[int | None, int | None]:
     """Parameters, and FLOPs per token in training. No device is used: it may be training something else."""
     from ping_llm.data.completer import world_settings
-    from ping_llm.runs.task import completer_settings, model_settings
+    from ping_llm.runs.trained import completer_settings, model_settings
 
     stored = run.summary.get("parameters")
     parameters = stored if isinstance(stored, int) else None

@@ -33,7 +33,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from ping_llm.core.addresses import ADDRESS_BYTES, format_address
+from ping_llm.core.measurements import ADDRESS_BYTES, format_address
 
 Ints = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]

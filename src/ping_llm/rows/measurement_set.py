@@ -14,11 +14,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ping_llm.core.addresses import ADDRESS_BYTES, AddressColumn, format_address
 from ping_llm.core.console import Advance
 from ping_llm.core.errors import PingLlmError
-from ping_llm.core.measurements import ValidMeasurements, validate
-from ping_llm.core.observations import Ints, Observations
+from ping_llm.core.measurements import ADDRESS_BYTES, AddressColumn, ValidMeasurements, format_address, validate
+from ping_llm.core.rtt import Ints, Observations
 from ping_llm.rows.dataset import RowSet
 from ping_llm.rows.format import ProbeRow
 from ping_llm.sources import files

@@ -24,9 +24,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ping_llm.core.addresses import AddressColumn, source_hash
 from ping_llm.core.errors import MeasurementError, PingLlmError
-from ping_llm.core.measurements import DROP_REASONS, ValidMeasurements, validate
+from ping_llm.core.measurements import DROP_REASONS, AddressColumn, ValidMeasurements, source_hash, validate
 from ping_llm.rows.format import Ints
 from ping_llm.rows.work_folder import REQUESTS_AT_ONCE, deliver, temporary_folder, write_json
 from ping_llm.sources import files

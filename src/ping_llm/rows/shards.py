@@ -19,9 +19,9 @@ import numpy.typing as npt
 import pyarrow as pa
 from array_record.python.array_record_module import ArrayRecordWriter
 
-from ping_llm.core.addresses import source_hash
 from ping_llm.core.errors import PingLlmError
 from ping_llm.core.files import file_sha256
+from ping_llm.core.measurements import source_hash
 from ping_llm.core.randomness import mix64, uniform
 from ping_llm.rows.format import (
     FIRST_CHUNK,

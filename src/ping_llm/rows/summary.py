@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ping_llm.core.addresses import format_address, source_hash
+from ping_llm.core.measurements import format_address, source_hash
 from ping_llm.rows.dataset import RowSet
 from ping_llm.rows.format import ProbeRow
 from ping_llm.rows.manifest import Manifest

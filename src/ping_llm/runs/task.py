@@ -14,19 +14,18 @@ from flax import nnx
 
 from ping_llm.batches.device import DeviceBatch
 from ping_llm.config import Config
-from ping_llm.config.keys import TEXT_DATASET_TYPES
 from ping_llm.core.errors import PingLlmError
 from ping_llm.data.completer import COMPLETER_DATA, measurements_on_device, world_settings
-from ping_llm.models.completer.mixture import loss_sums as completer_sums
-from ping_llm.models.completer.model import CompleterSettings, SetTransformer
-from ping_llm.models.lm import ModelSettings, Transformer
-from ping_llm.models.lm.attention import choose_attention, is_hopper_or_newer
+from ping_llm.models.completer.model import SetTransformer
+from ping_llm.models.completer.model import loss_sums as completer_sums
+from ping_llm.models.layers import LayerSettings, choose_attention, is_hopper_or_newer
+from ping_llm.models.lm import Transformer
 from ping_llm.models.lm.float8 import choose_quantization
-from ping_llm.models.lm.transformer import LayerSettings, Sums, loss_sums
+from ping_llm.models.lm.transformer import Sums, loss_sums
 from ping_llm.prior.fine_tuning import measured_batch
 from ping_llm.prior.prng import Columns
 from ping_llm.prior.worlds import Batch, WorldSettings, worlds_of
-from ping_llm.tokens import VOCABULARY_SIZE
+from ping_llm.runs.trained import Trained, completer_settings, model_settings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,57 +55,6 @@ def task_of(config: Config) -> Task:
 def graph(task: Task) -> Any:
     """The model without its weights: what `nnx.merge` needs beside them."""
     return nnx.split(nnx.eval_shape(lambda: task.make(nnx.Rngs(0))))[0]
-
-
-def weight_shapes(config: Config) -> Any:
-    """The weights of the configured model, without their values."""
-
-    def make() -> nnx.Module:  # as the task does, without the rest of it
-        if config.dataset_type in COMPLETER_DATA:
-            return SetTransformer(completer_settings(config), nnx.Rngs(0))
-        return Transformer(model_settings(config), nnx.Rngs(0))
-
-    return nnx.split(nnx.eval_shape(make))[1]
-
-
-def model_settings(config: Config) -> ModelSettings:
-    """Of the language model."""
-    return ModelSettings(
-        **_of_either(config),
-        vocabulary=vocabulary(config),
-        rope_period=config.rope_max_timescale,
-        logits_soft_cap=config.final_logits_soft_cap,
-        quantization=config.quantization,
-        remat=config.remat_policy,
-    )
-
-
-def completer_settings(config: Config) -> CompleterSettings:
-    return CompleterSettings(**_of_either(config), identity=config.completer_identity)
-
-
-def vocabulary(config: Config) -> int:
-    """Tokens that the language model knows: as configured, or those of the data."""
-    if config.dataset_type in TEXT_DATASET_TYPES:
-        from ping_llm.data.tokenizer import tokenizer_of
-
-        return config.vocab_size or tokenizer_of(config).vocabulary
-    if 0 < config.vocab_size < VOCABULARY_SIZE:
-        raise PingLlmError(f"vocab_size must be 0 or at least {VOCABULARY_SIZE}, the tokens of probe rows")
-    return config.vocab_size or VOCABULARY_SIZE
-
-
-def _of_either(config: Config) -> dict[str, Any]:
-    return {
-        "layers": config.base_num_decoder_layers,
-        "width": config.base_emb_dim,
-        "heads": config.base_num_query_heads,
-        "head_dim": config.head_dim,
-        "mlp_width": config.base_mlp_dim,
-        "dtype": config.dtype,
-        "weight_dtype": config.weight_dtype,
-        "attention": config.attention,
-    }
 
 
 def _shape(s: LayerSettings) -> str:
@@ -183,3 +131,38 @@ def _contexts(worlds: WorldSettings, data: Columns | None, share: float, batch: 
             part["node_groups"], ((0, 0), (0, most_nodes - part["node_groups"].shape[1]), (0, 0))
         )
     return {name: jnp.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+_COMPLETER = """Predicts round-trip times from measurements given as context. It has never seen a real measurement or an
+address: it was trained on simulated Internets only (`dataset_type: worlds`), and works for any addresses."""
+_TUNED = """Predicts round-trip times from measurements given as context. It was trained on simulated Internets and
+then on measurements of a real one (`dataset_type: measured`), and works for any addresses."""
+_LANGUAGE_MODEL = """A language model of latency measurements: sources, destinations, times and results as bytes. It
+answers for RTTs, addresses and times alike, best for what it was trained on."""
+
+
+def model_card(trained: Trained) -> str:
+    """What the model is, how it was made, how to use it: in Markdown."""
+    task, config = task_of(trained.config), trained.config
+    what = {"worlds": _COMPLETER, "measured": _TUNED}.get(config.dataset_type, _LANGUAGE_MODEL)
+    sequences = f"{config.per_device_batch_size:g} {'contexts' if trained.is_completer else 'sequences'} per device"
+    return f"""---
+library_name: ping-llm
+license: apache-2.0
+---
+
+# {config.run_name}
+
+{what}
+
+- {task.parameters / 1e6:.1f} million parameters: {task.shape}, {task.cost}
+- {trained.steps:,} steps of {sequences}, {config.opt_type}, learning rate {config.learning_rate:g}
+- `config.yml` beside this card has every setting; weights are bfloat16 safetensors
+
+```python
+from ping_llm import Predictor
+
+predictor = Predictor.from_pretrained("this-folder")
+predictor.predict_df(questions, history="my_pings.csv", quantile_levels=[0.1, 0.5, 0.9])
+```
+"""

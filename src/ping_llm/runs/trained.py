@@ -6,6 +6,7 @@ model.safetensors.index.json         which array is in which file (Hugging Face'
 README.md                            the model card
 """
 
+import hashlib
 import json
 import logging
 from dataclasses import dataclass
@@ -16,16 +17,20 @@ import jax
 import jax.numpy as jnp
 import orbax.checkpoint as ocp
 import safetensors.flax
+import yaml
+from flax import nnx
 from jax.sharding import SingleDeviceSharding
 
 from ping_llm.config import Config, load_config
+from ping_llm.config.keys import TEXT_DATASET_TYPES
 from ping_llm.core.errors import PingLlmError
-from ping_llm.core.files import atomic_folder, file_sha256
+from ping_llm.core.files import atomic_folder
 from ping_llm.data.completer import COMPLETER_DATA
-from ping_llm.runs import RunFolder
-from ping_llm.runs.task import task_of, weight_shapes
+from ping_llm.models.completer.model import CompleterSettings, SetTransformer
+from ping_llm.models.lm import ModelSettings, Transformer
 from ping_llm.storage import locate
 from ping_llm.storage.mirror import fetch
+from ping_llm.tokens import VOCABULARY_SIZE
 
 SHIPPED: Final = Path(__file__).parents[1] / "pretrained" / "completer"
 """The completer that comes with the package."""
@@ -54,23 +59,31 @@ def load_trained(where: Path | str | None = None) -> Trained:
     if where is None or (str(where) == "completer" and not Path(where).exists()):
         where = SHIPPED
     folder = fetch(locate(where)) if locate(where).is_remote else Path(where)
-    run = RunFolder(folder)
-    if not (folder / _INDEX).exists() and not run.config.exists():
+    file = folder / "config.yml"
+    if not (folder / _INDEX).exists() and not file.exists():
         raise PingLlmError(f"{where} holds no trained model: give the folder of a run, or one that `export` wrote")
-    config = load_config(run.config)
+    config = _stored_config(file)
     if not (folder / _INDEX).exists():
-        steps, weights = _newest_checkpoint(run.checkpoints, config)
+        steps, weights = _newest_checkpoint(folder / "checkpoints", config)
         return Trained(config=config, weights=weights, steps=steps, where=str(where))
     metadata = json.loads((folder / _INDEX).read_text())["metadata"]
     found: dict[str, jax.Array] = {}
     for name, checksum in metadata["sha256"].items():
         if not (folder / name).exists():
             raise PingLlmError(f"{folder / name}, which holds some of the weights, is missing")
-        if file_sha256(folder / name) != checksum:
+        if hashlib.sha256((folder / name).read_bytes()).hexdigest() != checksum:
             raise PingLlmError(f"{folder / name} is damaged: its checksum is not the one that was stored with it")
         found |= safetensors.flax.load_file(folder / name)
     weights = weights_of(config, found, folder)
     return Trained(config=config, weights=weights, steps=metadata["steps"], where=str(folder))
+
+
+def _stored_config(file: Path) -> Config:
+    """As it was written. If a person has changed it since, `load_config` reads it, or names the line of the mistake."""
+    try:
+        return Config.from_yaml(file.read_text())
+    except (OSError, TypeError, ValueError, yaml.YAMLError, PingLlmError):
+        return load_config(file)
 
 
 def quieten_orbax() -> None:
@@ -107,7 +120,7 @@ def save_trained(
             name = f"model-{number:05d}-of-{len(parts):05d}.safetensors"
             safetensors.flax.save_file(part, unfinished / name)
             (unfinished / name).chmod(0o644)  # safetensors makes it readable by its owner only
-            index["metadata"]["sha256"][name] = file_sha256(unfinished / name)
+            index["metadata"]["sha256"][name] = hashlib.sha256((unfinished / name).read_bytes()).hexdigest()
             index["weight_map"] |= dict.fromkeys(part, name)
         (unfinished / _INDEX).write_text(json.dumps(index, indent=1) + "\n")
         (unfinished / "config.yml").write_text(trained.config.to_yaml())
@@ -150,6 +163,57 @@ def by_name(weights: Any) -> dict[str, Any]:
     return {jax.tree_util.keystr(path, simple=True, separator=".").removesuffix(".value"): leaf for path, leaf in found}
 
 
+def weight_shapes(config: Config) -> Any:
+    """The weights of the configured model, without their values."""
+
+    def make() -> nnx.Module:
+        if config.dataset_type in COMPLETER_DATA:
+            return SetTransformer(completer_settings(config), nnx.Rngs(0))
+        return Transformer(model_settings(config), nnx.Rngs(0))
+
+    return nnx.split(nnx.eval_shape(make))[1]
+
+
+def model_settings(config: Config) -> ModelSettings:
+    """Of the language model."""
+    return ModelSettings(
+        **_of_either(config),
+        vocabulary=vocabulary(config),
+        rope_period=config.rope_max_timescale,
+        logits_soft_cap=config.final_logits_soft_cap,
+        quantization=config.quantization,
+        remat=config.remat_policy,
+    )
+
+
+def completer_settings(config: Config) -> CompleterSettings:
+    return CompleterSettings(**_of_either(config), identity=config.completer_identity)
+
+
+def vocabulary(config: Config) -> int:
+    """Tokens that the language model knows: as configured, or those of the data."""
+    if config.dataset_type in TEXT_DATASET_TYPES:
+        from ping_llm.data.tokenizer import tokenizer_of
+
+        return config.vocab_size or tokenizer_of(config).vocabulary
+    if 0 < config.vocab_size < VOCABULARY_SIZE:
+        raise PingLlmError(f"vocab_size must be 0 or at least {VOCABULARY_SIZE}, the tokens of probe rows")
+    return config.vocab_size or VOCABULARY_SIZE
+
+
+def _of_either(config: Config) -> dict[str, Any]:
+    return {
+        "layers": config.base_num_decoder_layers,
+        "width": config.base_emb_dim,
+        "heads": config.base_num_query_heads,
+        "head_dim": config.head_dim,
+        "mlp_width": config.base_mlp_dim,
+        "dtype": config.dtype,
+        "weight_dtype": config.weight_dtype,
+        "attention": config.attention,
+    }
+
+
 def _different(have: dict[str, Any], want: dict[str, Any]) -> list[str]:
     return sorted(name for name in have.keys() | want.keys() if _shape(have, name) != _shape(want, name))
 
@@ -166,38 +230,3 @@ def _parts(arrays: dict[str, jax.Array]) -> list[dict[str, jax.Array]]:
             parts.append({})
         parts[-1][name] = array
     return parts
-
-
-_COMPLETER = """Predicts round-trip times from measurements given as context. It has never seen a real measurement or an
-address: it was trained on simulated Internets only (`dataset_type: worlds`), and works for any addresses."""
-_TUNED = """Predicts round-trip times from measurements given as context. It was trained on simulated Internets and
-then on measurements of a real one (`dataset_type: measured`), and works for any addresses."""
-_LANGUAGE_MODEL = """A language model of latency measurements: sources, destinations, times and results as bytes. It
-answers for RTTs, addresses and times alike, best for what it was trained on."""
-
-
-def model_card(trained: Trained) -> str:
-    """What the model is, how it was made, how to use it: in Markdown."""
-    task, config = task_of(trained.config), trained.config
-    what = {"worlds": _COMPLETER, "measured": _TUNED}.get(config.dataset_type, _LANGUAGE_MODEL)
-    sequences = f"{config.per_device_batch_size:g} {'contexts' if trained.is_completer else 'sequences'} per device"
-    return f"""---
-library_name: ping-llm
-license: apache-2.0
----
-
-# {config.run_name}
-
-{what}
-
-- {task.parameters / 1e6:.1f} million parameters: {task.shape}, {task.cost}
-- {trained.steps:,} steps of {sequences}, {config.opt_type}, learning rate {config.learning_rate:g}
-- `config.yml` beside this card has every setting; weights are bfloat16 safetensors
-
-```python
-from ping_llm import Predictor
-
-predictor = Predictor.from_pretrained("this-folder")
-predictor.predict_df(questions, history="my_pings.csv", quantile_levels=[0.1, 0.5, 0.9])
-```
-"""

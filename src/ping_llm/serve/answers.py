@@ -1,360 +1,264 @@
 """What each model answers, as jobs for the model's thread (see `model_thread`): the verbs of the Python API.
 
-predict       the result of many questions
-growing       of one question, from ever more of what the model would look at
-destinations  who answers in about this time?
-complete      the rest of an address
-surprise      bits of measurements, given those before
+predict         distributions of the results of many queries
+growth          of one query, from more and more of its context
+destinations    who answers in about this time?
+complete        the rest of an address
+anomaly_scores  NLL in bits of measurements, each given those before it
+warm_up         every shape that these will need, compiled
 """
 
 import time
-from collections.abc import Generator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
 import jax
 import numpy as np
 
-from ping_llm.core.distribution import RttDistribution
 from ping_llm.core.errors import PingLlmError
-from ping_llm.core.observations import Floats, Ints, Observations
-from ping_llm.models.completer.inference import Completer
+from ping_llm.core.rtt import Floats, Ints, Observations, Questions
+from ping_llm.models.completer.inference import BinDistribution, Completer
 from ping_llm.predict import scoring
 from ping_llm.predict.language_model import STEADY_QUESTIONS, LanguageModel, steady_histories
 from ping_llm.predict.predictor import Predictor
 from ping_llm.predict.prompts import Histories, Prompt, pack, prompts_for
+from ping_llm.predict.scoring import LikelyAddresses
 from ping_llm.rows.format import ProbeRow
 from ping_llm.rows.measurement_set import MeasurementSet
 from ping_llm.runs.trained import SHIPPED
 from ping_llm.serve.model_thread import Job
-from ping_llm.serve.questions import Asked, Knowledge, by_time, questions_of
+from ping_llm.serve.store import KnownMeasurements
 
-_LEAST_TOKENS: Final = 12
+_MIN_TOKENS: Final = 12
 """Of a measurement. Bounds how many fit the context of a language model."""
-_SCORED_AT_ONCE: Final = 256
+_SCORED_PER_CALL: Final = 256
 _NEAR: Final = 1.1
 """An RTT is about another if it is at most so many times longer or shorter."""
+_SIZES: Final = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128, 255)
+_PAIRS: Final = {4: ("192.0.2.1", "192.0.2.2"), 6: ("2001:db8::1", "2001:db8::2")}
+"""For warming up."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Grown:
-    measured: MeasurementSet
-    chosen: Ints
-    """Which of the measured ones were looked at, most telling first."""
-    sizes: list[int]
-    answers: RttDistribution
-    """From the first so many of them, one for each size."""
+class Query:
+    """Both addresses in their canonical spelling; the time NaN means after everything that is known."""
+
+    source: str
+    destination: str
+    time_s: float = np.nan
+
+    def __post_init__(self) -> None:
+        if (":" in self.source) != (":" in self.destination):
+            raise PingLlmError(
+                f"{self.source} and {self.destination} are not of one family: no ping goes from one to the other"
+            )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Found:
-    addresses: list[str]
-    probability: Floats
-    answers: RttDistribution | None
-    """What is predicted for each."""
-    covered: float | None
-    """Of a search over all addresses: probability of those that were looked at."""
+def queries_of(source: str, destinations: Iterable[str], time_s: float) -> list[Query]:
+    return [Query(source=source, destination=destination, time_s=time_s) for destination in destinations]
 
 
 def steady_predictor(where: Any, context: int) -> Predictor:
-    """A model whose shapes are few. A processor computes contexts no faster together than one by one."""
-    at_once = 1 if jax.default_backend() == "cpu" else 16
-    predictor = Predictor.from_pretrained(where, context=context, contexts_per_call=at_once)
+    """A model with few shapes. A CPU computes contexts no faster together than one by one."""
+    per_call = 1 if jax.default_backend() == "cpu" else 16
+    predictor = Predictor.from_pretrained(where, context=context, contexts_per_call=per_call)
     if isinstance(predictor.model, LanguageModel):
         vars(predictor)["model"] = replace(predictor.model, steady=True)
     return predictor
 
 
-class Answers:
+class ModelAnswers:
     def __init__(self, predictor: Predictor) -> None:
-        self.predictor = predictor
-        self.model = predictor.model
+        self.predictor, self.model = predictor, predictor.model
+        self.is_completer = isinstance(predictor.model, Completer)
+        self.is_shipped = predictor.trained.where == str(SHIPPED)
+        self.max_tokens: int = 0 if self.is_completer else predictor.trained.config.max_target_length
+        self.max_context = predictor.settings.context - 1 if self.is_completer else self.max_tokens // _MIN_TOKENS
+        """Measurements that an answer can be computed from."""
 
-    @property
-    def is_completer(self) -> bool:
-        return isinstance(self.model, Completer)
-
-    @property
-    def is_shipped(self) -> bool:
-        return self.predictor.trained.where == str(SHIPPED)
-
-    @property
-    def length(self) -> int:
-        """Tokens of a language model's context."""
-        return self.predictor.trained.config.max_target_length
-
-    @property
-    def looks_at(self) -> int:
-        """Measurements that an answer can be drawn from, at most."""
-        return self.predictor.settings.context - 1 if self.is_completer else self.length // _LEAST_TOKENS
-
-    def forecast(self, prompts: Sequence[Prompt]) -> RttDistribution:
+    def forecast(self, prompts: Sequence[Prompt]) -> Any:
         return self.predictor.language_model.forecast(prompts)
 
-    def predict(self, asked: Sequence[Asked], knowledge: Knowledge) -> Job:
-        return self._completed(asked, knowledge) if self.is_completer else self._forecast(asked, knowledge)
-
-    def _completed(self, asked: Sequence[Asked], knowledge: Knowledge) -> Job:
-        assert isinstance(self.model, Completer)
-        numbers, parts = [], []
-        for group in by_time(asked):
-            measured = knowledge.of_pairs(asked[group[0]].time_s)
-            questions, nodes = questions_of([asked[number] for number in group], measured.nodes)
-            for rows, answers in self.model.in_parts(measured.observations, questions, nodes):
-                numbers.append(np.array(group)[rows])
-                parts.append(answers)
-                yield None
+    def predict(self, queries: Sequence[Query], known: KnownMeasurements) -> Job:
+        """One distribution for each query. Queries of one time share what is known before it."""
+        by_time: dict[float | None, list[int]] = {}
+        for number, query in enumerate(queries):
+            by_time.setdefault(None if np.isnan(query.time_s) else query.time_s, []).append(number)
+        numbers: list[Ints] = []
+        parts: list[BinDistribution] = []
+        prompts: list[Prompt] = []
+        for group in by_time.values():
+            measured, questions, nodes = self._prepare([queries[number] for number in group], known)
+            if isinstance(self.model, Completer):
+                for rows, answers in self.model.in_parts(measured.observations, questions, nodes):
+                    numbers.append(np.array(group)[rows])
+                    parts.append(answers)
+                    yield None
+            else:
+                numbers.append(np.array(group))
+                prompts += prompts_for(measured.observations, questions, nodes, self.max_tokens)
         order = np.argsort(np.concatenate(numbers))
-        joined = {
-            name: np.concatenate([getattr(part, name) for part in parts])[order] for name in ("p_failed", "probability")
-        }
-        return type(parts[0])(**joined)
+        if parts:
+            return _concatenated(parts).take(order)
+        return (yield [prompts[index] for index in order.tolist()])
 
-    def _forecast(self, asked: Sequence[Asked], knowledge: Knowledge) -> Job:
-        prompts: list[Prompt | None] = [None] * len(asked)
-        for group in by_time(asked):
-            some = [asked[number] for number in group]
-            measured = knowledge.of_sources([one.source for one in some], some[0].time_s, self.looks_at)
-            questions, nodes = questions_of(some, measured.nodes)
-            for number, prompt in zip(
-                group, prompts_for(measured.observations, questions, nodes, self.length), strict=True
-            ):
-                prompts[number] = prompt
-        return (yield [prompt for prompt in prompts if prompt is not None])
+    def _prepare(
+        self, queries: Sequence[Query], known: KnownMeasurements
+    ) -> tuple[MeasurementSet, Questions, tuple[str, ...]]:
+        """What queries of one time may be answered from, the queries in numbers, and all nodes, known ones first."""
+        time_s = queries[0].time_s
+        sources = None if self.is_completer else [query.source for query in queries]
+        measured = known.latest(sources, time_s, self.max_context)
+        node = {address: number for number, address in enumerate(measured.nodes)}
+        ends = [[node.setdefault(end, len(node)) for end in (query.source, query.destination)] for query in queries]
+        source, destination = np.array(ends, dtype=np.int64).T
+        times = np.array([query.time_s for query in queries])
+        return measured, Questions(source=source, destination=destination, time_s=times), tuple(node)
 
-    def growing(self, asked: Asked, knowledge: Knowledge, sizes: Sequence[int] | None = None) -> Job:
-        """From the `sizes` most telling measurements (None: about a dozen sizes up to all)."""
-        if self.is_completer:
-            measured = knowledge.of_pairs(asked.time_s)
-        else:
-            measured = knowledge.of_sources([asked.source], asked.time_s, self.looks_at)
-        questions, nodes = questions_of([asked], measured.nodes)
-        known = measured.observations
-        chosen = self.predictor.context(known, questions, nodes)
-        wanted = sorted({min(size, len(chosen)) for size in (_SIZES if sizes is None else sizes)})
-        fewer = [known.take(np.sort(chosen[:size])) for size in wanted]
-        if isinstance(self.model, LanguageModel):
-            if np.isnan(asked.time_s) and len(chosen):  # as the prompt with all of them has it
-                questions = replace(questions, time_s=known.time_s[chosen[:1]] + 1.0)
-            prompts = [prompts_for(some, questions, nodes, self.length)[0] for some in fewer]
-            answers = yield prompts
-        else:
+    def growth(self, query: Query, known: KnownMeasurements, sizes: Sequence[int] | None = None) -> Job:
+        """From the `sizes` most informative measurements (None: about a dozen sizes up to all).
+
+        Gives the known measurements, the rows of the context, the sizes, and a distribution for each size.
+        """
+        measured, questions, nodes = self._prepare([query], known)
+        observations = measured.observations
+        context = self.predictor.context(observations, questions, nodes)
+        sizes = sorted({min(size, len(context)) for size in (_SIZES if sizes is None else sizes)})
+        subsets = [observations.take(np.sort(context[:size])) for size in sizes]
+        if isinstance(self.model, Completer):
             parts = []
-            for some in fewer:
+            for some in subsets:
                 parts.append(self.model.predict(some, questions, nodes))
                 yield None
-            answers = type(parts[0])(
-                p_failed=np.concatenate([part.p_failed for part in parts]),
-                probability=np.concatenate([part.probability for part in parts]),
-            )
-        assert answers is not None
-        return Grown(measured=measured, chosen=chosen, sizes=wanted, answers=answers)
+            return measured, context, sizes, _concatenated(parts)
+        if np.isnan(query.time_s) and len(context):  # as the prompt with the whole context has it
+            questions = replace(questions, time_s=observations.time_s[context[:1]] + 1.0)
+        answers = yield [prompts_for(some, questions, nodes, self.max_tokens)[0] for some in subsets]
+        return measured, context, sizes, answers
 
     def destinations(
         self,
         source: str,
         rtt_ms: float | None,
         candidates: Sequence[str],
-        knowledge: Knowledge,
+        known: KnownMeasurements,
         time_s: float,
         count: int,
     ) -> Job:
-        """Among candidates or, if a language model has none, among all addresses."""
-        if not candidates and self.is_completer:
-            raise PingLlmError("a completer knows no addresses: name candidates, or start the server with --rows")
+        """Among candidates or, if a language model has none, among all addresses.
+
+        Gives `LikelyAddresses` (covered is NaN among candidates) and the distribution of the RTT of each.
+        """
         if self.is_completer:
-            found = yield from self._likely_among(source, rtt_ms, candidates, knowledge, time_s)
-            return _best(found, count)
-        model, own, when = self.predictor.language_model, self._row(source, knowledge, time_s), _none_if_nan(time_s)
+            if not candidates:
+                raise PingLlmError("a completer knows no addresses: name candidates, or start the server with --rows")
+            if rtt_ms is None:
+                raise PingLlmError("a completer needs an RTT to look for")
+            answers = yield from self.predict(queries_of(source, candidates, time_s), known)
+            near = (answers.cdf(rtt_ms * _NEAR) - answers.cdf(rtt_ms / _NEAR)) * (1 - answers.p_failed)
+            likely, order = _likeliest(candidates, near, count)
+            return likely, answers.take(order)
+        model, row, when = self.predictor.language_model, self._row(source, known, time_s), _none_if_nan(time_s)
         yield None
         if candidates:
-            logs = scoring.rank(model, source, candidates, rtt_ms, history=own, time_s=when)
-            found = Found(addresses=list(candidates), probability=np.exp(logs), answers=None, covered=None)
-            found = _best(found, count)
+            logs = scoring.rank(model, source, candidates, rtt_ms, history=row, time_s=when)
+            likely, _ = _likeliest(candidates, np.exp(logs), count)
         else:
-            likely = scoring.destinations(model, source, rtt_ms, history=own, time_s=when, count=count)
-            found = Found(
-                addresses=list(likely.addresses), probability=likely.probability, answers=None, covered=likely.covered
-            )
-        answers = yield from self._forecast(_asked(source, found.addresses, time_s), knowledge)
-        return replace(found, answers=answers)
-
-    def _likely_among(
-        self, source: str, rtt_ms: float | None, candidates: Sequence[str], knowledge: Knowledge, time_s: float
-    ) -> Job:
-        """The chance that the RTT of each is about the wanted one."""
-        if rtt_ms is None:
-            raise PingLlmError("a completer needs an RTT to look for")
-        answers = yield from self._completed(_asked(source, candidates, time_s), knowledge)
-        about = answers.cdf(rtt_ms * _NEAR) - answers.cdf(rtt_ms / _NEAR)
-        chance = about * (1 - answers.p_failed)
-        return Found(addresses=list(candidates), probability=chance, answers=answers, covered=None)
+            likely = scoring.destinations(model, source, rtt_ms, history=row, time_s=when, count=count)
+        answers = yield from self.predict(queries_of(source, likely.addresses, time_s), known)
+        return likely, answers
 
     def complete(
-        self, source: str, prefix: str, rtt_ms: float | None, knowledge: Knowledge, time_s: float, count: int
+        self, source: str, prefix: str, rtt_ms: float | None, known: KnownMeasurements, time_s: float, count: int
     ) -> Job:
-        model, own = self.predictor.language_model, self._row(source, knowledge, time_s)
+        """Gives `LikelyAddresses`."""
+        model, row, when = self.predictor.language_model, self._row(source, known, time_s), _none_if_nan(time_s)
         yield None
-        likely = scoring.complete_address(
-            model, source, prefix, rtt_ms=rtt_ms, history=own, time_s=_none_if_nan(time_s), count=count
-        )
-        return Found(
-            addresses=list(likely.addresses), probability=likely.probability, answers=None, covered=likely.covered
-        )
+        return scoring.complete_address(model, source, prefix, rtt_ms=rtt_ms, history=row, time_s=when, count=count)
 
-    def _row(self, source: str, knowledge: Knowledge, time_s: float) -> ProbeRow | None:
-        measured = knowledge.of_sources([source], time_s, self.looks_at)
+    def _row(self, source: str, known: KnownMeasurements, time_s: float) -> ProbeRow | None:
+        measured = known.latest([source], time_s, self.max_context)
         if source not in measured.nodes:
             return None
         return Histories(measured.observations, measured.nodes).row(measured.nodes.index(source))[0]
 
+    def anomaly_scores(self, measured: MeasurementSet, max_scored: int, seconds: float) -> Job:
+        """Of the latest measurements: so many, or as many as there is time for, scored from the latest backwards.
 
-_SIZES: Final = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128, 255)
-
-
-def _asked(source: str, destinations: Sequence[str], time_s: float) -> list[Asked]:
-    return [Asked(source=source, destination=destination, time_s=time_s) for destination in destinations]
-
-
-def _best(found: Found, count: int) -> Found:
-    order = np.argsort(-found.probability, kind="stable")[:count]
-    return Found(
-        addresses=[found.addresses[place] for place in order.tolist()],
-        probability=found.probability[order],
-        answers=None if found.answers is None else found.answers.take(order),
-        covered=found.covered,
-    )
-
-
-def _none_if_nan(time_s: float) -> float | None:
-    return None if np.isnan(time_s) else time_s
-
-
-# Surprise of measurements that came over the wire, a piece at a time, latest first, as far as the time goes.
-
-
-@dataclass(frozen=True, kw_only=True)
-class Scored:
-    which: Ints
-    bits: Floats
-    in_time: bool
-    """Whether all that were wanted have been scored."""
-
-
-def score(answers: Answers, measured: MeasurementSet, most: int, seconds: float) -> Job:
-    """Of the latest measurements: so many, or as many as there is time for."""
-    end = time.monotonic() + seconds
-    which = np.arange(len(measured.observations))[-most:]
-    scored, bits = [], []
-    pieces = completed_bits(answers, measured, which) if answers.is_completer else _read_bits(answers, measured, which)
-    for part, of_part in pieces:
-        scored.append(part)
-        bits.append(of_part)
-        yield None
-        if time.monotonic() > end:
-            break
-    done = np.concatenate(scored)
-    order = np.argsort(done)
-    return Scored(which=done[order], bits=np.concatenate(bits)[order], in_time=len(done) == len(which))
-
-
-def completed_bits(
-    answers: Answers, measured: MeasurementSet, which: Ints
-) -> Generator[tuple[Ints, Floats], None, None]:
-    assert isinstance(answers.model, Completer)
-    known = measured.observations
-    for place in which[::-1].tolist():
-        one = np.array([place])
-        found = answers.model.predict(known, known.questions.take(one), measured.nodes)
-        yield one, found.bits(known.rtt_ms[one])
-
-
-def _read_bits(answers: Answers, measured: MeasurementSet, which: Ints) -> Generator[tuple[Ints, Floats], None, None]:
-    """Of a source at a time, in pieces before which stands as much as a context can hold."""
-    known = measured.observations
-    histories, timed = Histories(known, measured.nodes), not np.isnan(known.time_s).any()
-    for source in np.unique(known.source[which]).tolist():
-        row, places = histories.row(source)
-        first = int(np.searchsorted(places, which[0]))
-        for stop in range(len(places), first, -_SCORED_AT_ONCE):
-            start = max(first, stop - _SCORED_AT_ONCE)
-            piece = _piece(row, max(0, start - answers.looks_at), stop)
-            bits = scoring.score_rows(answers.predictor.language_model, [piece], timed=timed)[0].result
-            yield places[start:stop], bits[start - stop :]
-
-
-def _piece(row: ProbeRow, start: int, stop: int) -> ProbeRow:
-    return replace(
-        row,
-        destinations=row.destinations[start:stop],
-        time_us=row.time_us[start:stop],
-        rtt_ms=row.rtt_ms[start:stop],
-    )
-
-
-# Asking each kind of question once: a shape that was met is compiled, and nobody waits for it again.
-
-_ENDS = {4: ("192.0.2.1", "192.0.2.2"), 6: ("2001:db8::1", "2001:db8::2")}
-
-
-def warm_up(answers: Answers) -> Job:
-    """First what a single question needs."""
-    yield None
-    if isinstance(answers.model, Completer):
-        yield from _completer(answers.model, answers.looks_at)
-    else:
-        yield from _language_model(answers.model)
-
-
-def _completer(model: Completer, most: int) -> Job:
-    shared = model.prediction.questions_per_context
-    for asked in (
-        (1,) if model.prediction.contexts_per_call == 1 else (1, shared + 1)
-    ):  # one context, or several at once
-        pairs = [Asked(source=_ENDS[4][0], destination=f"192.0.2.{2 + number}") for number in range(asked)]
-        questions, nodes = questions_of(pairs, ())
-        for count in (most, 1):
-            ends = np.zeros(count, np.int64)
-            times = np.arange(count, dtype=np.float64)
-            model.predict(
-                Observations(source=ends, destination=ends + 1, time_s=times, rtt_ms=np.ones(count, np.float32)),
-                questions,
-                nodes,
-            )
+        Gives which were scored, their scores, and whether there was time for all.
+        """
+        end = time.monotonic() + seconds
+        which = np.arange(len(measured.observations))[-max_scored:]
+        rows, scores = [], []
+        for some, of_some in self._scores_in_parts(measured, which):
+            rows.append(some)
+            scores.append(of_some)
             yield None
+            if time.monotonic() > end:
+                break
+        scored = np.concatenate(rows)
+        order = np.argsort(scored)
+        return scored[order], np.concatenate(scores)[order], len(scored) == len(which)
+
+    def _scores_in_parts(self, measured: MeasurementSet, which: Ints) -> Iterator[tuple[Ints, Floats]]:
+        """A completer scores one by one; a language model a source at a time, in pieces after a full context."""
+        if self.is_completer:
+            for row in which[::-1, None]:
+                yield row, self.predictor.anomaly_scores(measured, row)
+            return
+        known = measured.observations
+        histories, timed = Histories(known, measured.nodes), not np.isnan(known.time_s).any()
+        for source in np.unique(known.source[which]).tolist():
+            row, rows = histories.row(source)
+            first = int(np.searchsorted(rows, which[0]))
+            for stop in range(len(rows), first, -_SCORED_PER_CALL):
+                start = max(first, stop - _SCORED_PER_CALL)
+                piece = slice(max(0, start - self.max_context), stop)
+                columns = {name: getattr(row, name)[piece] for name in ("destinations", "time_us", "rtt_ms")}
+                scored = scoring.score_rows(self.predictor.language_model, [replace(row, **columns)], timed=timed)
+                yield rows[start:stop], scored[0].result[start - stop :]
+
+    def warm_up(self) -> Job:
+        """Compute each kind of query once, a single prediction first: a shape that was met is compiled."""
+        yield None
+        if isinstance(self.model, LanguageModel):
+            yield from _warm_up_language_model(self.model)
+            return
+        settings = self.model.prediction
+        source, destinations = _PAIRS[4][0], [f"192.0.2.{2 + n}" for n in range(settings.questions_per_context + 1)]
+        for queries in (1,) if settings.contexts_per_call == 1 else (1, len(destinations)):  # one context, or several
+            for count in (self.max_context, 1):
+                ends, times = np.zeros(count, np.int64), np.arange(count, dtype=np.float64)
+                observations = Observations(
+                    source=ends, destination=ends + 1, time_s=times, rtt_ms=np.ones(count, np.float32)
+                )
+                known = KnownMeasurements(history=MeasurementSet(nodes=_PAIRS[4], observations=observations))
+                yield from self.predict(queries_of(source, destinations[:queries], np.nan), known)
 
 
-def _language_model(model: LanguageModel) -> Job:
+def _warm_up_language_model(model: LanguageModel) -> Job:
     lengths = sorted({model.padded_history(size) for size in range(1, model.config.max_target_length, 64)})
     question = np.full(20, 1, np.uint16)
-
-    def prompts(length: int, histories: int, questions: int) -> list[Prompt]:
-        """Of different histories, as few as make a shape."""
-        return [
-            Prompt(history=np.full(length - 1, 1 + number, np.uint16), question=question, measurements=1)
-            for number in range(histories)
-            for _ in range(questions)
-        ]
-
     for histories, questions in (*((count, 1) for count in steady_histories()), (1, STEADY_QUESTIONS)):
         for length in lengths:
-            model.forecast(prompts(length, histories, questions))
+            different = [np.full(length - 1, 1 + number, np.uint16) for number in range(histories)]
+            prompts = [Prompt(history=history, question=question, measurements=1) for history in different]
+            model.forecast([prompt for prompt in prompts for _ in range(questions)])
             yield None
-    for family, (source, destination) in _ENDS.items():
+    for family, (source, destination) in _PAIRS.items():
         for length in lengths:
-            row = _row(model, family, length)
+            row = _example_row(family, max(1, (length * 3 // 4) // (12 if family == 4 else 36)))
             scoring.destinations(model, source, 10.0, history=row, count=1)
             yield None
             scoring.rank(model, source, [destination], 10.0, history=row)
             yield None
-    scoring.score_rows(model, [_row(model, 4, 1)])
+    scoring.score_rows(model, [_example_row(4, 1)])
     yield None
 
 
-def _row(model: LanguageModel, family: int, length: int) -> ProbeRow:
-    """A history that is read at this length."""
-    source, destination = pack(_ENDS[family])
-    count = max(1, (length * 3 // 4) // (12 if family == 4 else 36))
+def _example_row(family: int, count: int) -> ProbeRow:
+    source, destination = pack(_PAIRS[family])
     return ProbeRow(
         family=family,
         source=source.tobytes(),
@@ -362,3 +266,18 @@ def _row(model: LanguageModel, family: int, length: int) -> ProbeRow:
         destinations=np.tile(destination, (count, 1)),
         rtt_ms=np.ones(count, np.float32),
     )
+
+
+def _concatenated(parts: Sequence[BinDistribution]) -> BinDistribution:
+    columns = {f.name: np.concatenate([getattr(part, f.name) for part in parts]) for f in fields(parts[0])}
+    return BinDistribution(**columns)
+
+
+def _likeliest(addresses: Sequence[str], probability: Floats, count: int) -> tuple[LikelyAddresses, Ints]:
+    order = np.argsort(-probability, kind="stable")[:count]
+    chosen = tuple(addresses[index] for index in order.tolist())
+    return LikelyAddresses(addresses=chosen, probability=probability[order], covered=np.nan), order
+
+
+def _none_if_nan(time_s: float) -> float | None:
+    return None if np.isnan(time_s) else time_s

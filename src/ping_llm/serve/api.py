@@ -1,188 +1,48 @@
-"""What the routes of the API share: the model's thread, what is known, and the limits."""
+"""The routes of the JSON API: each reads a request, has the model's thread answer it, and sends the answer back."""
 
 import asyncio
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from typing import Annotated, Any, Final
 
 import numpy as np
-from fastapi import APIRouter, Query, Request, Response
+import pyarrow as pa
+from fastapi import APIRouter, Depends, Request, Response
+from fastapi import Query as Parameter
 from starlette.concurrency import run_in_threadpool
 
 from ping_llm import __version__
 from ping_llm.core.errors import PingLlmError
+from ping_llm.core.measurements import MAX_TIME_US, format_address, time_microseconds
+from ping_llm.core.rtt import Ints, RttDistribution
+from ping_llm.predict.prompts import pack
+from ping_llm.predict.scoring import LikelyAddresses
 from ping_llm.rows.measurement_set import MeasurementSet
 from ping_llm.serve import schemas
-from ping_llm.serve.answers import Answers, Found, Grown, Scored, score
+from ping_llm.serve.access import Limits, json_reply
+from ping_llm.serve.answers import ModelAnswers, Query, queries_of
 from ping_llm.serve.model_thread import BusyError, Job, ModelThread
-from ping_llm.serve.questions import Asked, Knowledge, address_of, json_reply, measured_columns, predictions, seconds_of
-from ping_llm.serve.settings import Limits
-from ping_llm.serve.store import Known, Role, TooManyError, measured_list, read_upload
+from ping_llm.serve.store import KnownMeasurements, MeasurementStore, Role, check_count, measurements_of, read_upload
 
-PROBLEMS: Final[dict[int | str, dict[str, Any]]] = {
-    code: {"model": schemas.Problem, "description": what}
-    for code, what in {
-        400: "not a request that can be read",
-        401: "no token, or a wrong one",
-        408: "the request came too slowly",
-        413: "more than the limits allow",
-        415: "a body of another type",
-        422: "a question that cannot be answered",
-        503: "busy, or no answer in time",
-    }.items()
-}
-
-
-class Service:
-    """What the routes need."""
-
-    def __init__(self, answers: Answers, known: Known | None, thread: ModelThread, limits: Limits) -> None:
-        self.answers, self.known, self.thread, self.limits = answers, known, thread, limits
-        self.warm = False
-
-    async def answer(self, job: Job) -> Any:
-        try:
-            return await asyncio.wait_for(asyncio.wrap_future(self.thread.submit(job)), self.limits.seconds)
-        except TimeoutError:
-            raise BusyError(f"no answer within {self.limits.seconds:g} seconds: ask for less at once") from None
-
-    async def knowledge(self, request: schemas.WithHistory) -> Knowledge:
-        history = None
-        if request.history:
-            self.check(len(request.history), self.limits.history, "measurements")
-            history = await run_in_threadpool(lambda: measured_list([one.model_dump() for one in request.history]))
-        return Knowledge(known=self.known if request.use_rows else None, history=history)
-
-    def check(self, count: int, most: int, what: str) -> None:
-        if count > most:
-            raise TooManyError(f"{count:,} {what} are more than the {most:,} that this server takes at once")
-
-
-def service_of(request: Request) -> Service:
-    service: Service = request.app.state.service
-    return service
-
-
-# The routes that ask the model: each reads a request, has the model's thread answer it, and gives the answer back.
-
-_CANDIDATES: Final = 64
-"""Destinations of the rows among which a completer looks, if nobody names any."""
-
-router = APIRouter(prefix="/api/v1", responses=PROBLEMS)
-
-
-@router.post("/predict", response_model=schemas.PredictReply, response_model_exclude_none=True)
-async def predict(request: Request, wanted: schemas.PredictRequest) -> Response:
-    """The results of measurements that were not made: many questions in one request."""
-    service = service_of(request)
-    service.check(len(wanted.questions), service.limits.questions, "questions")
-    asked = [_asked(question) for question in wanted.questions]
-    answers = await service.answer(service.answers.predict(asked, await service.knowledge(wanted)))
-    found = await run_in_threadpool(predictions, answers, wanted.quantiles, wanted.bins)
-    return json_reply({"predictions": [_ends(one) | reply for one, reply in zip(asked, found, strict=True)]})
-
-
-@router.post("/context", response_model=schemas.ContextReply)
-async def context(request: Request, wanted: schemas.ContextRequest) -> Response:
-    """How the answer to one question changes as the model sees more of what says most about it."""
-    service = service_of(request)
-    job = service.answers.growing(_asked(wanted.question), await service.knowledge(wanted), wanted.sizes)
-    grown: Grown = await service.answer(job)
-    found = await run_in_threadpool(predictions, grown.answers, wanted.quantiles, wanted.bins, one_range=True)
-    steps = [{"size": size} | reply for size, reply in zip(grown.sizes, found, strict=True)]
-    return json_reply({"context": measured_columns(grown.measured, grown.chosen), "steps": steps})
-
-
-@router.post("/rank", response_model=schemas.RankReply)
-async def rank(request: Request, wanted: schemas.RankRequest) -> Response:
-    """Destinations by the RTT that is expected of them: the median of each, shortest first."""
-    service = service_of(request)
-    service.check(len(wanted.dst_addrs), service.limits.questions, "destinations")
-    destinations = list(dict.fromkeys(address_of(text) for text in wanted.dst_addrs))
-    source, when = address_of(wanted.src_addr), seconds_of(wanted.event_time)
-    asked = [Asked(source=source, destination=one, time_s=when) for one in destinations]
-    answers = await service.answer(service.answers.predict(asked, await service.knowledge(wanted)))
-    found = predictions(answers, wanted.quantiles, 0)
-    ranking = sorted(
-        (_ends(one) | reply for one, reply in zip(asked, found, strict=True)), key=lambda reply: reply["median"]
-    )
-    return json_reply({"ranking": ranking})
-
-
-@router.post("/destinations", response_model=schemas.DestinationsReply)
-async def destinations(request: Request, wanted: schemas.DestinationsRequest) -> Response:
-    """Who answers in about this time? The question asked the other way round."""
-    service = service_of(request)
-    service.check(len(wanted.candidates), service.limits.questions, "candidates")
-    source, knowledge = address_of(wanted.src_addr), await service.knowledge(wanted)
-    candidates = list(dict.fromkeys(address_of(text) for text in wanted.candidates))
-    if not candidates and service.answers.is_completer:
-        candidates = await run_in_threadpool(_candidates, source, knowledge)
-    for one in candidates:
-        Asked(source=source, destination=one)
-    job = service.answers.destinations(
-        source, wanted.rtt, candidates, knowledge, seconds_of(wanted.event_time), wanted.count
-    )
-    found: Found = await service.answer(job)
-    return json_reply(_likely(found) | {"looked_at": len(candidates) or None})
-
-
-@router.post("/complete", response_model=schemas.DestinationsReply)
-async def complete(request: Request, wanted: schemas.CompleteRequest) -> Response:
-    """The likeliest destinations that begin like this; only a language model knows any."""
-    service = service_of(request)
-    job = service.answers.complete(
-        address_of(wanted.src_addr), wanted.prefix, wanted.rtt, await service.knowledge(wanted),
-        seconds_of(wanted.event_time), wanted.count,
-    )  # fmt: skip
-    return json_reply(_likely(await service.answer(job)))
-
-
-def _asked(question: schemas.Question) -> Asked:
-    return Asked(
-        source=address_of(question.src_addr),
-        destination=address_of(question.dst_addr),
-        time_s=seconds_of(question.event_time),
-    )
-
-
-def _ends(asked: Asked) -> dict[str, Any]:
-    return {"src_addr": asked.source, "dst_addr": asked.destination, "event_time": asked.time_s}
-
-
-def _candidates(source: str, knowledge: Knowledge) -> list[str]:
-    """The destinations that were measured most, of the server's measurements and of those of the request."""
-    parts = [knowledge.known] if knowledge.known is not None else []
-    parts += [Known(knowledge.history)] if knowledge.history is not None else []
-    found = [
-        one.address for known in parts for one in known.search("", "destination", source=source, count=_CANDIDATES)
-    ]
-    found = [address for address in dict.fromkeys(found) if address != source][:_CANDIDATES]
-    if not found:
-        raise PingLlmError(f"there is no destination to choose from for {source}: name candidates, or give a history")
-    return found
-
-
-def _likely(found: Found) -> dict[str, Any]:
-    listed: list[dict[str, Any]] = [
-        {"dst_addr": address, "probability": chance}
-        for address, chance in zip(found.addresses, found.probability.tolist(), strict=True)
-    ]
-    if found.answers is not None:
-        for one, median, p_failed in zip(
-            listed, found.answers.median.tolist(), found.answers.p_failed.tolist(), strict=True
-        ):
-            one |= {"median": median, "p_failed": p_failed}
-    among = "candidates" if found.covered is None else "all addresses"
-    return {"among": among, "covered": found.covered, "destinations": listed}
-
-
-# The routes that give and take measurements: what is known, files, and how surprising they are.
-
-_SERIES: Final = 2_000
-"""Measurements of a pair that are shown, at most."""
+_MAX_SERIES: Final = 2_000
+"""Measurements of a pair that are shown."""
+_MAX_CANDIDATES: Final = 64
+"""Destinations of the rows among which a completer looks, if the request names none."""
 _SCORING_SHARE: Final = 0.7
 """Of the time of a request, for scoring. What is done by then is the answer."""
-
+_DENSITY_RANGE: Final = (0.01, 0.99)
+"""Quantiles between which densities are given."""
+_MIN_DENSITY_RATIO: Final = 1.2
+"""Between the outermost edges: even of an answer that is certain, something is to be seen."""
+_STATUS: Final = {
+    400: "not a request that can be read",
+    401: "no token, or a wrong one",
+    408: "the request came too slowly",
+    413: "more than the limits allow",
+    415: "a body of another type",
+    422: "a question that cannot be answered",
+    503: "busy, or no answer in time",
+}
 _A_FILE: Final = {
     "requestBody": {
         "required": True,
@@ -190,110 +50,277 @@ _A_FILE: Final = {
     }
 }
 
-data_router = APIRouter(prefix="/api/v1", responses=PROBLEMS)
+router = APIRouter(
+    prefix="/api/v1",
+    responses={code: {"model": schemas.Problem, "description": what} for code, what in _STATUS.items()},
+)
 
 
-@data_router.get("/model", response_model=schemas.ModelReply)
-async def model(request: Request) -> Response:
-    """What is answering, what it knows, and how much may be asked at once."""
-    service = service_of(request)
-    trained = service.answers.predictor.trained
-    limits = asdict(service.limits)
+@dataclass(kw_only=True)
+class Service:
+    """What the routes share."""
+
+    model: ModelAnswers
+    store: MeasurementStore
+    thread: ModelThread
+    limits: Limits
+    warm: bool = False
+    """Whether every shape is compiled."""
+
+    async def compute(self, job: Job) -> Any:
+        try:
+            return await asyncio.wait_for(asyncio.wrap_future(self.thread.submit(job)), self.limits.seconds)
+        except TimeoutError:
+            raise BusyError(f"no answer within {self.limits.seconds:g} seconds: ask for less at once") from None
+
+    async def known(self, body: schemas.WithHistory) -> KnownMeasurements:
+        history = await self.listed(body.history) if body.history else None
+        return KnownMeasurements(store=self.store if body.use_rows else None, history=history)
+
+    async def listed(self, measurements: Sequence[schemas.Measurement]) -> MeasurementSet:
+        check_count(len(measurements), self.limits.history)
+        return await run_in_threadpool(lambda: measurements_of([one.model_dump() for one in measurements]))
+
+    async def uploaded(self, request: Request) -> MeasurementSet:
+        return await run_in_threadpool(read_upload, await request.body(), self.limits.history)
+
+
+def _service(request: Request) -> Service:
+    service: Service = request.app.state.service
+    return service
+
+
+_Service = Annotated[Service, Depends(_service)]
+
+
+@router.post("/predict", response_model=schemas.PredictReply, response_model_exclude_none=True)
+async def predict(service: _Service, body: schemas.PredictRequest) -> Response:
+    """The results of measurements that were not made: many questions in one request."""
+    check_count(len(body.questions), service.limits.questions, "questions")
+    queries = [_query(question) for question in body.questions]
+    answers = await service.compute(service.model.predict(queries, await service.known(body)))
+    found = await run_in_threadpool(_predictions, answers, body.quantiles, body.bins)
+    return json_reply({"predictions": _with_pairs(queries, found)})
+
+
+@router.post("/context", response_model=schemas.ContextReply)
+async def context(service: _Service, body: schemas.ContextRequest) -> Response:
+    """How the answer to one question changes as more of its context is used, the most informative first."""
+    job = service.model.growth(_query(body.question), await service.known(body), body.sizes)
+    measured, rows, sizes, answers = await service.compute(job)
+    found = await run_in_threadpool(_predictions, answers, body.quantiles, body.bins, one_range=True)
+    steps = [{"size": size} | reply for size, reply in zip(sizes, found, strict=True)]
+    return json_reply({"context": _columns(measured, rows), "steps": steps})
+
+
+@router.post("/rank", response_model=schemas.RankReply)
+async def rank(service: _Service, body: schemas.RankRequest) -> Response:
+    """Destinations by the RTT that is expected of them: the median of each, shortest first."""
+    source, time_s = _address(body.src_addr), _seconds(body.event_time)
+    queries = queries_of(source, _addresses(body.dst_addrs, service, "destinations"), time_s)
+    answers = await service.compute(service.model.predict(queries, await service.known(body)))
+    ranking = _with_pairs(queries, _predictions(answers, body.quantiles, 0))
+    return json_reply({"ranking": sorted(ranking, key=lambda reply: reply["median"])})
+
+
+@router.post("/destinations", response_model=schemas.DestinationsReply)
+async def destinations(service: _Service, body: schemas.DestinationsRequest) -> Response:
+    """Who answers in about this time? The inverse of a prediction."""
+    candidates = _addresses(body.candidates, service, "candidates")
+    source, known, time_s = _address(body.src_addr), await service.known(body), _seconds(body.event_time)
+    if not candidates and service.model.is_completer:
+        candidates = await run_in_threadpool(_candidates, source, known)
+    queries_of(source, candidates, time_s)  # all of one family
+    job = service.model.destinations(source, body.rtt, candidates, known, time_s, body.count)
+    likely, answers = await service.compute(job)
+    return json_reply(_likely(likely, answers) | {"candidates": len(candidates) or None})
+
+
+@router.post("/complete", response_model=schemas.DestinationsReply)
+async def complete(service: _Service, body: schemas.CompleteRequest) -> Response:
+    """The likeliest destinations that begin like this; only a language model knows any."""
+    source, time_s = _address(body.src_addr), _seconds(body.event_time)
+    job = service.model.complete(source, body.prefix, body.rtt, await service.known(body), time_s, body.count)
+    return json_reply(_likely(await service.compute(job), None))
+
+
+@router.get("/model", response_model=schemas.ModelReply)
+async def model(service: _Service) -> Response:
+    """Which model answers, what it knows, and how much one request may hold."""
+    answers, store, rows = service.model, service.store, None
+    if len(store):
+        times = store.measured.observations.time_s
+        rows = {
+            "measurements": len(store),
+            "sources": store.count("source"),
+            "destinations": store.count("destination"),
+            "begin": times[0],
+            "end": times[-1],
+            "examples": [{"src_addr": source, "dst_addr": destination} for source, destination in store.busiest],
+        }
     return json_reply(
         {
-            "name": "the completer that comes with ping-llm"
-            if service.answers.is_shipped
-            else service.answers.predictor.name,
-            "kind": "completer" if service.answers.is_completer else "language model",
+            "name": "the completer that comes with ping-llm" if answers.is_shipped else answers.predictor.name,
+            "kind": "completer" if answers.is_completer else "language model",
             "version": __version__,
-            "steps": trained.steps,
-            "context": service.answers.looks_at,
+            "steps": answers.predictor.trained.steps,
+            "context": answers.max_context,
             "warm": service.warm,
-            "limits": {name: limits[name] for name in schemas.LimitsInfo.model_fields},
-            "rows": _rows_info(service.known),
+            "limits": asdict(service.limits),
+            "rows": rows,
         }
     )
 
 
-def _rows_info(known: Known | None) -> dict[str, Any] | None:
-    if known is None or not len(known):
-        return None
-    times = known.measured.observations.time_s
-    return {
-        "measurements": len(known),
-        "sources": known.count("source"),
-        "destinations": known.count("destination"),
-        "begin": times[0],
-        "end": times[-1],
-        "examples": [{"src_addr": source, "dst_addr": destination} for source, destination in known.busiest],
-    }
-
-
-@data_router.get("/addresses", response_model=schemas.AddressesReply)
+@router.get("/addresses", response_model=schemas.AddressesReply)
 async def find_addresses(
-    request: Request,
+    service: _Service,
     role: Role = "source",
-    search: Annotated[str, Query(max_length=60, description="Part of an address.")] = "",
-    source: Annotated[schemas.AddressText | None, Query(description="Whose destinations come first.")] = None,
-    count: Annotated[int, Query(ge=1, le=100)] = 20,
+    search: Annotated[str, Parameter(max_length=60, description="Part of an address.")] = "",
+    source: Annotated[schemas.AddressText | None, Parameter(description="Whose destinations come first.")] = None,
+    count: Annotated[int, Parameter(ge=1, le=100)] = 20,
 ) -> Response:
     """Search the addresses of the rows."""
-    known = service_of(request).known
-    if known is None:
-        return json_reply({"addresses": []})
-    whose = None if not source else address_of(source)
-    found = await run_in_threadpool(known.search, search, role, source=whose, count=count)
-    return json_reply({"addresses": [asdict(one) for one in found]})
+    whose = None if not source else _address(source)
+    found = await run_in_threadpool(service.store.search, search, role, source=whose, count=count)
+    return json_reply({"addresses": [{"address": one, "measurements": times} for one, times in found.items()]})
 
 
-@data_router.get("/history", response_model=schemas.Measured)
+@router.get("/history", response_model=schemas.MeasuredColumns)
 async def history(
-    request: Request,
+    service: _Service,
     src_addr: schemas.AddressText,
     dst_addr: schemas.AddressText | None = None,
-    count: Annotated[int, Query(ge=1, le=_SERIES)] = 500,
+    count: Annotated[int, Parameter(ge=1, le=_MAX_SERIES)] = 500,
 ) -> Response:
-    """What the rows hold of a pair, or of a source to anyone: the latest measurements, in time order."""
-    known = service_of(request).known
-    source, destination = address_of(src_addr), address_of(dst_addr) if dst_addr else None
-    if known is None:
-        return json_reply({name: [] for name in ("src_addr", "dst_addr", "event_time", "rtt")} | {"total": 0})
-    rows = known.of_source(source, destination)
-    return json_reply(measured_columns(known.measured, rows[-count:], len(rows)))
+    """The measurements of a pair, or of a source to anyone, among the rows: the latest, in time order."""
+    source, destination = _address(src_addr), _address(dst_addr) if dst_addr else None
+    rows = service.store.rows_of(source, destination)
+    return json_reply(_columns(service.store.measured, rows[-count:], len(rows)))
 
 
-@data_router.post("/measurements", response_model=schemas.MeasurementsReply, openapi_extra=_A_FILE)
-async def measurements(request: Request) -> Response:
+@router.post("/measurements", response_model=schemas.MeasurementsReply, openapi_extra=_A_FILE)
+async def measurements(service: _Service, request: Request) -> Response:
     """Read a file of measurements: CSV, Parquet, JSON lines or RIPE Atlas JSON. Nothing is kept."""
-    measured = await run_in_threadpool(read_upload, await request.body(), service_of(request).limits.history)
+    measured = await service.uploaded(request)
     rows = np.arange(len(measured.observations))
-    return json_reply(measured_columns(measured, rows) | {"dropped": dict(measured.dropped)})
+    return json_reply(_columns(measured, rows) | {"dropped": dict(measured.dropped)})
 
 
-@data_router.post("/surprise", response_model=schemas.SurpriseReply)
-async def surprise(request: Request, wanted: schemas.SurpriseRequest) -> Response:
-    """How surprising each result is, given what was measured before it."""
-    service = service_of(request)
-    service.check(len(wanted.measurements), service.limits.history, "measurements")
-    listed = [one.model_dump() for one in wanted.measurements]
-    return await _scored(service, await run_in_threadpool(measured_list, listed), wanted.last)
+@router.post("/anomalies", response_model=schemas.AnomaliesReply)
+async def anomalies(service: _Service, body: schemas.AnomaliesRequest) -> Response:
+    """The anomaly score of each result: its NLL in bits, given what was measured before it."""
+    return await _scored(service, await service.listed(body.measurements), body.last)
 
 
-@data_router.post("/surprise/file", response_model=schemas.SurpriseReply, openapi_extra=_A_FILE)
-async def surprise_of_file(
-    request: Request,
-    last: Annotated[int | None, Query(ge=1, description="Score only so many of the latest.")] = None,
-) -> Response:
+@router.post("/anomalies/file", response_model=schemas.AnomaliesReply, openapi_extra=_A_FILE)
+async def anomalies_of_file(service: _Service, request: Request, last: schemas.Last = None) -> Response:
     """The same of a file: CSV, Parquet, JSON lines or RIPE Atlas JSON. Nothing is kept."""
-    service = service_of(request)
-    measured = await run_in_threadpool(read_upload, await request.body(), service.limits.history)
-    return await _scored(service, measured, last)
+    return await _scored(service, await service.uploaded(request), last)
 
 
 async def _scored(service: Service, measured: MeasurementSet, last: int | None) -> Response:
-    most = min(last or service.limits.scored, service.limits.scored)
-    job = score(service.answers, measured, most, _SCORING_SHARE * service.limits.seconds)
-    scored: Scored = await service.answer(job)
-    columns = measured_columns(measured, scored.which, len(measured.observations))
-    bits = np.where(np.isfinite(scored.bits), scored.bits, np.nan).astype(np.float32)
-    return json_reply(columns | {"bits": bits, "complete": scored.in_time, "dropped": dict(measured.dropped)})
+    limits = service.limits
+    job = service.model.anomaly_scores(
+        measured, min(last or limits.scored, limits.scored), _SCORING_SHARE * limits.seconds
+    )
+    rows, scores, is_complete = await service.compute(job)
+    bits = np.where(np.isfinite(scores), scores, np.nan).astype(np.float32)
+    columns = _columns(measured, rows, len(measured.observations))
+    return json_reply(columns | {"bits": bits, "complete": is_complete, "dropped": dict(measured.dropped)})
+
+
+# What requests say, as values.
+
+
+def _query(question: schemas.Question) -> Query:
+    source, destination = _address(question.src_addr), _address(question.dst_addr)
+    return Query(source=source, destination=destination, time_s=_seconds(question.event_time))
+
+
+def _address(text: str) -> str:
+    """An address in its canonical spelling."""
+    (packed,) = pack([text.strip()])
+    return format_address(4 if len(packed) == 4 else 6, packed.tobytes())
+
+
+def _addresses(texts: Sequence[str], service: Service, what: str) -> list[str]:
+    """Each once."""
+    check_count(len(texts), service.limits.questions, what)
+    return list(dict.fromkeys(_address(text) for text in texts))
+
+
+def _seconds(time: Any) -> float:
+    """Unix seconds of a number or of ISO 8601 text; NaN if there is no time."""
+    if time is None or time == "":
+        return float("nan")
+    micros, missing, bad = time_microseconds(pa.array([time]))
+    if missing[0] or bad[0] or not 0 <= micros[0] <= MAX_TIME_US:
+        raise PingLlmError(f"{str(time)[:60]!r} is not a time between 1970 and 2100")
+    return float(micros[0]) / 1e6
+
+
+def _candidates(source: str, known: KnownMeasurements) -> list[str]:
+    """The most measured destinations, of the server's measurements and of those of the request."""
+    stores = [known.store] if known.store is not None else []
+    stores += [MeasurementStore(known.history)] if known.history is not None else []
+    found = [one for store in stores for one in store.search("", "destination", source=source, count=_MAX_CANDIDATES)]
+    found = [address for address in dict.fromkeys(found) if address != source][:_MAX_CANDIDATES]
+    if not found:
+        raise PingLlmError(f"there is no destination to choose from for {source}: name candidates, or give a history")
+    return found
+
+
+# Distributions and measurements, as the API replies them.
+
+
+def _predictions(
+    answers: RttDistribution, levels: Sequence[float], bins: int, *, one_range: bool = False
+) -> list[dict[str, Any]]:
+    """One object for each query; `one_range`: with the same bins for all."""
+    quantiles = answers.quantile(list(levels)) if levels else np.zeros((len(answers), 0))
+    names = [f"{level:g}" for level in levels]
+    found: list[dict[str, Any]] = [
+        {"p_failed": p_failed, "median": median, "quantiles": dict(zip(names, own, strict=True))}
+        for p_failed, median, own in zip(
+            answers.p_failed.tolist(), answers.median.tolist(), quantiles.tolist(), strict=True
+        )
+    ]
+    if bins:
+        low, high = answers.quantile(list(_DENSITY_RANGE)).T
+        if one_range:
+            low, high = np.full_like(low, low.min()), np.full_like(high, high.max())
+        middle, reach = np.sqrt(low * high), np.sqrt(np.maximum(high / low, _MIN_DENSITY_RATIO))
+        edges = np.geomspace(middle / reach, middle * reach, bins + 1, axis=1)
+        shares = np.maximum(np.diff(answers.cdf(edges), axis=1), 0.0).astype(np.float32, order="C")
+        for reply, own_edges, own in zip(found, edges.astype(np.float32, order="C"), shares, strict=True):
+            reply["density"] = {"edges": own_edges, "probability": own}
+    return found
+
+
+def _with_pairs(queries: Sequence[Query], found: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [
+        {"src_addr": query.source, "dst_addr": query.destination, "event_time": query.time_s} | reply
+        for query, reply in zip(queries, found, strict=True)
+    ]
+
+
+def _likely(likely: LikelyAddresses, answers: RttDistribution | None) -> dict[str, Any]:
+    columns = {"dst_addr": likely.addresses, "probability": likely.probability.tolist()}
+    if answers is not None:
+        columns |= {"median": answers.median.tolist(), "p_failed": answers.p_failed.tolist()}
+    listed = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    among = "candidates" if np.isnan(likely.covered) else "all addresses"
+    return {"among": among, "covered": likely.covered, "destinations": listed}
+
+
+def _columns(measured: MeasurementSet, rows: Ints, total: int | None = None) -> dict[str, Any]:
+    """Some of the measurements, in this order."""
+    chosen = measured.observations.take(rows)
+    return {
+        "src_addr": [measured.nodes[node] for node in chosen.source.tolist()],
+        "dst_addr": [measured.nodes[node] for node in chosen.destination.tolist()],
+        "event_time": chosen.time_s,
+        "rtt": chosen.rtt_ms.astype(np.float32),
+        "total": len(rows) if total is None else total,
+    }

@@ -4,40 +4,26 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from ping_llm.serve.access import Limits
+
 AddressText = Annotated[
-    str,
-    Field(
-        min_length=1,
-        max_length=60,
-        description="IPv4 or IPv6 address.",
-        examples=["192.0.2.1"],
-        json_schema_extra={"format": "ip"},
-    ),
+    str, Field(min_length=1, max_length=60, description="IPv4 or IPv6 address.", json_schema_extra={"format": "ip"})
 ]
 Time = Annotated[
     Annotated[str, Field(max_length=60)] | float | None,
-    Field(description="ISO 8601, or Unix seconds. Left out in a question: after everything that is known."),
+    Field(description="ISO 8601, or Unix seconds. Left out in a question: after all known measurements."),
 ]
-Rtt = Annotated[float | None, Field(gt=0, le=600_000, description="RTT in ms.", examples=[20.0])]
 Levels = Annotated[
     list[Annotated[float, Field(gt=0, lt=1)]], Field(max_length=32, description="Levels of the quantiles.")
 ]
 Bins = Annotated[
     int, Field(ge=0, le=512, description="Bins of the density in each reply, equally wide in ln RTT; 0: none.")
 ]
-Count = Annotated[int, Field(ge=1, le=100, description="How many to give back.")]
 QUANTILES = [0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95]
 
 
 class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
-
-
-class Measurement(Strict):
-    src_addr: AddressText
-    dst_addr: AddressText
-    event_time: Time = None
-    rtt: Annotated[float | None, Field(description="In ms; null or negative: it failed.")] = None
 
 
 class Question(Strict):
@@ -46,31 +32,30 @@ class Question(Strict):
     event_time: Time = None
 
 
+class Measurement(Question):
+    rtt: Annotated[float | None, Field(description="In ms; null or negative: no answer came.")] = None
+
+
 class WithHistory(Strict):
     history: Annotated[list[Measurement], Field(description="Known measurements, besides those of the server.")] = []
-    use_rows: Annotated[bool, Field(description="Whether the measurements that the server knows count as known.")] = (
-        True
-    )
+    use_rows: Annotated[bool, Field(description="Whether the measurements of the server count as known.")] = True
 
 
-class PredictRequest(WithHistory):
-    questions: Annotated[list[Question], Field(min_length=1)]
+class WithDensity(WithHistory):
     quantiles: Levels = QUANTILES
     bins: Bins = 0
 
 
-class ContextRequest(WithHistory):
+class PredictRequest(WithDensity):
+    questions: Annotated[list[Question], Field(min_length=1)]
+
+
+class ContextRequest(WithDensity):
     question: Question
     sizes: Annotated[
         list[Annotated[int, Field(ge=0, le=100_000)]] | None,
-        Field(
-            min_length=1,
-            max_length=32,
-            description="Numbers of measurements to answer from. Left out: a dozen, up to all.",
-        ),
+        Field(min_length=1, max_length=32, description="Context sizes to answer from. Left out: a dozen, up to all."),
     ] = None
-    quantiles: Levels = QUANTILES
-    bins: Bins = 0
 
 
 class RankRequest(WithHistory):
@@ -80,39 +65,40 @@ class RankRequest(WithHistory):
     quantiles: Levels = QUANTILES
 
 
-class DestinationsRequest(WithHistory):
+class SearchRequest(WithHistory):
     src_addr: AddressText
-    rtt: Rtt = None
+    rtt: Annotated[float | None, Field(gt=0, le=600_000, description="RTT in ms.", examples=[20.0])] = None
+    event_time: Time = None
+    count: Annotated[int, Field(ge=1, le=100, description="How many to give back.")] = 10
+
+
+class DestinationsRequest(SearchRequest):
     candidates: Annotated[
         list[AddressText],
-        Field(description="Among which to look. Left out: a language model looks at all addresses, a completer at "
-                          "those of the rows and of the history."),
-    ] = []  # fmt: skip
-    event_time: Time = None
-    count: Count = 10
+        Field(description="Left out: a language model searches all addresses, a completer those of rows and history."),
+    ] = []
 
 
-class CompleteRequest(WithHistory):
-    src_addr: AddressText
+class CompleteRequest(SearchRequest):
     prefix: Annotated[str, Field(max_length=60, examples=["193.0."])]
-    rtt: Rtt = None
-    event_time: Time = None
-    count: Count = 10
 
 
-class SurpriseRequest(Strict):
+Last = Annotated[int | None, Field(ge=1, description="Score only so many of the latest.")]
+
+
+class AnomaliesRequest(Strict):
     measurements: Annotated[list[Measurement], Field(min_length=1)]
-    last: Annotated[int | None, Field(ge=1, description="Score only so many of the latest.")] = None
+    last: Last = None
 
 
 class Density(BaseModel):
     edges: Annotated[list[float], Field(description="Edges of the bins in ms, one more than there are bins.")]
-    probability: Annotated[list[float], Field(description="Of each bin, given that the measurement does not fail.")]
+    probability: Annotated[list[float], Field(description="Of each bin, given that an answer comes.")]
 
 
 class Prediction(BaseModel):
-    p_failed: float
-    median: Annotated[float, Field(description="In ms, like all RTTs; given that the measurement does not fail.")]
+    p_failed: Annotated[float, Field(description="Probability that no answer comes.")]
+    median: Annotated[float, Field(description="In ms, like all RTTs; given that an answer comes.")]
     quantiles: dict[str, float]
     density: Density | None = None
 
@@ -127,26 +113,26 @@ class PredictReply(BaseModel):
     predictions: list[PairPrediction]
 
 
-class Measured(BaseModel):
+class MeasuredColumns(BaseModel):
     """Measurements as columns of one length."""
 
     src_addr: list[str]
     dst_addr: list[str]
     event_time: Annotated[list[float | None], Field(description="Unix seconds.")]
-    rtt: Annotated[list[float | None], Field(description="In ms; null: it failed.")]
+    rtt: Annotated[list[float | None], Field(description="In ms; null: no answer came.")]
     total: Annotated[int, Field(description="How many there are. The columns hold the latest, where that is more.")]
 
 
-class MeasurementsReply(Measured):
+class MeasurementsReply(MeasuredColumns):
     dropped: Annotated[dict[str, int], Field(description="How many could not be used, by reason.")]
 
 
 class Step(Prediction):
-    size: Annotated[int, Field(description="How many measurements this was answered from.")]
+    size: Annotated[int, Field(description="Measurements in the context.")]
 
 
 class ContextReply(BaseModel):
-    context: Annotated[Measured, Field(description="What the answer is drawn from, most telling first.")]
+    context: Annotated[MeasuredColumns, Field(description="What the answer is computed from, most informative first.")]
     steps: list[Step]
 
 
@@ -164,27 +150,28 @@ class Likely(BaseModel):
 class DestinationsReply(BaseModel):
     among: Annotated[
         Literal["all addresses", "candidates"],
-        Field(description="Whether probabilities are of destinations (language model), or the chance that the RTT is "
-                          "within 10 % of the wanted one (completer)."),
-    ]  # fmt: skip
-    looked_at: Annotated[int | None, Field(description="Number of candidates.")] = None
-    covered: Annotated[float | None, Field(description="Probability of all addresses that were looked at.")] = None
+        Field(
+            description="Probabilities are those of the destinations (language model), or the chance that the RTT is "
+            "within 10 % of the given one (completer)."
+        ),
+    ]
+    candidates: Annotated[int | None, Field(description="Number of candidates.")] = None
+    covered: Annotated[float | None, Field(description="Probability of all addresses that were searched.")] = None
     destinations: list[Likely]
 
 
-class SurpriseReply(Measured):
-    bits: Annotated[list[float | None], Field(description="The less likely a result was, the more.")]
+class AnomaliesReply(MeasurementsReply):
+    bits: Annotated[list[float | None], Field(description="Anomaly score: NLL of the result in bits.")]
     complete: Annotated[bool, Field(description="False: time ran out, and only the latest were scored.")]
-    dropped: dict[str, int]
 
 
-class FoundAddress(BaseModel):
+class KnownAddress(BaseModel):
     address: str
     measurements: int
 
 
 class AddressesReply(BaseModel):
-    addresses: list[FoundAddress]
+    addresses: list[KnownAddress]
 
 
 class RowsInfo(BaseModel):
@@ -196,22 +183,14 @@ class RowsInfo(BaseModel):
     examples: Annotated[list[Question], Field(description="Pairs that were measured most.")]
 
 
-class LimitsInfo(BaseModel):
-    body_bytes: int
-    history: int
-    questions: int
-    scored: int
-    seconds: float
-
-
 class ModelReply(BaseModel):
     name: str
     kind: Literal["completer", "language model"]
     version: str
     steps: int
-    context: Annotated[int, Field(description="Measurements that an answer can be drawn from.")]
+    context: Annotated[int, Field(description="Measurements in a full context.")]
     warm: Annotated[bool, Field(description="Whether everything is compiled. Until then some answers take seconds.")]
-    limits: LimitsInfo
+    limits: Limits
     rows: RowsInfo | None
 
 

@@ -1,21 +1,23 @@
-"""The application: routes of the API, the page and its files, and errors as one line of JSON."""
+"""`ping-llm serve` from beginning to end: the application (API, page, errors as one line of JSON) and its process."""
 
 import asyncio
-import hashlib
 import logging
-import mimetypes
 import os
 import socket
 import sys
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Final
 
 import h11
 import jax
 import uvicorn
-from fastapi import FastAPI, Request, Response
+from fastapi import Depends, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
+from fastapi.security import HTTPBearer
 from starlette.exceptions import HTTPException
+from starlette.responses import FileResponse
+from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -23,18 +25,18 @@ from ping_llm import __version__
 from ping_llm.core.console import err
 from ping_llm.core.errors import PingLlmError
 from ping_llm.serve import api, schemas
-from ping_llm.serve import api as data_api
-from ping_llm.serve.answers import Answers, steady_predictor, warm_up
+from ping_llm.serve.access import Guard, ServeSettings, error_reply, json_reply, log
+from ping_llm.serve.answers import ModelAnswers, steady_predictor
 from ping_llm.serve.api import Service
 from ping_llm.serve.model_thread import BusyError, ModelThread
-from ping_llm.serve.protect import Protected, problem
-from ping_llm.serve.questions import json_reply
-from ping_llm.serve.settings import ServeSettings
-from ping_llm.serve.store import TooManyError, read_known
+from ping_llm.serve.store import TooManyError, read_store
+from ping_llm.storage.cache import cache_folder
 
 _FILES: Final = Path(__file__).parent / "static"
-_PALETTE: Final = Path(__file__).parents[1] / "report" / "static" / "style.css"
-_PAGES: Final = {"/": "index.html", "/docs": "docs.html"}
+_CHART_FILES: Final = Path(__file__).parents[1] / "report" / "static"
+"""Colours and charts, which the page shares with the run report."""
+_STATUS: Final[dict[type[Exception], int]] = {TooManyError: 413, BusyError: 503}
+_COMPILED: Final = {"jax_persistent_cache_min_compile_time_secs": 0.0, "jax_persistent_cache_min_entry_size_bytes": -1}
 
 
 def make_app(service: Service, settings: ServeSettings) -> ASGIApp:
@@ -46,149 +48,100 @@ def make_app(service: Service, settings: ServeSettings) -> ASGIApp:
         redoc_url=None,
     )
     app.state.service = service
-    app.include_router(api.router)
-    app.include_router(data_api.router)
-    _add_health(app)
-    _add_files(app)
-    _add_errors(app)
-    if settings.token is not None:
-        _ask_for_token(app)
-    return Protected(app, settings)
+    # The guard checks the token, before anything of the body is read; this describes it in the OpenAPI document.
+    described = [Depends(HTTPBearer(scheme_name="token", auto_error=False))] if settings.token is not None else []
+    app.include_router(api.router, dependencies=described)
+    app.mount("/static/shared", StaticFiles(directory=_CHART_FILES))
+    app.mount("/static", StaticFiles(directory=_FILES))
 
+    @app.get("/", include_in_schema=False)
+    async def page() -> Response:
+        return FileResponse(_FILES / "index.html")
 
-def _add_health(app: FastAPI) -> None:
+    @app.get("/docs", include_in_schema=False)
+    async def docs() -> Response:
+        return FileResponse(_FILES / "docs.html")
+
     @app.get("/healthz", response_model=schemas.Health)
-    async def healthz(request: Request) -> Response:
-        """Whether the server is there; "warming": some answers take seconds still."""
-        return json_reply({"status": "ok" if request.app.state.service.warm else "warming"})
+    async def healthz() -> Response:
+        """Whether the server is there; "warming": some answers still take seconds."""
+        return json_reply({"status": "ok" if service.warm else "warming"})
+
+    for kind in (PingLlmError, RequestValidationError, HTTPException):
+        app.add_exception_handler(kind, _explain)
+    return Guard(app, settings)
 
 
-def _add_files(app: FastAPI) -> None:
-    """All there are, read once: a path that names nothing of them cannot name anything else."""
-    files = {f"/static/{path.name}": path for path in sorted(_FILES.iterdir()) if path.is_file()}
-    files |= {path: _FILES / name for path, name in _PAGES.items()} | {"/static/palette.css": _PALETTE}
-    for path, file in files.items():
-        _add_file(app, path, file.read_bytes(), mimetypes.guess_type(file.name)[0] or "application/octet-stream")
-
-
-def _add_file(app: FastAPI, path: str, content: bytes, kind: str) -> None:
-    tag = f'"{hashlib.sha256(content).hexdigest()[:16]}"'
-
-    @app.get(path, include_in_schema=False)
-    async def file(request: Request) -> Response:
-        if request.headers.get("if-none-match") == tag:
-            return Response(status_code=304, headers={"ETag": tag})
-        return Response(content, media_type=kind, headers={"ETag": tag})
-
-
-def _add_errors(app: FastAPI) -> None:
-    @app.exception_handler(PingLlmError)
-    async def of_user(request: Request, error: PingLlmError) -> Response:
-        status = {TooManyError: 413, BusyError: 503}.get(type(error), 422)
-        reply: Response = problem(status, error)
-        if status == 503:
-            reply.headers["Retry-After"] = "2"
-        return reply
-
-    @app.exception_handler(RequestValidationError)
-    async def of_schema(request: Request, error: RequestValidationError) -> Response:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"][1:])
-        return problem(422, f"{where}: {first['msg']}" if where else first["msg"])
-
-    @app.exception_handler(HTTPException)
-    async def of_http(request: Request, error: HTTPException) -> Response:
-        reply: Response = problem(error.status_code, error.detail)
+async def _explain(request: Request, error: Exception) -> Response:
+    """What is wrong with a request, in one line."""
+    if isinstance(error, HTTPException):
+        reply = error_reply(error.status_code, error.detail)
         reply.headers.update(error.headers or {})
         return reply
-
-
-def _ask_for_token(app: FastAPI) -> None:
-    """Say in the OpenAPI document that the API wants one."""
-    described = app.openapi
-
-    def openapi() -> dict[str, Any]:
-        document = described()
-        document.setdefault("components", {})["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
-        for path, methods in document["paths"].items():
-            for operation in methods.values() if path.startswith("/api/") else ():
-                operation["security"] = [{"token": []}]
-        return document
-
-    app.openapi = openapi  # type: ignore[method-assign]
-
-
-# A server from beginning to end: load, listen, answer, stop.
-
-log = logging.getLogger("ping_llm.serve")
+    if isinstance(error, RequestValidationError):
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"][1:])
+        return error_reply(422, f"{field}: {first['msg']}" if field else first["msg"])
+    reply = error_reply(_STATUS.get(type(error), 422), error)
+    if isinstance(error, BusyError):
+        reply.headers["Retry-After"] = "2"
+    return reply
 
 
 def serve(settings: ServeSettings) -> None:
     """Answer until Ctrl-C or SIGTERM."""
     _log_to_stderr()
-    listening = _listen(settings.host, settings.port)
-    with listening:
+    with listen(settings.host, settings.port) as listening:
         _keep_compiled()
-        answers = Answers(steady_predictor(settings.checkpoint, settings.context))
-        known = read_known(settings.rows) if settings.rows else None
-        with ModelThread(answers.forecast, settings.limits.waiting) as thread:
-            service = Service(answers, known, thread, settings.limits)
-            thread.submit(warm_up(answers), background=True).add_done_callback(lambda done: _warmed(service, done))
-            config = uvicorn.Config(
-                make_app(service, settings),
-                http=_patient_protocol(settings.limits.arrival_seconds),
-                lifespan="off",
-                access_log=False,
-                log_config=None,
-                server_header=False,
-                limit_concurrency=settings.limits.connections,
-                timeout_keep_alive=30,
-                timeout_graceful_shutdown=5,
-                ws="none",
-            )
-            _announce(settings, answers, listening.getsockname()[1])
-            uvicorn.Server(config).run(sockets=[listening])
+        model = ModelAnswers(steady_predictor(settings.checkpoint, settings.context))
+        store = read_store(settings.rows)
+        with ModelThread(model.forecast, settings.limits.waiting) as thread:
+            service = Service(model=model, store=store, thread=thread, limits=settings.limits)
+
+            def warmed(done: Future[Any]) -> None:
+                if not done.cancelled():
+                    service.warm = True
+                    if (error := done.exception()) is not None:
+                        log.error("warming up failed: %s", error)
+
+            thread.submit(model.warm_up(), background=True).add_done_callback(warmed)
+            name = "the completer of the package" if model.is_shipped else model.predictor.trained.where
+            host = f"[{settings.host}]" if ":" in settings.host else settings.host
+            url = f"http://{host}:{listening.getsockname()[1]}"
+            err.print(f"{name} answers at {url} (the API: /docs). Ctrl-C stops it.", markup=False)
+            uvicorn.Server(server_config(service, settings)).run(sockets=[listening])
 
 
-def _warmed(service: Service, done: Any) -> None:
-    if done.cancelled():
-        return
-    if (error := done.exception()) is not None:
-        log.error("warming up failed: %s", error)
-    service.warm = True
+def server_config(service: Service, settings: ServeSettings) -> uvicorn.Config:
+    return uvicorn.Config(
+        make_app(service, settings),
+        http=_impatient_protocol(settings.limits.arrival_seconds),
+        lifespan="off",
+        access_log=False,
+        log_config=None,
+        server_header=False,
+        limit_concurrency=settings.limits.connections,
+        timeout_keep_alive=30,
+        timeout_graceful_shutdown=5,
+        ws="none",
+    )
 
 
-def _listen(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listening = socket.socket(family, socket.SOCK_STREAM)
+def listen(host: str, port: int) -> socket.socket:
     try:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind((host, port))
-        listening.listen(1024)
+        if ":" not in host:
+            return socket.create_server((host, port), backlog=1024)
+        dualstack = socket.has_dualstack_ipv6()
+        return socket.create_server((host, port), family=socket.AF_INET6, backlog=1024, dualstack_ipv6=dualstack)
     except OSError as error:
-        listening.close()
         raise PingLlmError(f"cannot listen at {host} port {port}: {error.strerror or error}") from error
-    return listening
 
 
 def _keep_compiled() -> None:
     """Keep what was compiled in the user's cache: the next start takes seconds less."""
-    if os.environ.get("JAX_COMPILATION_CACHE_DIR"):
-        return
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ping-llm" / "compiled"
-    settings = {
-        "jax_compilation_cache_dir": str(cache),
-        "jax_persistent_cache_min_compile_time_secs": 0.0,
-        "jax_persistent_cache_min_entry_size_bytes": -1,
-    }
-    for name, value in settings.items():
-        jax.config.update(name, value)  # type: ignore[no-untyped-call]
-
-
-def _announce(settings: ServeSettings, answers: Answers, port: int) -> None:
-    host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    kind = "the completer of the package" if answers.is_shipped else answers.predictor.trained.where
-    err.print(f"{kind} answers at http://{host}:{port} (the API: /docs). Ctrl-C stops it.", markup=False)
+    if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
+        for name, value in {"jax_compilation_cache_dir": str(cache_folder() / "compiled"), **_COMPILED}.items():
+            jax.config.update(name, value)  # type: ignore[no-untyped-call]
 
 
 def _log_to_stderr() -> None:
@@ -200,10 +153,10 @@ def _log_to_stderr() -> None:
         logger.setLevel(level)
 
 
-def _patient_protocol(seconds: float) -> type[asyncio.Protocol]:
+def _impatient_protocol(seconds: float) -> type[asyncio.Protocol]:
     """HTTP that does not wait forever for the head of a request: each slow client would keep a connection."""
 
-    class Patient(H11Protocol):
+    class Impatient(H11Protocol):
         _timer: asyncio.TimerHandle | None = None
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -224,4 +177,4 @@ def _patient_protocol(seconds: float) -> type[asyncio.Protocol]:
                 self._timer.cancel()
             super().connection_lost(exc)
 
-    return Patient
+    return Impatient

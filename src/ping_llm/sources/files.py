@@ -4,10 +4,11 @@ A *piece* is what one task reads: a range of row groups of a Parquet file, or a 
 batches whose columns have the schema's names; the values are still as the user wrote them (`measurements.validate`
 judges them).
 
-To add a format: a module with `plan` and `read` (`csv_files.py` is a short one), and a line in `FORMATS`.
+To add a format: a module with `plan_NAME` and `read_NAME` (those of CSV, below, are short), and a line in `FORMATS`.
 """
 
 import contextlib
+import csv
 import glob
 import importlib
 from collections import Counter
@@ -17,9 +18,11 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Final, Self
 
 import pyarrow as pa
+import pyarrow.parquet as pq
+from pyarrow import csv as arrow_csv
 
-from ping_llm.core.errors import PingLlmError, one_line
-from ping_llm.core.measurements import SCHEMA
+from ping_llm.core.errors import MeasurementError, PingLlmError, one_line
+from ping_llm.core.measurements import SCHEMA, is_number, is_text
 from ping_llm.sources import ROWS_FILE, SPLIT_FILE, WORLD_FILE
 from ping_llm.storage import Location, locate
 from ping_llm.storage.location import split_pattern
@@ -29,8 +32,8 @@ from ping_llm.storage.location import split_pattern
 class Format:
     """A kind of measurement file. Its module has two functions:
 
-    plan(path, size, renamed, piece_rows, optional)   rows (None where only reading tells) and pieces of a file
-    read(piece, batch_rows, strict)                   the `RawBatch`es of a piece
+    plan_NAME(path, size, renamed, piece_rows, optional)   rows (None where only reading tells) and pieces of a file
+    read_NAME(piece, batch_rows, strict)                   the `RawBatch`es of a piece
     """
 
     module: str
@@ -40,8 +43,8 @@ class Format:
 
 
 FORMATS: Final = {
-    "parquet": Format(module="ping_llm.sources.parquet_files", suffixes=(".parquet", ".pq"), magic=b"PAR1"),
-    "csv": Format(module="ping_llm.sources.csv_files", suffixes=(".csv", ".tsv")),
+    "parquet": Format(module=__name__, suffixes=(".parquet", ".pq"), magic=b"PAR1"),
+    "csv": Format(module=__name__, suffixes=(".csv", ".tsv")),
     "atlas": Format(module="ping_llm.sources.atlas.chunks", suffixes=(".json", ".jsonl", ".ndjson")),
 }
 
@@ -156,7 +159,7 @@ def describe(
     try:
         stat = locate(path).stat()
         kind = _format_of(locate(path))
-        measurements, pieces = _module(kind).plan(str(path), stat.size, renamed, piece_rows, optional)
+        measurements, pieces = _function("plan", kind)(str(path), stat.size, renamed, piece_rows, optional)
     except (OSError, pa.ArrowException) as error:
         raise _unreadable(path, error) from error
     file = InputFile(path=str(path), format=kind, bytes=stat.size, mtime_ns=stat.mtime_ns, measurements=measurements)
@@ -166,7 +169,7 @@ def describe(
 def read(piece: Piece, batch_rows: int, *, strict: bool = False) -> Iterator[RawBatch]:
     """Read a piece in batches of at most about `batch_rows` rows."""
     try:
-        yield from _module(piece.format).read(piece, batch_rows, strict)
+        yield from _function("read", piece.format)(piece, batch_rows, strict)
     except (OSError, pa.ArrowException, TypeError) as error:
         raise _unreadable(piece.path, error) from error
 
@@ -189,8 +192,8 @@ def find_columns(
     return chosen
 
 
-def _module(format: str) -> Any:
-    return importlib.import_module(FORMATS[format].module)
+def _function(task: str, format: str) -> Any:
+    return getattr(importlib.import_module(FORMATS[format].module), f"{task}_{format}")
 
 
 def _format_of(path: Location) -> str:
@@ -214,3 +217,145 @@ def _format_by_name(name: str) -> str | None:
 def _unreadable(path: str | Path | Location, error: Exception) -> PingLlmError:
     reason = error.strerror if isinstance(error, OSError) and error.strerror else one_line(error, 300)
     return PingLlmError(f"cannot read {path}: {reason}")
+
+
+# CSV: comma, semicolon, tab or bar; plain or compressed. Every cell is read as text.
+
+_COMPRESSED: Final = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4"}
+_DELIMITERS: Final = ",;\t|"
+_BYTES_PER_ROW: Final = 60  # a short line; only sets how many rows a block gives, so a batch never exceeds its size
+_HEADER_BYTES: Final = 65536
+
+
+def plan_csv(
+    path: str, size: int, renamed: Mapping[str, str], piece_rows: int, optional: frozenset[str]
+) -> tuple[None, list[Piece]]:
+    columns = find_columns(_header(path)[0], renamed, path, optional)
+    return None, [Piece(path=path, format="csv", columns=columns, bytes=size)]
+
+
+def read_csv(piece: Piece, batch_rows: int, strict: bool) -> Iterator[RawBatch]:
+    bad_lines: list[str] = []  # since the last batch
+
+    def on_bad_line(row: Any) -> str:
+        bad_lines.append(f"line {row.number}: malformed_row ({row.actual_columns} cells, not {row.expected_columns})")
+        return "error" if strict else "skip"
+
+    names, delimiter = _header(piece.path)
+    chosen = list(piece.columns.values())
+    first_row = 0
+    try:
+        reader = arrow_csv.open_csv(
+            _open_text(piece.path),
+            read_options=arrow_csv.ReadOptions(
+                use_threads=False, block_size=max(1 << 16, batch_rows * _BYTES_PER_ROW), column_names=names, skip_rows=1
+            ),
+            parse_options=arrow_csv.ParseOptions(delimiter=delimiter, invalid_row_handler=on_bad_line),
+            convert_options=arrow_csv.ConvertOptions(
+                column_types={name: pa.string() for name in chosen}, include_columns=chosen, strings_can_be_null=False
+            ),
+        )
+        with reader:
+            for batch in reader:
+                batch = batch.select(chosen).rename_columns(list(piece.columns))
+                yield RawBatch(batch=batch, first_row=first_row, dropped=Counter(malformed_row=len(bad_lines)))
+                first_row += batch.num_rows + len(bad_lines)
+                bad_lines.clear()
+    except pa.ArrowInvalid:
+        if strict and bad_lines:
+            raise MeasurementError(f"{piece.path}, {bad_lines[0]}") from None
+        raise
+    if bad_lines:  # after the last good one
+        empty = pa.RecordBatch.from_pylist([], schema=pa.schema([(name, pa.string()) for name in piece.columns]))
+        yield RawBatch(batch=empty, first_row=first_row, dropped=Counter(malformed_row=len(bad_lines)))
+
+
+def _open_text(path: str) -> pa.NativeFile:
+    """The text, decompressed as the name says."""
+    where = locate(path)
+    if where.is_local:
+        return pa.input_stream(path, compression="detect")
+    stream = pa.PythonFile(where.open_stream(), mode="r")
+    codec = _COMPRESSED.get(where.suffix.lower())
+    return pa.CompressedInputStream(stream, codec) if codec else stream
+
+
+def _header(path: str) -> tuple[list[str], str]:
+    """Column names and delimiter, from the first line."""
+    with _open_text(path) as stream:
+        start = stream.read(_HEADER_BYTES)
+    try:  # what was read may end in the middle of a character
+        text = start.decode("utf-8-sig", errors="strict" if len(start) < _HEADER_BYTES else "ignore")
+    except UnicodeDecodeError as error:
+        raise PingLlmError(f"cannot read {path}: not UTF-8 text ({error.reason} at byte {error.start})") from error
+    lines = text.splitlines()
+    if not lines or not lines[0].strip():
+        raise PingLlmError(f"{path}: the first line must name the columns")
+    delimiter = max(_DELIMITERS, key=lines[0].count)
+    return next(csv.reader([lines[0]], delimiter=delimiter)), delimiter
+
+
+# Parquet.
+
+_FETCHED_AHEAD: Final = 256 << 20
+"""Of a remote file, pieces up to this size are fetched in a few large requests; longer ones block by block."""
+
+
+def plan_parquet(
+    path: str, size: int, renamed: Mapping[str, str], piece_rows: int, optional: frozenset[str]
+) -> tuple[int, list[Piece]]:
+    """Pieces of whole row groups with about `piece_rows` rows each."""
+    with pq.ParquetFile(_parquet_file(path)) as file:
+        metadata = file.metadata
+        columns = find_columns(file.schema_arrow.names, renamed, path, optional)
+        _check_types(file.schema_arrow, columns, path)
+        groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
+        sizes = [(group.num_rows, group.total_byte_size) for group in groups]
+    pieces = []
+    first_group = first_row = 0
+    while first_group < len(sizes):
+        last_group, rows = first_group, 0
+        while last_group < len(sizes) and (rows == 0 or rows + sizes[last_group][0] <= piece_rows):
+            rows += sizes[last_group][0]
+            last_group += 1
+        groups_bytes = sum(group_bytes for _, group_bytes in sizes[first_group:last_group])
+        where: dict[str, Any] = {"row_groups": (first_group, last_group), "first_row": first_row}
+        pieces.append(Piece(path=path, format="parquet", columns=columns, bytes=groups_bytes, **where))
+        first_group, first_row = last_group, first_row + rows
+    return metadata.num_rows, pieces
+
+
+def read_parquet(piece: Piece, batch_rows: int, strict: bool) -> Iterator[RawBatch]:
+    addresses = [piece.columns["src_addr"], piece.columns["dst_addr"]]
+    first_row = piece.first_row
+    # One thread: the caller runs several tasks side by side. Addresses come dictionary-encoded, as they are stored.
+    ahead = locate(piece.path).is_remote and piece.bytes <= _FETCHED_AHEAD
+    buffer = {"pre_buffer": True} if ahead else {"pre_buffer": False, "buffer_size": 1 << 20}
+    with pq.ParquetFile(_parquet_file(piece.path), read_dictionary=addresses, **buffer) as file:
+        groups = list(range(*piece.row_groups)) if piece.row_groups else None
+        names = list(piece.columns.values())
+        for batch in file.iter_batches(batch_rows, row_groups=groups, columns=names, use_threads=False):
+            yield RawBatch(batch=batch.select(names).rename_columns(list(piece.columns)), first_row=first_row)
+            first_row += batch.num_rows
+
+
+def _parquet_file(path: str) -> Any:
+    where = locate(path)
+    return where.open_input() if where.is_remote else where.local
+
+
+def _check_types(schema: pa.Schema, columns: Mapping[str, str], path: str) -> None:
+    """Refuse a file of the wrong types before any work is done, not in the middle of it."""
+    for column, name in columns.items():
+        kind = schema.field(name).type
+        value = kind.value_type if pa.types.is_dictionary(kind) else kind
+        text, number = is_text(value), is_number(value)
+        if column in {"src_addr", "dst_addr"}:
+            fine, expected = text, "text"
+        elif column == "event_time":
+            fine = text or number or pa.types.is_timestamp(value)
+            expected = "a timestamp, epoch seconds or ISO 8601 text"
+        else:
+            fine, expected = text or number or pa.types.is_null(value), "numbers"
+        if not fine:
+            raise PingLlmError(f"{path}: column {name!r} has type {kind}; expected {expected}")

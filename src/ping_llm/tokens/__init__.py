@@ -7,7 +7,7 @@
     time        := TIMESTAMP_ABS b{8} | TIMESTAMP_DELTA1 b | TIMESTAMP_DELTA4 b{4}
 
 An absolute time is big-endian Unix seconds. A delta is the whole seconds since the previous measurement of the context
-that carries a time. The 16-bit RTT code is explained in `core/distribution.py`.
+that carries a time. The 16-bit RTT code is explained in `core/rtt.py`.
 
 `encode.py` writes measurements as tokens (compiled), `decode.py` reads them back.
 """

@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 from rich.text import Text
 
-from ping_llm.core.addresses import format_address
-from ping_llm.core.distribution import decode_rtt
+from ping_llm.core.measurements import format_address
+from ping_llm.core.rtt import decode_rtt
 from ping_llm.tokens import BYTES_AFTER, FIELDS, FIRST_BYTE, VOCABULARY_SIZE, Role, TimeKind
 
 Tokens = npt.NDArray[np.integer[Any]] | Iterable[SupportsIndex]

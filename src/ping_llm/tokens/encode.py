@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ping_llm.core.compiled import Array, column, kernel, part_of_kernels, table, types
-from ping_llm.core.distribution import TOO_LONG_US
+from ping_llm.core.rtt import TOO_LONG_US
 from ping_llm.tokens import FIELD_ORDERS, FIELDS, FIRST_BYTE, LONGEST_DELTA1_S, Role, TimeKind, field_sizes
 
 _KINDS: Final = len(TimeKind)
@@ -40,7 +40,7 @@ _OFFSETS: Final = np.array(
 
 @part_of_kernels
 def rtt_code(rtt_ms: Any) -> Any:
-    """The code nearest to an RTT, as `core.distribution.encode_rtt`."""
+    """The code nearest to an RTT, as `core.rtt.encode_rtt`."""
     micros = max(np.float64(rtt_ms) * 1000.0, 1.0)
     bits = (np.float64(micros).view(np.int64) >> 52) - 1022  # micros < 2^bits
     exponent: Any = max(bits - 11, 0)

@@ -28,8 +28,8 @@ from ping_llm.core.errors import PingLlmError, one_line
 from ping_llm.data.completer import COMPLETER_DATA
 from ping_llm.data.registry import TrainLoader
 from ping_llm.data.stream import POSITIONS, StreamLoader
-from ping_llm.runs.task import task_of, vocabulary
-from ping_llm.runs.trained import quieten_orbax
+from ping_llm.runs.task import task_of
+from ping_llm.runs.trained import quieten_orbax, vocabulary
 
 _SMALLEST_SHARDED: Final = 2**12
 """Arrays smaller than this stay whole on every device: sharding them saves nothing."""

@@ -21,8 +21,15 @@ from ping_llm.config import Config
 from ping_llm.core.errors import PingLlmError, one_line
 from ping_llm.core.files import atomic_folder
 from ping_llm.models.lm import ModelSettings
-from ping_llm.runs.task import model_settings
-from ping_llm.runs.trained import Trained, by_name, check_replaceable, load_trained, save_trained, weights_of
+from ping_llm.runs.trained import (
+    Trained,
+    by_name,
+    check_replaceable,
+    load_trained,
+    model_settings,
+    save_trained,
+    weights_of,
+)
 from ping_llm.tokens import VOCABULARY_SIZE
 
 NOTE: Final = "architecture.yml"

@@ -1,8 +1,8 @@
 """In-context prediction: from known measurements and questions to distributions.
 
-`ContextIndex` chooses the context of a question from all known measurements, by the rule of `prior.selection`: NumPy
-over all pairs at once. Questions with one source and one time (or one destination, where there are fewer of those) can
-share a context, and share that work. `Completer` runs the network on batches of such contexts.
+`prior.selection` chooses the context of a question from all known measurements. Questions with one source and one time
+(or one destination, where there are fewer of those) can share a context, and share that work. `Completer` runs the
+network on batches of such contexts, and `BinDistribution` is what it answers.
 
 What a question may look at was measured strictly before it: its own answer, and anything later, plays no part. Nodes
 are numbered in the order in which a context names them, so their ids make no difference.
@@ -10,7 +10,7 @@ are numbered in the order in which a context names them, so their ids make no di
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from typing import Any, Final
 
 import jax
@@ -20,39 +20,17 @@ import numpy.typing as npt
 from flax import nnx
 
 from ping_llm.core.console import Advance
-from ping_llm.core.observations import MIN_RTT_MS, Floats, Ints, Observations, Questions
-from ping_llm.models.completer.mixture import FINE, BinDistribution, Singles
-from ping_llm.models.completer.model import CompleterSettings, SetTransformer
-from ping_llm.prior.selection import (
-    FAR_MS,
-    HALF_MS,
-    LEVELS,
-    MAX_ROUNDS,
-    OTHERS,
-    OWN,
-    PREFIX_MS,
-    UNKNOWN,
-    UNKNOWN_AGE,
-    Target,
-    context_columns,
-    groups_among,
-    no_prefix_groups,
-    prefix_groups,
-    quotas,
-    score_pairs,
-)
+from ping_llm.core.rtt import CODE_MS, Floats, Ints, Observations, Questions, RttDistribution, search_rows
+from ping_llm.models.completer.model import FINE, Bins, CompleterSettings, SetTransformer
+from ping_llm.prior.selection import Arrays, ContextIndex, group_questions, no_prefix_groups, prefix_groups
 
 # mypy: disallow-untyped-calls=False
 
-Arrays = dict[str, npt.NDArray[Any]]
 Nodes = Sequence[str] | None
 """Addresses of the nodes' numbers, if there are any."""
 
 _CONTEXT_SIZES: Final = (64, 256, 1024)
 """Shapes to compile for, below the largest context: a few, each some seconds of compiling."""
-_TWICE: Final = 1 << 22
-"""What doubling a distance adds to its key."""
-_WORST_KEY: Final = 1 << 31
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +67,7 @@ class Completer:
 
     def predict(
         self, known: Observations, questions: Questions, nodes: Nodes = None, advance: Advance | None = None
-    ) -> BinDistribution:
+    ) -> "BinDistribution":
         """One distribution for each question, from what was known strictly before its time (NaN: from everything).
 
         `nodes` are the addresses of the nodes' numbers, of which the model learns who shares a prefix with whom.
@@ -102,7 +80,7 @@ class Completer:
 
     def in_parts(
         self, known: Observations, questions: Questions, nodes: Nodes = None, advance: Advance | None = None
-    ) -> Iterator[tuple[Ints, BinDistribution]]:
+    ) -> Iterator[tuple[Ints, "BinDistribution"]]:
         """The same as they come, some dozens at a time: rows of the questions, and their answers."""
         p = self.prediction
         if nodes is None:
@@ -158,169 +136,80 @@ def _stacked(rows: list[Arrays], p: PredictionSettings) -> Arrays:
     return batch | cut
 
 
-@dataclass(frozen=True, kw_only=True)
-class Group:
-    """Questions that share a context: rows of the questions, the node that all have in common, and their time."""
+# The distribution of an answer. Distribution function and quantiles come from quadratic equations, not from sampling.
+#
+# In training, an RTT outside of the bins was one of the first or last bin. Half of that bin's probability therefore
+# lies beyond its centre, and falls off as a power of the RTT. And a little is spread evenly over all bins, so that no
+# RTT is impossible: one that was not expected at all has 27 bits.
 
-    rows: Ints
-    common: int
-    others: Ints
-    time_s: float
-
-
-def group_questions(questions: Questions, at_most: int) -> Iterator[Group]:
-    """Questions of one time and one source (or destination), at most so many to a group."""
-    common, other = questions.source, questions.destination
-    if len(np.unique(common)) > len(np.unique(other)):
-        common, other = other, common
-    order = np.lexsort((other, common, questions.time_s))
-    time_s = questions.time_s[order]
-    is_new = np.diff(common[order], prepend=0) != 0
-    is_new |= ~((time_s == np.roll(time_s, 1)) | (np.isnan(time_s) & np.isnan(np.roll(time_s, 1))))
-    is_new[:1] = True
-    starts = np.flatnonzero(is_new)
-    for start, stop in zip(starts, np.append(starts, len(order))[1:], strict=True):
-        for first in range(start, stop, at_most):
-            rows = order[first : min(first + at_most, stop)]
-            yield Group(rows=rows, common=int(common[rows[0]]), others=other[rows], time_s=float(time_s[first]))
+_ANYWHERE: Final = 1e-4
+"""Probability that is spread over all bins."""
+_FALL: Final = 1.5
+"""Power of the RTT by which probability falls off outside of the bins; above 1, so that there is a mean."""
 
 
-class ContextIndex:
-    """All known measurements, ordered by pair and time: what a question may see of a pair are its first ones.
+@dataclass(frozen=True, kw_only=True, eq=False)
+class BinDistribution(RttDistribution):
+    probability: npt.NDArray[np.floating[Any]]
+    """[n, bins], each row sums to 1."""
 
-    Most of the rule is about pairs, of which there are far fewer than measurements. Single measurements are looked at
-    only where they may be chosen.
-    """
+    def __post_init__(self) -> None:
+        if np.ndim(self.probability) != 2 or len(self.probability) != len(self.p_failed):
+            raise ValueError(f"{len(self.p_failed)} questions, but probabilities {np.shape(self.probability)}")
 
-    def __init__(self, known: Observations, room: int, groups: Ints) -> None:
-        """`groups` of shared prefixes, of all nodes, also of those that were never measured."""
-        known = known.take((known.source >= 0) & (known.destination >= 0))
-        self.room = room
-        self.groups = groups
-        self.nodes, numbers = np.unique(np.concatenate([known.source, known.destination]), return_inverse=True)
-        source, destination = numbers[: len(known)], numbers[len(known) :]
-        low, high = np.minimum(source, destination), np.maximum(source, destination)
-        _, pair = np.unique(low * max(1, len(self.nodes)) + high, return_inverse=True)
-        time = np.where(np.isnan(known.time_s), -np.inf, known.time_s)
-        self.given = np.lexsort((np.arange(len(known)), time, pair))
-        """Of each row here, which of the known measurements it is."""
-        self.time_s = time[self.given]
-        self.source, self.destination = source[self.given], destination[self.given]
-        self.rtt_ms = known.rtt_ms[self.given].astype(np.float64)
-        self.pair = pair[self.given]
-        self.starts = np.flatnonzero(np.diff(self.pair, prepend=-1))
-        self.counts = np.diff(self.starts, append=len(self.pair))
-        self.low, self.high = low[self.given][self.starts], high[self.given][self.starts]
-        self.fastest = _least_so_far(np.fmin(self.rtt_ms, FAR_MS).astype(np.float32), self.pair)  # failed: far
-        self._usable: tuple[float, Ints] | None = None
+    @property
+    def bins(self) -> Bins:
+        return Bins(self.probability.shape[1])
 
-    def usable(self, time_s: float) -> Ints:
-        """Of each pair, how many measurements were made strictly before."""
-        if np.isnan(time_s) or not len(self.pair):
-            return self.counts
-        if self._usable is None or self._usable[0] != time_s:
-            self._usable = time_s, np.add.reduceat(self.time_s < time_s, self.starts, dtype=np.int64)
-        return self._usable[1]
+    @property
+    def mean(self) -> Floats:
+        """Exact: of the triangles around the centres, less the outer half of the first and last, plus the tails."""
+        width, centres = self.bins.width, np.exp(self.bins.centres)
+        whole = (2 * np.sinh(width / 2) / width) ** 2 * centres
+        whole[0] += centres[0] * (_FALL / (_FALL + 1) / 2 - _half_triangle(-width))
+        whole[-1] += centres[-1] * (_FALL / (_FALL - 1) / 2 - _half_triangle(width))
+        return np.asarray(self._corners @ whole)
 
-    def choose(self, common: int, others: Ints, time_s: float) -> Ints:
-        """Rows of the context of questions between one node and others, best first."""
-        usable = self.usable(time_s)
-        pairs = np.flatnonzero(usable)
-        usable = usable[pairs]
-        class_, distance = self._distances(pairs, usable, common, others)
-        parts = [np.flatnonzero(class_ == number) for number in range(UNKNOWN)]
-        count = [int(usable[part].sum()) for part in parts]
-        own, shared, rest, more_shared, more_own = map(int, quotas(count, self.room, np))
-        of_own, of_shared, of_rest = (
-            self._best(pairs[part], usable[part], None if class_number == OWN else distance[:, part], number)
-            for class_number, part, number in zip(
-                range(UNKNOWN), parts, (own + more_own, shared + more_shared, rest), strict=True
-            )
-        )
-        return np.concatenate([of_own[:own], of_shared[:shared], of_rest, of_shared[shared:], of_own[own:]])
+    def _cdf(self, rtt_ms: Floats) -> Floats:
+        with np.errstate(divide="ignore"):
+            at = (np.log(rtt_ms) - self.bins.centres[0]) / self.bins.width
+        last = self.bins.count - 1
+        inside = np.clip(at, 0.0, last)
+        corner = np.minimum(inside.astype(np.int64), last - 1)
+        share = inside - corner
+        row = np.arange(len(self))[:, None]
+        left, right = self._corners[row, corner], self._corners[row, corner + 1]
+        until = self._until[row, corner] + left * (share - share**2 / 2) + right * share**2 / 2
+        until = np.where(at < 0, until * np.exp(_FALL * self.bins.width * np.minimum(at, 0.0)), until)
+        beyond = self._corners[:, -1:] / 2 * np.exp(-_FALL * self.bins.width * np.maximum(at - last, 0.0))
+        return np.where(at > last, 1.0 - beyond, until)
 
-    def _distances(self, pairs: Ints, usable: Ints, common: int, others: Ints) -> tuple[Ints, Singles]:
-        """Of pairs their class, and how far their measurements count as being: from low to high, from high to low."""
-        low, high, rtt = self.low[pairs], self.high[pairs], self.fastest[self.starts[pairs] + usable - 1]
-        source, queried = self._target(np.array([common])), self._target(others)
-        class_, shared, stand_in, _ = score_pairs(low, high, rtt, source, queried)
-        is_end = source.is_target | queried.is_target
-        thirds = np.where(is_end[low], high, low), np.where(is_end[high], low, high)
-        return class_, np.stack([np.where(class_ == OTHERS, stand_in, shared[third]) for third in thirds])
+    def _quantile(self, level: Floats) -> Floats:
+        row = np.broadcast_to(np.arange(len(self))[:, None], level.shape)
+        corner = np.clip(search_rows(self._until, row, level) - 1, 0, self.bins.count - 2)
+        left, right = self._corners[row, corner], self._corners[row, corner + 1]
+        rest = np.maximum(level - self._until[row, corner], 0.0)
+        root = np.sqrt(np.maximum(left**2 + 2 * (right - left) * rest, 0.0))
+        at = corner + np.clip(2 * rest / (left + root), 0.0, 1.0)
+        found = np.exp(self.bins.centres[0] + at * self.bins.width)
+        lower, upper = self._until[:, :1], self._corners[:, -1:] / 2
+        found *= np.minimum(level / lower, 1.0) ** (1 / _FALL)
+        with np.errstate(divide="ignore"):
+            found *= np.maximum(upper / (1.0 - level), 1.0) ** (1 / _FALL)
+        return np.minimum(found, CODE_MS[-1])
 
-    def _target(self, targets: Ints) -> Target:
-        """Arrays of the measured nodes."""
-        targets = targets[targets >= 0]
-        distance = np.full(len(self.nodes), FAR_MS, dtype=np.float32)
-        for level in reversed(range(LEVELS)):
-            distance[np.isin(self.groups[self.nodes, level], self.groups[targets, level])] = PREFIX_MS[level]
-        return Target(np.isin(self.nodes, targets), distance)
+    @cached_property
+    def _corners(self) -> Floats:
+        """Probabilities of the bins, each also the density of ln RTT at the centre, in bins."""
+        return (1 - _ANYWHERE) * self.probability.astype(np.float64) + _ANYWHERE / self.bins.count
 
-    def _best(self, pairs: Ints, usable: Ints, distance: Singles | None, count: int) -> Ints:
-        """Measurements of these pairs, best first: by distance, or, where that does not count, the latest ones.
-
-        Of equal ones those that were given first.
-        """
-        if count == 0:
-            return np.zeros(0, np.int64)
-        rounds = np.minimum(usable, count)
-        if distance is not None:  # at least `count` measurements have keys up to the worst
-            nearest, farthest = _keys(distance.min(axis=0)), _keys(distance.max(axis=0))
-            worst = np.partition(farthest, count - 1)[count - 1] if count <= len(pairs) else _WORST_KEY
-            in_reach = (worst - nearest) // _TWICE + 1  # rounds whose keys are not above the worst
-            rounds = np.where(in_reach > MAX_ROUNDS, usable, np.clip(in_reach, 0, usable))
-        member = np.repeat(np.arange(len(rounds)), rounds)
-        round_ = np.arange(len(member)) - np.repeat(np.cumsum(rounds) - rounds, rounds)
-        rows = (self.starts[pairs] + usable - 1)[member] - round_
-        keys = round_
-        if distance is not None:
-            backwards = (self.source[rows] != self.low[pairs[member]]).astype(np.int64)
-            keys = _keys(distance[backwards, member]) + np.minimum(round_, MAX_ROUNDS) * _TWICE
-        if count < len(rows):
-            near = keys <= np.partition(keys, count - 1)[count - 1]
-            rows, keys = rows[near], keys[near]
-        return rows[np.lexsort((self.given[rows], keys))][:count]
-
-    def fill(self, questions: Questions, group: Group, question_slots: int) -> Arrays:
-        """One row of a batch: the context of a group, and its questions."""
-        rows = self.choose(group.common, group.others, group.time_s)
-        query = questions.take(group.rows)
-        ids, numbers = _numbered(query, self.nodes[self.source[rows]], self.nodes[self.destination[rows]])
-        question_ends, context_ends = numbers[: 2 * len(query)], numbers[2 * len(query) :]
-        rtt, failed = self.rtt_ms[rows], np.isnan(self.rtt_ms[rows])
-        log_rtt = np.log(np.maximum(np.where(failed, 1.0, rtt), MIN_RTT_MS))
-        empty = (0, self.room - len(rows))
-        columns = [*np.split(context_ends, 2), failed, log_rtt, self._age_s(rows, group.time_s)]
-        row: Arrays = context_columns(np.asarray(len(rows)), *(np.pad(column, empty) for column in columns))
-        for name, ends in zip(("question_source", "question_destination"), np.split(question_ends, 2), strict=True):
-            row[name] = np.pad(ends, (0, question_slots - len(query)))
-        unused = 2 * (1 + self.room + question_slots) - len(ids)
-        row["node_groups"] = np.pad(groups_among(ids, self.groups), ((0, unused), (0, 0)))
-        return {name: value.astype(np.float32 if value.dtype.kind == "f" else np.int32) for name, value in row.items()}
-
-    def _age_s(self, rows: Ints, time_s: float) -> Floats:
-        """Before the questions or, if they have no time, before the latest of the rows."""
-        times = self.time_s[rows]
-        is_timed = np.isfinite(times)
-        now = times.max(initial=-np.inf, where=is_timed) if np.isnan(time_s) else time_s
-        return np.subtract(now, times, where=is_timed, out=np.full(len(rows), UNKNOWN_AGE))
+    @cached_property
+    def _until(self) -> Floats:
+        """The distribution function at the centres."""
+        halves = np.cumsum(self._corners / 2, axis=1)
+        return halves + np.pad(halves[:, :-1], ((0, 0), (1, 0)))
 
 
-def _numbered(query: Questions, source: Ints, destination: Ints) -> tuple[Ints, Ints]:
-    """Nodes in the order in which they are met, and the number of each end. Unknown nodes differ from all others."""
-    unknown = np.where(query.source < 0, -1, query.source), np.where(query.destination < 0, -2, query.destination)
-    ids = np.concatenate([*unknown, source, destination])
-    _, first, numbers = np.unique(ids, return_index=True, return_inverse=True)
-    return ids[np.sort(first)], np.argsort(np.argsort(first))[numbers]
-
-
-def _keys(distance: Singles) -> Ints:
-    """Numbers that order distances as `selection` does: all but the last bit of the sum with `HALF_MS`."""
-    return ((distance + np.float32(HALF_MS)).view(np.uint32) >> 1).astype(np.int64)
-
-
-def _least_so_far(values: Singles, group: Ints) -> Singles:
-    """The least of each value and those before it in its group; groups lie one after the other."""
-    falling = group.astype(np.int64) << 32  # bits of floats that are not negative are ordered as these
-    least = np.minimum.accumulate(values.view(np.uint32).astype(np.int64) - falling) + falling
-    return least.astype(np.uint32).view(np.float32)
+def _half_triangle(width: float) -> float:
+    """The integral of exp over the half of a triangle from its top at 0 down to `width`, of which the area is 1/2."""
+    return float(np.expm1(width) - width) / width**2

@@ -7,7 +7,17 @@
     question   positions of two identities. They attend to the context, and nothing attends to them: each is answered as
                if alone
 
-Layers are unrolled and matrices fused as in `ping_llm.models.lm.transformer`, for the same reasons.
+It outputs a mixture of bins of ln RTT, and of narrow kernels around RTTs copied from the context.
+
+Bins are equally wide in ln RTT, 2 % for 512 of them. A value between the centres of two bins belongs to both, by how
+near it is to each: a bin's probability stands for a triangle over its neighbours, and the density is the straight line
+from centre to centre. So a certain prediction is exact to a fraction of a bin.
+
+A quiet pair repeats itself to a few per mille, though. So a question also points at measurements of its context, the
+pointer (or copy) mechanism of language models: "about what this one took", in one of several precisions. How much of
+the answer is in the bins and how much in each precision is for the model to say. A small model (4 layers of 192, 1,000
+steps) with pointers is at 2.49 nats where the pair was measured before and at 5.03 elsewhere, without them at 3.02 and
+5.13. For prediction, all of it is put on a grid of finer bins.
 """
 
 from dataclasses import dataclass
@@ -20,10 +30,9 @@ import numpy.typing as npt
 from flax import nnx
 
 from ping_llm.core.errors import PingLlmError
-from ping_llm.models.completer.mixture import PRECISIONS, Mixture
-from ping_llm.models.lm.attention import choose_attention, rms_norm
-from ping_llm.models.lm.transformer import Layer, LayerSettings, linear
-from ping_llm.prior.selection import ANSWERED, EMPTY, LEVELS
+from ping_llm.core.rtt import Floats
+from ping_llm.models.layers import Layer, LayerSettings, choose_attention, linear, rms_norm
+from ping_llm.prior.selection import ANSWERED, EMPTY, LEVELS, Singles
 
 # mypy: disallow-untyped-calls=False
 
@@ -53,6 +62,130 @@ _DAY_S: Final = 86_400.0
 _CYCLES_S: Final = np.array([_DAY_S, _DAY_S / 2, 7 * _DAY_S])
 VALUE_FEATURES: Final = 2 * len(_VALUE_SCALES) + 1
 TIME_FEATURES: Final = 2 * len(_AGE_SCALES) + 2 * len(_CYCLES_S) + 2
+
+MIN_MS: Final = 0.05
+MAX_MS: Final = 2000.0
+KERNEL_WIDTHS: Final = (0.0015, 0.006, 0.025, 0.1, 0.3)
+"""Of the Laplace kernel of each precision, in ln RTT."""
+PRECISIONS: Final = len(KERNEL_WIDTHS)
+FINE: Final = 4096
+"""Bins of the grid, 0.26 % each."""
+
+
+# The output.
+
+
+@dataclass(frozen=True)
+class Bins:
+    count: int
+
+    @property
+    def width(self) -> float:
+        return float(np.log(MAX_MS / MIN_MS)) / self.count
+
+    @property
+    def centres(self) -> Floats:
+        return np.log(MIN_MS) + self.width * (np.arange(self.count) + 0.5)
+
+    def between(self, log_rtt: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """The bin whose centre is at or below each value, and how far it is on the way to the next. Both ends hold."""
+        at = jnp.clip((log_rtt - np.log(MIN_MS)) / self.width - 0.5, 0.0, self.count - 1.0)
+        lower = jnp.minimum(at.astype(jnp.int32), self.count - 2)
+        return lower, at - lower
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, kw_only=True)
+class Mixture:
+    bin_logits: jax.Array
+    """[contexts, questions, bins]"""
+    failure_logit: jax.Array
+    """[contexts, questions]"""
+    log_share: jax.Array
+    """[contexts, questions, 1 + precisions]: of the bins, and of each precision"""
+    pointer_log_share: jax.Array
+    """[contexts, questions, context]: of the context's measurements"""
+    context_log_rtt: jax.Array
+    """[contexts, context]"""
+
+    @property
+    def bins(self) -> Bins:
+        return Bins(self.bin_logits.shape[-1])
+
+    def log_density(self, log_rtt: jax.Array) -> jax.Array:
+        """Of one ln RTT for each question, in bins: 0 where it is spread evenly over one of them."""
+        lower, share = self.bins.between(log_rtt)
+        log_bins = self.bin_logits - jax.nn.logsumexp(self.bin_logits, axis=-1, keepdims=True)
+        ends = jnp.take_along_axis(log_bins, jnp.stack([lower, lower + 1], axis=-1), axis=-1)
+        parts = [jax.nn.logsumexp(ends, axis=-1, b=jnp.stack([1 - share, share], axis=-1))]
+        distance = jnp.abs(log_rtt[:, :, None] - self.context_log_rtt[:, None])
+        for width in KERNEL_WIDTHS:
+            near = jax.nn.logsumexp(self.pointer_log_share - distance / width, axis=-1)
+            parts.append(near + np.log(self.bins.width / (2 * width)))
+        return jax.nn.logsumexp(self.log_share + jnp.stack(parts, axis=-1), axis=-1)
+
+    def probabilities(self) -> jax.Array:
+        """[contexts, questions, fine bins]"""
+        fine = Bins(FINE)
+        share = jnp.exp(self.log_share)
+        found = share[..., :1] * (jax.nn.softmax(self.bin_logits, axis=-1) @ _refined(self.bins, fine))
+        lower, part = fine.between(self.context_log_rtt)
+        for precision, width in enumerate(KERNEL_WIDTHS):
+            weight = jnp.exp(self.pointer_log_share) * share[..., 1 + precision, None]
+            found += _convolved(jax.vmap(_on_grid)(weight, lower, part), _laplace(width, fine))
+        return found / jnp.sum(found, axis=-1, keepdims=True)
+
+
+def _refined(coarse: Bins, fine: Bins) -> Singles:
+    """From probabilities of bins to those of finer ones, along the straight lines between the coarse centres."""
+    at = np.clip((fine.centres - coarse.centres[0]) / coarse.width, 0, coarse.count - 1)
+    near = np.maximum(1 - np.abs(at - np.arange(coarse.count)[:, None]), 0)
+    return (near * fine.width / coarse.width).astype(np.float32)
+
+
+def _on_grid(weight: jax.Array, lower: jax.Array, part: jax.Array) -> jax.Array:
+    """[questions, FINE]: weights of the context's measurements, each shared by the two bins around its RTT."""
+    empty = jnp.zeros((weight.shape[0], FINE))
+    return empty.at[:, lower].add(weight * (1 - part)).at[:, lower + 1].add(weight * part)
+
+
+def _laplace(width: float, fine: Bins) -> Singles:
+    """Shares of the bins around the middle one: odd many, until nothing is left."""
+    reach = min(int(np.ceil(12 * width / fine.width)), FINE // 4)
+    edge = (np.arange(-reach, reach + 2) - 0.5) * fine.width / width
+    until = np.where(edge < 0, np.exp(np.minimum(edge, 0)) / 2, 1 - np.exp(-np.maximum(edge, 0)) / 2)
+    share = np.diff(until)
+    return (share / share.sum()).astype(np.float32)
+
+
+def _convolved(columns: jax.Array, kernel: Singles) -> jax.Array:
+    size = FINE + len(kernel) - 1
+    product = jnp.fft.rfft(columns, size) * np.fft.rfft(kernel, size).astype(np.complex64)
+    reach = len(kernel) // 2
+    return jnp.maximum(jnp.fft.irfft(product, size)[..., reach : reach + FINE], 0.0)
+
+
+def loss_sums(mixture: Mixture, batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    """What training minimises, the negative log-likelihood of RTTs (by their density, in bins) and of failures.
+
+    Sums, not means, so that parts of a batch add up exactly.
+    """
+    counts = batch["question_counts"]
+    answered = counts & ~batch["question_failed"]
+    of_rtt = -jnp.sum(jnp.where(answered, mixture.log_density(batch["question_log_rtt"]), 0.0))
+    logit = mixture.failure_logit
+    of_failure = jnp.sum(jnp.where(counts, jax.nn.softplus(jnp.where(batch["question_failed"], -logit, logit)), 0.0))
+    return {
+        "objective": of_rtt + of_failure,
+        "cross_entropy": of_rtt + of_failure,
+        "rtt_entropy": of_rtt,
+        "failure_entropy": of_failure,
+        "answered": jnp.sum(answered, dtype=jnp.int32),
+        "targets": jnp.sum(counts, dtype=jnp.int32),
+    }
+
+
+# The network.
 
 
 @dataclass(frozen=True, kw_only=True)

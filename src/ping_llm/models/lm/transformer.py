@@ -1,9 +1,20 @@
 """The language model: a decoder-only transformer with RoPE, RMSNorm and SwiGLU, over packed sequences.
 
-Layers are unrolled, not scanned: compiling takes longer, but the compiler then fuses across layers and keeps no stacked
-copies, which makes a training step a quarter faster. Query, key and value come from one matrix, as do gate and up of
-SwiGLU: fewer, larger matmuls. Embedding is a matmul with one-hot vectors: with so few tokens it costs next to nothing,
-and its gradient is a matmul instead of millions of colliding additions, whose order would differ from run to run.
+Embedding is a matmul with one-hot vectors: with so few tokens it costs next to nothing, and its gradient is a matmul
+instead of millions of colliding additions, whose order would differ from run to run.
+
+Attention is causal and stays inside its segment: a packed sequence behaves as its segments would alone. It has two
+implementations with one result:
+
+- `plain`: scores of all pairs, masked. Works everywhere; the cost grows with the square of the whole sequence.
+- `cudnn`: cuDNN's packed layout, which is given the offset and length of each segment and never computes a score across
+  segments. NVIDIA GPUs from Hopper on, 16-bit types only.
+
+The packed layout has three traps. Offsets name the *beginnings* of segments: one more entry for the end of the last one
+shifts the offsets of every later sequence against their lengths (gradients become NaN). Positions that belong to no
+segment are never written, so padding counts as part of the segment before it: it comes after all real tokens, which
+therefore never see it. And the cost grows with the number of segments that a sequence *may* have (1.2 ms per step each,
+at batch 64 of `latency_network` on an H200), so that number has to be tight.
 """
 
 from collections.abc import Callable
@@ -14,34 +25,12 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from ping_llm.models.layers import Layer, LayerSettings, choose_attention, linear, rms_norm
 from ping_llm.models.lm import float8
-from ping_llm.models.lm.attention import attend, choose_attention, rms_norm, segments_of
 from ping_llm.tokens import VOCABULARY_SIZE
 
 _VOCABULARY_MULTIPLE: Final = 64
 """Tensor cores are fastest on round sizes. The rows that pad the embedding stand for no token and are cut off."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class LayerSettings:
-    """What every model's layers are made of. The defaults are `latency_network`."""
-
-    layers: int = 20
-    width: int = 640
-    heads: int = 10
-    head_dim: int = 64
-    mlp_width: int = 2048
-    dtype: str = "bfloat16"
-    """Of activations and of the matrices they are multiplied with. RMSNorm, RoPE, logits and the loss are float32."""
-    weight_dtype: str = "float32"
-    """Of the parameters that the optimizer changes."""
-    attention: str = "auto"
-    """`plain`, `cudnn` (NVIDIA GPUs, 16-bit types), or `auto`: whichever is best here."""
-
-    @property
-    def layer_parameters(self) -> int:
-        """Of all layers."""
-        return self.layers * (4 * self.width * self.heads * self.head_dim + 3 * self.width * self.mlp_width)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +85,52 @@ def loss_sums(logits: jax.Array, targets: jax.Array, targets_segmentation: jax.A
     }
 
 
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, kw_only=True)
+class Segments:
+    """What each position may attend to, computed once for all layers. Padding belongs to the segment before it."""
+
+    number: jax.Array
+    """[batch, length]: the segment of each position."""
+    lengths: jax.Array
+    """[batch, max segments]: tokens of each segment, -1 where there is none."""
+    starts: jax.Array
+    """[batch, max segments + 1]: offset of each segment, -1 where there is none."""
+
+
+def segments_of(segmentation: jax.Array, max_segments: int) -> Segments:
+    """From the batch's segment ids: 1, 2, … and 0 for the padding at the end."""
+    number = jnp.maximum(jax.lax.cummax(segmentation, axis=1) - 1, 0)
+    lengths = jnp.sum(number[:, :, None] == jnp.arange(max_segments), axis=1, dtype=jnp.int32)
+    starts = jnp.cumsum(lengths, axis=1, dtype=jnp.int32) - lengths
+    empty = lengths == 0
+    return Segments(
+        number=number,
+        lengths=jnp.where(empty, -1, lengths),
+        starts=jnp.pad(jnp.where(empty, -1, starts), ((0, 0), (0, 1)), constant_values=-1),
+    )
+
+
+def attend(query: jax.Array, key: jax.Array, value: jax.Array, segments: Segments, implementation: str) -> jax.Array:
+    """Attention of [batch, length, heads, head size] arrays; the same shape comes back."""
+    if implementation != "cudnn":
+        same = segments.number[:, None, :, None] == segments.number[:, None, None, :]
+        return jax.nn.dot_product_attention(query, key, value, mask=same, is_causal=True, implementation="xla")
+    from jax._src.cudnn.fused_attention_stablehlo import MaskType, dot_product_attention
+
+    return dot_product_attention(
+        query,
+        key,
+        value,
+        q_seqlen=segments.lengths,
+        kv_seqlen=segments.lengths,
+        q_offsets=segments.starts,
+        kv_offsets=segments.starts,
+        scale=query.shape[-1] ** -0.5,
+        mask_type=MaskType.PADDING_CAUSAL,
+    )
+
+
 Rope = tuple[jax.Array, jax.Array]
 
 
@@ -112,37 +147,6 @@ def apply_rope(x: jax.Array, cosine: jax.Array, sine: jax.Array) -> jax.Array:
     """Rotate each pair (i, i + head size / 2). A flip compiles to one pass over memory, a concatenation to two."""
     halves = x.astype(jnp.float32).reshape(*x.shape[:-1], 2, -1)
     return (halves * cosine + jnp.flip(halves, axis=-2) * sine).astype(x.dtype).reshape(x.shape)
-
-
-class Layer(nnx.Module):
-    """Attention, then a SwiGLU MLP, each added to its input. A model's own layer says who attends to what."""
-
-    def __init__(self, settings: LayerSettings, rngs: nnx.Rngs) -> None:
-        heads = settings.heads * settings.head_dim
-        self.settings = settings
-        self.qkv = linear(settings, settings.width, 3 * heads, rngs)
-        self.out = linear(settings, heads, settings.width, rngs, into_residual=True)
-        self.gate_up = linear(settings, settings.width, 2 * settings.mlp_width, rngs)
-        self.down = linear(settings, settings.mlp_width, settings.width, rngs, into_residual=True)
-
-    def query_key_value(self, x: jax.Array) -> list[jax.Array]:
-        s = self.settings
-        return jnp.split(self.project(x).reshape(*x.shape[:2], 3 * s.heads, s.head_dim), 3, axis=2)
-
-    def add(self, x: jax.Array, attended: jax.Array) -> jax.Array:
-        """The residual stream after attention and MLP."""
-        x = x + self.join(attended.reshape(*x.shape[:2], self.settings.heads * self.settings.head_dim))
-        return x + self.mlp(x)
-
-    def project(self, x: jax.Array) -> jax.Array:
-        return self.qkv(rms_norm(x))
-
-    def join(self, attended: jax.Array) -> jax.Array:
-        return self.out(attended)
-
-    def mlp(self, x: jax.Array) -> jax.Array:
-        gate, up = jnp.split(self.gate_up(rms_norm(x)), 2, axis=-1)
-        return self.down(jax.nn.silu(gate) * up)
 
 
 class Block(Layer):
@@ -204,21 +208,3 @@ class Transformer(nnx.Module):
         s = self.settings
         logits = self.head(rms_norm(x))[..., : s.vocabulary].astype(jnp.float32)
         return s.logits_soft_cap * jnp.tanh(logits / s.logits_soft_cap) if s.logits_soft_cap else logits
-
-
-def linear(
-    settings: LayerSettings, inputs: int, outputs: int, rngs: nnx.Rngs, *, into_residual: bool = False
-) -> nnx.Linear:
-    """A matrix that keeps the size of what it multiplies, or that of the sum of all that goes into the residual."""
-    scale = inputs**-0.5
-    if into_residual:  # 2 × layers of them are added up
-        scale *= (2 * settings.layers) ** -0.5
-    return nnx.Linear(
-        inputs,
-        outputs,
-        use_bias=False,
-        kernel_init=nnx.initializers.normal(scale),
-        dtype=jnp.dtype(settings.dtype),
-        param_dtype=jnp.dtype(settings.weight_dtype),
-        rngs=rngs,
-    )

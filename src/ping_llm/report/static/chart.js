@@ -3,14 +3,15 @@
 // tooltips and keys. `chart(element, spec)` fills `element` and returns { update(spec), destroy() }.
 //
 // spec = {
-//   x, y: { label, format, range: [low, high], log, fromZero, time }
+//   x, y: { label, format, range: [low, high], log, fromZero, time, hidden }
 //     format: "number", "count", "percent", or a function from a value to text; time: seconds since 1970, shown in UTC
-//   series: [{ name, kind, colour, x: [...], y: [...] }], the first on top; null in y is a gap
+//   series: [{ name, kind, colour, size, x: [...], y: [...] }], the first on top; null in y is a gap; size: of its points
 //     kind: line, faint, quiet, dashed, dots (a line with dots), points (no line), area (filled down to zero)
 //     colour: 1 to 8 of the palette in style.css, or the name of a CSS variable
 //   bands: [{ upper, lower, colour }], filled between two series, given by their index
-//   marks: [[x, text]] and levels: [[y, text]], lines across the chart; diagonal: true, a line where x = y
+//   marks: [[x, text, colour]] and levels: [[y, text]], lines across the chart; diagonal: true, a line where x = y
 //   tip(index): lines of text for a tooltip, where the values of the series are not what a reader wants to see
+//   nearest: "point", if the pointer chooses among points in both directions and not only along x
 // }
 
 const chart = (() => {
@@ -31,7 +32,7 @@ const chart = (() => {
   const paint = (colour) => css(typeof colour === "number" ? `--series-${((colour - 1) % 8) + 1}` : colour);
   const node = (tag, className, text) => Object.assign(document.createElement(tag), { className, textContent: text ?? "" });
 
-  // -- numbers, as format.py writes them
+  // -- numbers, as formatting.py writes them
   const formats = {
     number(value) {
       const small = value && (Math.abs(value) < 1e-3 || Math.abs(value) >= 1e6);
@@ -86,6 +87,13 @@ const chart = (() => {
     return powers.map((power) => 10 ** power);
   }
 
+  // A day, or a time of day if ticks are closer than that.
+  function timeTick(seconds, step) {
+    const text = new Date(seconds * 1000).toISOString();
+    if (step >= 86400) return text.slice(0, 10);
+    return seconds % 86400 === 0 ? text.slice(5, 10) : text.slice(11, step < 60 ? 19 : 16);
+  }
+
   function axisOf(axis, isY, length) {
     const most = Math.max(2, Math.floor(length / (isY ? 40 : 75)));
     return {
@@ -98,7 +106,7 @@ const chart = (() => {
       size: isY ? (_, labels) => 12 + 6.8 * Math.max(3, ...(labels ?? []).map((label) => label?.length ?? 0)) : 26,
       ...(axis.log && { splits: (_, __, low, high) => logTicks(low, high, most), filter: (_, splits) => splits }),
       ...(axis.format === "count" && !axis.log && { incrs: [1, 2, 5].flatMap((n) => [...Array(15).keys()].map((p) => n * 10 ** p)).sort((a, b) => a - b) }),
-      ...(!axis.time && { values: (_, splits) => splits.map((value) => (value === null ? "" : formatOf(axis)(value))) }),
+      values: (_, splits, __, ___, step) => splits.map((value) => (value === null ? "" : axis.time ? timeTick(value, step) : formatOf(axis)(value))),
     };
   }
 
@@ -121,13 +129,19 @@ const chart = (() => {
       stroke(u.valToPos(low, "x", true), u.valToPos(low, "y", true), u.valToPos(high, "x", true), u.valToPos(high, "y", true), []);
     }
     let free = left; // where the next text has room; in a small chart there is none
-    for (const [value, text] of spec.marks ?? []) {
+    for (const [value, text, colour] of spec.marks ?? []) {
       const x = u.valToPos(value, "x", true);
       if (x < left || x > left + width) continue;
-      stroke(x, top, x, top + height, [3, 3]);
+      ctx.strokeStyle = colour ? paint(colour) : css("--faint");
+      ctx.fillStyle = colour ? paint(colour) : css("--soft");
+      ctx.lineWidth = (colour ? 2 : 1) * ratio;
+      stroke(x, top, x, top + height, colour ? [] : [3, 3]);
       const size = ctx.measureText(text ?? "").width, at = x + size + 5 * ratio > left + width ? x - size - 5 * ratio : x + 5 * ratio;
       if (text && u.width > 600 && at >= free) { ctx.fillText(text, at, top); free = at + size; }
     }
+    ctx.strokeStyle = css("--faint");
+    ctx.fillStyle = css("--soft");
+    ctx.lineWidth = ratio;
     for (const [value, text] of spec.levels ?? []) {
       const y = u.valToPos(value, "y", true);
       if (y < top || y > top + height) continue;
@@ -159,9 +173,22 @@ const chart = (() => {
     });
   }
 
+  function nearestPoint(u) {
+    const [xs, ...columns] = u.data, { left, top } = u.cursor;
+    let [best, least] = [null, Infinity];
+    const across = xs.map((x) => u.valToPos(x, "x") - left);
+    for (const column of columns)
+      column.forEach((y, i) => {
+        const distance = y === null || y === undefined ? Infinity : Math.hypot(across[i], u.valToPos(y, "y") - top);
+        if (distance < least) [best, least] = [i, distance];
+      });
+    return best;
+  }
+
   // -- colours are read when a chart is drawn, so another theme means drawing again
   const all = new Set();
-  const repaint = () => all.forEach((u) => u.redraw(false, true));
+  const forgetRemoved = () => all.forEach((u) => u.root.isConnected || all.delete(u));
+  const repaint = () => { forgetRemoved(); all.forEach((u) => u.redraw(false, true)); };
   new MutationObserver(repaint).observe(document.documentElement, { attributeFilter: ["data-theme"] });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", repaint);
 
@@ -179,10 +206,10 @@ const chart = (() => {
     const tip = node("div", "tip");
     tip.setAttribute("role", "status");
     tip.hidden = true;
-    let at = -1;
+    let at = -1, chosen = null; // what is shown, and what a key chose
 
     function follow(u) {
-      const { idx, left } = u.cursor;
+      const { left } = u.cursor, idx = u.cursor.idxs[1] ?? u.cursor.idx;
       tip.hidden = idx === null || idx === undefined || !(left >= 0);
       if (tip.hidden) return;
       at = idx;
@@ -193,32 +220,40 @@ const chart = (() => {
 
     const u = new uPlot({
       width, height,
-      padding: [10, 22, 0, 0],
+      padding: [10, 22, 0, spec.y.hidden ? 22 : 0],
       legend: { show: false },
       tzDate: (seconds) => uPlot.tzDate(new Date(seconds * 1000), "Etc/UTC"),
       scales: {
         x: { time: Boolean(spec.x.time), distr: spec.x.log ? 3 : 1, range: () => xRange },
         y: { distr: spec.y.log ? 3 : 1, range: () => yRange },
       },
-      axes: [axisOf(spec.x, false, width), axisOf(spec.y, true, height)],
+      axes: [axisOf(spec.x, false, width), { ...axisOf(spec.y, true, height), show: !spec.y.hidden }],
       series: [{}, ...bottomUp.map((series) => {
         const look = LOOK[series.kind ?? "line"], isLone = series.y.filter((value) => value !== null).length === 1;
         const stroke = () => paint(series.colour ?? 1);
         return {
           ...look, stroke,
           fill: series.kind === "area" ? () => `${stroke()}2e` : undefined,
-          points: { show: isLone, size: 7, fill: stroke, ...look.points },
+          points: { show: isLone, size: 7, fill: stroke, ...look.points, ...(series.size && { size: series.size }) },
         };
       })],
       bands: (spec.bands ?? []).map(({ upper, lower, colour }) => ({
         series: [position(upper), position(lower)], fill: () => `${paint(colour ?? 1)}2e`,
       })),
-      cursor: { y: false, drag: { x: false, y: false }, points: { size: 7 } },
+      cursor: {
+        x: spec.nearest !== "point", y: false, drag: { x: false, y: false }, points: { size: 7 },
+        dataIdx: (u, _, index) => chosen ?? (spec.nearest === "point" ? nearestPoint(u) : index),
+      },
       hooks: { drawAxes: [(u) => drawLines(u, spec)], setCursor: [follow] },
     }, data, (u, begin) => { element.replaceChildren(u.root, tip); begin(); });
+    forgetRemoved();
     all.add(u);
 
-    const show = (index) => u.setCursor({ left: u.valToPos(data[0][index], "x"), top: u.over.clientHeight / 3 });
+    function show(index) {
+      chosen = index;
+      u.setCursor({ left: u.valToPos(data[0][index], "x"), top: u.over.clientHeight / 3 });
+      chosen = null;
+    }
     const hide = () => { at = -1; u.setCursor({ left: -10, top: -10 }); };
     const listeners = {
       blur: hide,
@@ -253,6 +288,6 @@ const chart = (() => {
       update(next) { destroy(); destroy = create(element, next); },
       destroy: () => destroy(),
     };
-  }, { formats });
+  }, { formats, logTicks });
 })();
 globalThis.chart = chart;

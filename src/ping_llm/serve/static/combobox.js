@@ -25,8 +25,8 @@ export function combobox({ role, source = () => undefined, enabled = true, place
     shown = addresses;
     active = -1;
     list.replaceChildren(
-      ...addresses.map(({ address, measurements }, place) =>
-        h("li", { role: "option", id: `${list.id}-${place}`, "aria-selected": "false", onpointerdown: (event) => { event.preventDefault(); choose(place); } },
+      ...addresses.map(({ address, measurements }, index) =>
+        h("li", { role: "option", id: `${list.id}-${index}`, "aria-selected": "false", onpointerdown: (event) => { event.preventDefault(); choose(index); } },
           h("span", {}, address), h("small", {}, measurements ? count(measurements) : "")),
       ),
     );
@@ -35,17 +35,17 @@ export function combobox({ role, source = () => undefined, enabled = true, place
     input.removeAttribute("aria-activedescendant");
   }
 
-  function mark(place) {
+  function mark(index) {
     list.children[active]?.setAttribute("aria-selected", "false");
-    active = (place + shown.length) % shown.length;
+    active = (index + shown.length) % shown.length;
     const option = list.children[active];
     option.setAttribute("aria-selected", "true");
     option.scrollIntoView({ block: "nearest" });
     input.setAttribute("aria-activedescendant", option.id);
   }
 
-  function choose(place) {
-    input.value = shown[place].address;
+  function choose(index) {
+    input.value = shown[index].address;
     show([]);
     onchoose();
   }

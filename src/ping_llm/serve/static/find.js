@@ -1,9 +1,8 @@
-// The question asked the other way round: who answers in about this time?
+// The inverse of a prediction: who answers in about this time?
 
 import { post } from "./api.js";
-import { likelyChart } from "./charts.js";
+import { likelyCard } from "./charts.js";
 import { field, h, loading } from "./dom.js";
-import { figure } from "./figure.js";
 import { count, ms, percent } from "./format.js";
 import { address, addressField, askingForm, beginning, failure, firstWrong, go } from "./forms.js";
 import { asObjects } from "./measurements.js";
@@ -16,9 +15,9 @@ export function findView(state, info) {
   const source = addressField("Source (the probe)", { role: "source", value: state.src, info, placeholder: "address that measures" });
   const number = h("input", { type: "number", min: "0.01", max: "600000", step: "any", inputmode: "decimal", value: state.rtt || "20" });
   const rtt = field("RTT in ms", number);
-  const some = h("textarea", { rows: 3, spellcheck: "false", placeholder: "one address a line" });
+  const some = h("textarea", { rows: 3, spellcheck: "false", placeholder: "one address per line" });
   some.value = addressesIn(state.among).join("\n");
-  const among = field("Among (optional)", some, info.kind === "completer" ? "Left empty: the destinations that were measured most." : "Left empty: all addresses there are.");
+  const among = field("Among (optional)", some, info.kind === "completer" ? "Left empty: the most measured destinations." : "Left empty: all addresses.");
   const form = askingForm(info, "Find destinations", [source.element, rtt, among], submit);
 
   function submit() {
@@ -38,16 +37,13 @@ export function findView(state, info) {
     }
   }
 
-  function show(src, { destinations, among, looked_at, covered }) {
-    const isSearch = among === "all addresses";
-    const chart = figure(`Destinations at about ${ms(+state.rtt)} from ${src}`, { nearest: "both", name: "find-figure" });
-    results.replaceChildren(chart.element);
-    const what = isSearch || info.kind !== "completer" ? "of the destinations" : "within 10 % of it";
-    const note = isSearch
-      ? `Probability of each among all addresses, given the RTT; the search has seen ${percent(covered)} of it. Beside it, the median that is predicted for the pair.`
-      : info.kind === "completer" ? `The chance that the RTT is within 10 % of ${ms(+state.rtt)}, among ${count(looked_at)} destinations. Beside it, the median that is predicted.`
-      : `Probability of each of ${count(looked_at)} among all addresses, given the RTT. Beside it, the median that is predicted for the pair.`;
-    chart.show({ ...likelyChart(destinations, what, (dst) => address({ ...read(), view: "predict", src, dst })), note });
+  function show(src, { destinations, among, candidates, covered }) {
+    const note = among === "all addresses"
+      ? `Probability of each among all addresses, given the RTT; the search has covered ${percent(covered)} of it.`
+      : info.kind === "completer" ? `The probability that the RTT is within 10 % of ${ms(+state.rtt)}, among ${count(candidates)} destinations.`
+      : `Probability of each of ${count(candidates)} among all addresses, given the RTT.`;
+    const link = (dst) => address({ ...read(), view: "predict", src, dst });
+    results.replaceChildren(likelyCard(`Destinations at about ${ms(+state.rtt)} from ${src}`, `${note} An address leads to its prediction.`, destinations, link));
   }
 
   if (state.src && state.rtt) {

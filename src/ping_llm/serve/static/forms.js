@@ -44,7 +44,7 @@ export function toResults() {
 
 export const firstWrong = (...fields) => fields.find((one) => one.input.getAttribute("aria-invalid") === "true")?.input.focus();
 
-// Where to begin, if nothing was asked yet.
+// Where to begin, if there is no query yet.
 export function beginning(info, title, explanation, link) {
   const pairs = info.rows ? info.rows.examples : [];
   return h("div", { class: "card empty" }, h("h2", {}, title), h("p", {}, explanation),
@@ -54,9 +54,9 @@ export function beginning(info, title, explanation, link) {
       h("ul", { class: "chips" }, h("li", {}, h("a", { href: link({ src: SOURCE, dst: DESTINATION, example: "1" }) }, "try an example")))]);
 }
 
-// What else can be asked, for those who are here for the first time.
+// The other queries, for those who are here for the first time.
 export function otherQuestions() {
-  const others = [["find", "Who answers in 20 ms?", "Destinations for a round-trip time."], ["rank", "Which of them is nearest?", "Several destinations, in order."], ["surprise", "What went wrong, and when?", "Results that nobody expected."]];
+  const others = [["find", "Who answers in 20 ms?", "Destinations for a round-trip time."], ["rank", "Which of them is nearest?", "Several destinations, in order."], ["anomalies", "What went wrong, and when?", "Results with high anomaly scores."]];
   return h("ul", { class: "others" }, others.map(([view, question, what]) => h("li", {}, h("a", { class: "card", href: `#${view}` }, h("strong", {}, question), h("span", {}, what)))));
 }
 

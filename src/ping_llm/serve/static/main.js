@@ -9,10 +9,10 @@ import { fromState } from "./measurements.js";
 import { predictView } from "./predict.js";
 import { rankView } from "./rank.js";
 import { read } from "./state.js";
-import { surpriseView } from "./surprise.js";
+import { anomaliesView } from "./anomalies.js";
 
-const VIEWS = { predict: predictView, find: findView, rank: rankView, surprise: surpriseView };
-const TITLES = { predict: "Predict", find: "Find", rank: "Rank", surprise: "Surprise" };
+const VIEWS = { predict: predictView, find: findView, rank: rankView, anomalies: anomaliesView };
+const TITLES = { predict: "Predict", find: "Find", rank: "Rank", anomalies: "Anomalies" };
 const main = document.getElementById("main");
 let info = null;
 
@@ -76,7 +76,7 @@ async function render() {
 // Another question about the same source.
 function sameSubject(state, view) {
   const kept = new URLSearchParams();
-  for (const name of ["src", "dst", "example", "history", "rows"]) if (state[name] && view !== "surprise") kept.set(name, state[name]);
+  for (const name of ["src", "dst", "example", "history", "rows"]) if (state[name] && view !== "anomalies") kept.set(name, state[name]);
   return `#${view}${kept.size ? `?${kept}` : ""}`;
 }
 

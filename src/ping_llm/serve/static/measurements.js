@@ -14,9 +14,9 @@ export const history = () => held.columns;
 export function asObjects(columns = held.columns) {
   if (!columns) return [];
   const hasTimes = columns.event_time.every((seconds) => seconds !== null);
-  return columns.rtt.map((rtt, place) => ({
-    src_addr: columns.src_addr[place], dst_addr: columns.dst_addr[place], rtt,
-    ...(hasTimes ? { event_time: columns.event_time[place] } : {}),
+  return columns.rtt.map((rtt, index) => ({
+    src_addr: columns.src_addr[index], dst_addr: columns.dst_addr[index], rtt,
+    ...(hasTimes ? { event_time: columns.event_time[index] } : {}),
   }));
 }
 
@@ -40,7 +40,7 @@ export function forget() {
 export function measurementsPanel(onchange) {
   const text = h("textarea", { rows: 6, spellcheck: "false", placeholder: "event_time,src_addr,dst_addr,rtt\n2025-03-03T00:00:00Z,192.0.2.1,192.0.2.71,31.2" });
   const file = h("input", { type: "file", class: "visually-hidden", accept: ".csv,.tsv,.json,.jsonl,.ndjson,.parquet" });
-  const pasted = field("Paste CSV or JSON lines", text, "Columns src_addr, dst_addr, rtt in ms (empty: failed), and event_time if there are times.");
+  const pasted = field("Paste CSV or JSON lines", text, "Columns src_addr, dst_addr, rtt in ms (empty: no answer), and event_time if there are times.");
   const use = h("button", { type: "button", onclick: usePasted }, "Use them");
   const choose = h("button", { type: "button", onclick: () => file.click() }, "Choose a file …");
   const drop = h("button", { type: "button", class: "plain", onclick: () => { forget(); text.value = ""; say(); onchange(); } }, "Forget them");

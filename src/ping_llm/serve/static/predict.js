@@ -1,10 +1,9 @@
-// One pair: the predicted distribution, what was measured, and how the answer grows out of what is known.
+// One pair: the predicted distribution, its history, and how the prediction changes with its context.
 
 import { get, post } from "./api.js";
-import { contextChart, densityChart, seriesChart } from "./charts.js";
+import { contextChart, densityChart, figure, historyChart } from "./charts.js";
 import { field, h, loading, notice } from "./dom.js";
-import { figure } from "./figure.js";
-import { count, ms, percent, plural } from "./format.js";
+import { count, interval, ms, percent, plural } from "./format.js";
 import { address, addressField, askingForm, beginning, failure, firstWrong, go, otherQuestions } from "./forms.js";
 import { asObjects, history } from "./measurements.js";
 import { read } from "./state.js";
@@ -47,13 +46,18 @@ export function predictView(state, info) {
   }
 
   function show(prediction, known, growing) {
-    const density = figure("Predicted RTT", { name: "density-figure" });
-    const series = known.rtt.length > 0 && figure("Measured before", { nearest: "both", name: "series-figure" });
-    const context = h("div", { class: "context" }, h("div", { class: "card" }, loading("Asking again with fewer measurements …")));
+    const density = figure("Predicted RTT", "density-figure");
+    const series = known.rtt.length > 0 && figure("Measured before", "series-figure");
+    const context = h("div", { class: "context" }, h("div", { class: "card" }, loading("Predicting again with less context …")));
     results.replaceChildren(headline(prediction), density.element,
       series ? series.element : neverMeasured(info), context);
     density.show(densityChart(prediction));
-    series && series.show({ ...seriesChart(known, prediction), note: known.total > known.rtt.length ? `The latest ${count(known.rtt.length)} of ${count(known.total)}.` : null });
+    const notes = [
+      known.total > known.rtt.length && `The latest ${count(known.rtt.length)} of ${count(known.total)}.`,
+      known.rtt.includes(null) && "Red at the top: no answer came.",
+      "On the right: the prediction, with its 50 and 90 % intervals.",
+    ];
+    series && series.show(historyChart(known, prediction), notes.filter(Boolean).join(" "));
     growing.then((found) => context.replaceChildren(...contextPart(found, density, prediction, info)),
       (problem) => problem.name !== "AbortError" && context.replaceChildren(failure(problem)));
   }
@@ -73,39 +77,39 @@ function headline(prediction) {
   const { quantiles, median, p_failed } = prediction;
   const figures = [
     ["Median RTT", ms(median), "half of the answers are shorter"],
-    ["8 of 10 between", `${ms(quantiles["0.1"]).replace(/ ms$/, "")} – ${ms(quantiles["0.9"])}`, "and one in ten on either side"],
-    ["P(failed)", percent(p_failed), "no answer comes"],
+    ["80 % interval", interval(quantiles), "10 % are shorter, 10 % are longer"],
+    ["No answer", percent(p_failed), "probability of a timeout"],
   ];
   return h("dl", { class: "headline" }, figures.map(([name, value, meaning]) =>
     h("div", { class: "card" }, h("dt", {}, name), h("dd", {}, h("strong", {}, value), h("small", {}, meaning)))));
 }
 
 function neverMeasured(info) {
-  const what = info.kind === "completer" ? "The answer is drawn from measurements of others." : "The answer is drawn from what else the source measured.";
-  return h("div", { class: "card empty small" }, h("h3", {}, "Measured before"), h("p", {}, `Never: this pair is not among the measurements that are known. ${info.rows || history() ? what : "Nothing else is known either: this is what the model takes for usual."}`));
+  const what = info.kind === "completer" ? "The prediction comes from other pairs." : "The prediction comes from what else the source measured.";
+  return h("div", { class: "card empty small" }, h("h3", {}, "Measured before"), h("p", {}, `Never: this pair is not among the known measurements. ${info.rows || history() ? what : "Nothing else is known either: this is what the model takes for usual."}`));
 }
 
 // A slider over the number of measurements, which moves the density above.
 function contextPart({ context, steps }, density, prediction, info) {
-  const which = info.kind === "completer" ? "most telling" : "latest";
-  const chart = figure("How the prediction moves as context is added", { name: "context-figure" });
+  const which = info.kind === "completer" ? "most informative" : "latest";
+  const chart = figure("How the prediction changes as context is added", "context-figure");
   if (steps.length < 2) {
-    return [h("div", { class: "card empty small" }, h("h3", {}, "How the prediction moves as context is added"), h("p", {}, "Nothing is known that bears on this pair, so there is nothing to add."))];
+    return [h("div", { class: "card empty small" }, h("h3", {}, "How the prediction changes as context is added"), h("p", {}, "No known measurement bears on this pair, so there is nothing to add."))];
   }
-  const slider = h("input", { type: "range", min: 0, max: steps.length - 1, value: steps.length - 1, "aria-label": "Measurements looked at" });
+  const slider = h("input", { type: "range", min: 0, max: steps.length - 1, value: steps.length - 1, "aria-label": "Measurements in the context" });
   const said = h("output", {});
   const play = h("button", { type: "button", class: "play", "aria-label": "Play", onclick: start }, "▶");
   let timer = 0;
 
-  function set(place) {
-    slider.value = place;
-    const step = steps[place];
+  function set(index) {
+    slider.value = index;
+    const step = steps[index];
     slider.setAttribute("aria-valuetext", `${plural(step.size, "measurement")}, median ${ms(step.median)}`);
     const of = step.size ? (step.size === 1 ? `the ${which} measurement` : `the ${count(step.size)} ${which} measurements`) : "no measurement at all";
-    said.replaceChildren(h("span", {}, `From ${of}: `), h("strong", {}, ms(step.median)), h("span", {}, `, P(failed) ${percent(step.p_failed)}`));
-    chart.show({ ...contextChart(steps, place), note: "Bands hold 50 and 80 % of the answers. The slider also moves the distribution above." });
-    const isLast = place === steps.length - 1;
-    density.show(isLast ? densityChart(prediction) : { ...densityChart(step), note: `From ${of}.` });
+    said.replaceChildren(h("span", {}, `From ${of}: `), h("strong", {}, ms(step.median)), h("span", {}, `, no answer: ${percent(step.p_failed)}`));
+    chart.show(contextChart(steps, index), "Over the number of measurements in the context; bands are 50 and 80 % intervals. The slider also moves the distribution above.");
+    const isLast = index === steps.length - 1;
+    density.show(densityChart(isLast ? prediction : step), isLast ? null : `From ${of}.`);
   }
 
   function stop() {
@@ -119,11 +123,11 @@ function contextPart({ context, steps }, density, prediction, info) {
     if (timer) return stop();
     play.textContent = "❚❚";
     play.setAttribute("aria-label", "Stop");
-    let place = +slider.value === steps.length - 1 ? 0 : +slider.value;
-    set(place);
+    let step = +slider.value === steps.length - 1 ? 0 : +slider.value;
+    set(step);
     timer = setInterval(() => {
-      if (place + 1 >= steps.length || !slider.isConnected) return stop();
-      set(++place);
+      if (step + 1 >= steps.length || !slider.isConnected) return stop();
+      set(++step);
     }, 700);
   }
 
@@ -134,9 +138,9 @@ function contextPart({ context, steps }, density, prediction, info) {
 }
 
 function contextTable(context, which) {
-  const rows = context.rtt.slice(0, 12).map((rtt, place) => h("tr", {}, h("td", { class: "number" }, String(place + 1)), h("td", {}, context.src_addr[place]), h("td", {}, context.dst_addr[place]), h("td", { class: "number" }, ms(rtt))));
-  return h("details", { class: "card looked" }, h("summary", {}, `What the answer is drawn from: ${plural(context.rtt.length, "measurement")}`),
-    h("div", { class: "data", tabindex: "0", role: "region", "aria-label": "Measurements looked at" }, h("table", {}, h("thead", {}, h("tr", {}, ["", "source", "destination", "RTT"].map((name) => h("th", { scope: "col" }, name)))), h("tbody", {}, rows))),
+  const rows = context.rtt.slice(0, 12).map((rtt, row) => h("tr", {}, h("td", { class: "number" }, String(row + 1)), h("td", {}, context.src_addr[row]), h("td", {}, context.dst_addr[row]), h("td", { class: "number" }, ms(rtt))));
+  return h("details", { class: "card looked" }, h("summary", {}, `The context of the prediction: ${plural(context.rtt.length, "measurement")}`),
+    h("div", { class: "data", tabindex: "0", role: "region", "aria-label": "Measurements in the context" }, h("table", {}, h("thead", {}, h("tr", {}, ["", "source", "destination", "RTT"].map((name) => h("th", { scope: "col" }, name)))), h("tbody", {}, rows))),
     context.rtt.length > 12 && h("p", { class: "note" }, `… and ${count(context.rtt.length - 12)} more, the ${which} first.`));
 }
 
@@ -145,10 +149,10 @@ async function measuredOf(src, dst, state, signal) {
   if (state.rows !== "0") parts.push(await get("history", { src_addr: src, dst_addr: dst, count: 800 }, signal));
   const own = history();
   if (own) {
-    const places = own.rtt.map((_, place) => place).filter((place) => own.src_addr[place] === src && own.dst_addr[place] === dst);
-    parts.push({ ...Object.fromEntries(["rtt", "event_time"].map((name) => [name, places.map((place) => own[name][place])])), total: places.length });
+    const rows = own.rtt.map((_, row) => row).filter((row) => own.src_addr[row] === src && own.dst_addr[row] === dst);
+    parts.push({ ...Object.fromEntries(["rtt", "event_time"].map((name) => [name, rows.map((row) => own[name][row])])), total: rows.length });
   }
   const joined = { rtt: parts.flatMap((part) => part.rtt), event_time: parts.flatMap((part) => part.event_time), total: parts.reduce((sum, part) => sum + part.total, 0) };
-  const order = joined.rtt.map((_, place) => place).sort((a, b) => joined.event_time[a] - joined.event_time[b] || a - b);
-  return { rtt: order.map((place) => joined.rtt[place]), event_time: order.map((place) => joined.event_time[place]), total: joined.total };
+  const order = joined.rtt.map((_, row) => row).sort((a, b) => joined.event_time[a] - joined.event_time[b] || a - b);
+  return { rtt: order.map((row) => joined.rtt[row]), event_time: order.map((row) => joined.event_time[row]), total: joined.total };
 }

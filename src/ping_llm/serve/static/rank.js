@@ -1,9 +1,8 @@
 // Several destinations of one source, by the RTT that is expected of them.
 
 import { get, post } from "./api.js";
-import { rankChart } from "./charts.js";
+import { rankCard } from "./charts.js";
 import { field, h, loading } from "./dom.js";
-import { figure } from "./figure.js";
 import { isAddress } from "./combobox.js";
 import { plural } from "./format.js";
 import { address, addressField, askingForm, beginning, failure, firstWrong, go } from "./forms.js";
@@ -14,7 +13,7 @@ import { read } from "./state.js";
 export function rankView(state, info) {
   const results = h("section", { class: "results", "aria-label": "Ranking" });
   const source = addressField("Source (the probe)", { role: "source", value: state.src, info, placeholder: "address that measures" });
-  const some = h("textarea", { rows: 6, spellcheck: "false", placeholder: "one address a line" });
+  const some = h("textarea", { rows: 6, spellcheck: "false", placeholder: "one address per line" });
   some.value = addressesIn(state.among).join("\n");
   const among = field("Destinations", some, `At most ${info.limits.questions}. `);
   const fill = h("button", { type: "button", class: "small", onclick: fillIn }, "Fill in the most measured");
@@ -32,28 +31,27 @@ export function rankView(state, info) {
 
   function submit() {
     const src = source.check();
-    const wanted = addressesIn(some.value);
-    const wrong = wanted.find((text) => !isAddress(text));
-    among.fail(!wanted.length ? "At least one address is needed." : wrong ? `“${wrong}” is not an IPv4 or IPv6 address.` : "");
-    if (!src || !wanted.length || wrong) return firstWrong(source, { input: some });
-    go({ ...read(), view: "rank", src, among: wanted.join(" ") });
+    const destinations = addressesIn(some.value);
+    const wrong = destinations.find((text) => !isAddress(text));
+    among.fail(!destinations.length ? "At least one address is needed." : wrong ? `“${wrong}” is not an IPv4 or IPv6 address.` : "");
+    if (!src || !destinations.length || wrong) return firstWrong(source, { input: some });
+    go({ ...read(), view: "rank", src, among: destinations.join(" ") });
   }
 
-  async function ask(src, wanted) {
+  async function ask(src, destinations) {
     results.replaceChildren(loading(info.warm ? "Ranking …" : "The model is being prepared: first answers take some seconds …"));
     try {
-      const { ranking } = await post("rank", { src_addr: src, dst_addrs: wanted, history: asObjects(), use_rows: state.rows !== "0" });
-      const chart = figure(`${plural(ranking.length, "destination")} of ${src}`, { nearest: "both", name: "rank-figure" });
-      results.replaceChildren(chart.element);
-      chart.show({ ...rankChart(ranking, (dst) => address({ ...read(), view: "predict", src, dst })), note: "By predicted median, shortest first. Lines hold 80 % of the answers, thick ones 50 %. An address leads to its prediction." });
+      const { ranking } = await post("rank", { src_addr: src, dst_addrs: destinations, history: asObjects(), use_rows: state.rows !== "0" });
+      const link = (dst) => address({ ...read(), view: "predict", src, dst });
+      results.replaceChildren(rankCard(`${plural(ranking.length, "destination")} of ${src}`, "By predicted median, shortest first. Bars are 80 % intervals, thick ones 50 %. An address leads to its prediction.", ranking, link));
     } catch (problem) {
-      results.replaceChildren(failure(problem, () => ask(src, wanted)));
+      results.replaceChildren(failure(problem, () => ask(src, destinations)));
     }
   }
 
   if (state.src && source.check()) {
-    const wanted = addressesIn(state.among);
-    if (wanted.length) ask(state.src.trim(), wanted);
+    const destinations = addressesIn(state.among);
+    if (destinations.length) ask(state.src.trim(), destinations);
     else fillIn().then(() => some.value ? submit() : results.replaceChildren(empty()));
   } else {
     results.replaceChildren(empty());

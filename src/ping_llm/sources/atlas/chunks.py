@@ -175,13 +175,13 @@ def parse_chunk(chunk: Chunk, *, each_packet: bool) -> ParsedChunk:
 # keep every packet.)
 
 
-def plan(
+def plan_atlas(
     path: str, size: int, renamed: Mapping[str, str], piece_rows: int, optional: frozenset[str]
 ) -> tuple[None, list[Piece]]:
     return None, [Piece(path=path, format="atlas", columns={}, bytes=size)]
 
 
-def read(piece: Piece, batch_rows: int, strict: bool) -> Iterator[RawBatch]:
+def read_atlas(piece: Piece, batch_rows: int, strict: bool) -> Iterator[RawBatch]:
     waiting: list[ParsedChunk] = []
     first_row = 0
 

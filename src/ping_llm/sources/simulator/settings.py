@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Self
 
 from pydantic import model_validator
 
-from ping_llm.config.rules import Rule, Section, above, at_least
+from ping_llm.config.keys import Rule, Section, above, at_least
 from ping_llm.core.errors import PingLlmError
 
 

@@ -1,0 +1,51 @@
+"""Blends: which data, and how much of each, as in `a/*.arrayrecord,0.3;b/*.arrayrecord,0.7`."""
+
+import re
+from fractions import Fraction
+from typing import Final
+
+from ping_llm.core.errors import PingLlmError
+
+Blend = tuple[tuple[str, Fraction], ...]
+
+# Two digits of exponent are plenty, and keep `1e999999999` from filling the memory.
+_WEIGHT: Final = re.compile(r"(\d{1,30}(\.\d{0,30})?|\.\d{1,30})(e[+-]?\d{1,2})?", re.ASCII | re.IGNORECASE)
+
+
+def parse_blend(text: str) -> Blend:
+    """The patterns of a blend with their shares, which are exact fractions and sum to 1.
+
+    The weight stands behind the last `,` of a part, or behind its last `:` unless that belongs to the path: a slash
+    follows (`gs://…`), or it marks a drive (`C:\\…`). A pattern alone needs no weight; of several, each does, for it
+    would be a guess whether equal shares are meant or shares by size. A weight may be 0: the source stays in the blend,
+    but nothing is drawn from it.
+    """
+    parts = [part.strip() for part in text.split(";")]
+    if not all(parts):
+        where = f"the blend {text!r} has an empty part" if len(parts) > 1 else "no files are given"
+        raise PingLlmError(f"{where}; write pattern,weight;pattern,weight")
+    weights: dict[str, Fraction] = {}
+    for part in parts:
+        pattern, weight = _pattern_and_weight(part)
+        if not pattern:
+            raise PingLlmError(f"{part!r} has no pattern before its weight")
+        if pattern in weights:
+            raise PingLlmError(f"{pattern!r} is in the blend twice; give it once, with the sum of the weights")
+        if weight is None and len(parts) > 1:
+            raise PingLlmError(f"{pattern!r} has no weight; each part of a blend needs one: pattern,weight")
+        if weight is not None and not _WEIGHT.fullmatch(weight):
+            advice = "a number from 0 up must follow the last comma or colon, and `;` separates patterns"
+            raise PingLlmError(f"{weight!r} in {part!r} is not a weight: {advice}")
+        weights[pattern] = Fraction(weight or 1)
+    total = sum(weights.values())
+    if not total:
+        raise PingLlmError(f"the weights in {text!r} are all 0; at least one must be positive")
+    return tuple((pattern, weight / total) for pattern, weight in weights.items())
+
+
+def _pattern_and_weight(part: str) -> tuple[str, str | None]:
+    pattern, separator, weight = (piece.strip() for piece in part.rpartition("," if "," in part else ":"))
+    if separator == ",":
+        return pattern, weight
+    drive = len(pattern) == 1 and not _WEIGHT.fullmatch(weight)  # `C:rows`, but not `a:0.3`
+    return (part, None) if not separator or "/" in weight or drive else (pattern, weight)

@@ -1,0 +1,223 @@
+"""Who may query the server, and how much: settings, limits, and the guard that every request passes before its route.
+
+The guard checks host name, token, type and size of the body, and the time it takes to arrive. It also adds what every
+reply carries (headers that keep a browser from running or fetching anything foreign), and writes the log: one line per
+request, without its query string and headers.
+"""
+
+import asyncio
+import hmac
+import ipaddress
+import logging
+import time
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any, Final
+
+import orjson
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ping_llm.core.errors import PingLlmError
+
+log = logging.getLogger("ping_llm.serve")
+
+_MIN_TOKEN_LENGTH: Final = 16
+_API: Final = "/api/"
+_UNREAD: Final = frozenset({HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.REQUEST_ENTITY_TOO_LARGE})
+"""After these, the rest of a body may still arrive, which nobody will read: the connection is closed."""
+
+HEADERS: Final = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """Bounds of one request. What lies beyond is answered by an error of one line, never by working at it."""
+
+    body_bytes: int = 8_000_000
+    """Of a request, counted while it arrives."""
+    history: int = 20_000
+    """Measurements in one request."""
+    questions: int = 256
+    """In one request."""
+    scored: int = 5_000
+    """Measurements whose anomaly score is computed in one request: the latest."""
+    seconds: float = 30.0
+    """From when a request has arrived to its answer."""
+    arrival_seconds: float = 15.0
+    """For the head of a request to arrive, and again for its body."""
+    waiting: int = 64
+    """Requests that are being computed or wait for it."""
+    connections: int = 256
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeSettings:
+    checkpoint: Path | None = None
+    """None: the completer that comes with the package."""
+    rows: tuple[str, ...] = ()
+    """Prepared rows or measurement files: the known measurements."""
+    host: str = "127.0.0.1"
+    port: int = 8000
+    token: str | None = field(default=None, repr=False)
+    open_to_all: bool = False
+    """Whether other machines may send queries without a token."""
+    context: int = 256
+    """Measurements in a context of the completer."""
+    limits: Limits = field(default_factory=Limits)
+
+    def __post_init__(self) -> None:
+        if self.token is not None and (not self.token.isascii() or not self.token.isprintable() or " " in self.token):
+            raise PingLlmError("the token may hold only printable ASCII characters without spaces")
+        if self.token is not None and len(self.token) < _MIN_TOKEN_LENGTH:
+            raise PingLlmError(f"the token must have at least {_MIN_TOKEN_LENGTH} characters")
+        if not _is_loopback(self.host) and self.token is None and not self.open_to_all:
+            raise PingLlmError(
+                f"--host {self.host} can be reached from other machines: "
+                "give --token-file, or --open-to-all if everybody may send queries"
+            )
+
+    @property
+    def names(self) -> frozenset[str] | None:
+        """Host names that a request may be addressed to; None: any.
+
+        Without this check, a foreign page whose host name was pointed at 127.0.0.1 (DNS rebinding) could send queries
+        on behalf of its visitor.
+        """
+        if self.token is not None or self.open_to_all:
+            return None
+        return frozenset({"localhost", "127.0.0.1", "[::1]", f"[{self.host}]" if ":" in self.host else self.host})
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def json_reply(content: Any, status: int = 200) -> Response:
+    """NaN becomes null."""
+    return Response(orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY), status, media_type="application/json")
+
+
+def error_reply(status: int, message: Any) -> Response:
+    """An error of one line."""
+    return json_reply({"error": " ".join(str(message).split())[:500]}, status)
+
+
+class Guard:
+    """Wraps the application (an ASGI middleware).
+
+    Starlette's TrustedHostMiddleware is not used: it cuts `[::1]:8000` at its first colon, and its replies are no JSON.
+    """
+
+    def __init__(self, app: ASGIApp, settings: ServeSettings) -> None:
+        self._app, self._limits, self._names = app, settings.limits, settings.names
+        self._token = None if settings.token is None else settings.token.encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        begin, status = time.monotonic(), 0
+
+        async def send_guarded(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                headers = MutableHeaders(scope=message)
+                headers.update(HEADERS)
+                headers.setdefault("Cache-Control", "no-store" if scope["path"].startswith(_API) else "no-cache")
+            await send(message)
+
+        try:
+            body = await self._admit(scope, receive)
+            await self._app(scope, _replayed(body, receive), send_guarded)
+        except HTTPException as refused:
+            reply = error_reply(refused.status_code, refused.detail)
+            if refused.status_code in _UNREAD:
+                reply.headers["Connection"] = "close"
+            await reply(scope, receive, send_guarded)
+        except Exception:
+            log.exception("a request failed")
+            if not status:
+                await error_reply(500, "the server made a mistake; its log says more")(scope, receive, send_guarded)
+        finally:
+            path = scope.get("raw_path", b"").decode("ascii", errors="replace")[:200]
+            log.info("%s %s %d %.0f ms", scope["method"], path, status, 1000 * (time.monotonic() - begin))
+
+    async def _admit(self, scope: Scope, receive: Receive) -> bytes:
+        """The body of a request that may be answered."""
+        headers = Headers(scope=scope)
+        if self._names is not None and _host_name(headers.get("host", "")) not in self._names:
+            raise HTTPException(HTTPStatus.MISDIRECTED_REQUEST, "this server is not known by the name in your request")
+        if scope["path"].startswith(_API):
+            self._check_token(headers.get("authorization", ""))
+            if scope["method"] == "POST":
+                _check_type(scope["path"], headers.get("content-type", ""))
+        return await self._read(headers.get("content-length", "0"), receive)
+
+    def _check_token(self, authorization: str) -> None:
+        if self._token is None:
+            return
+        scheme, _, given = authorization.partition(" ")
+        is_right = hmac.compare_digest(given.strip().encode("latin-1", errors="replace"), self._token)
+        if scheme.lower() != "bearer" or not is_right:
+            raise HTTPException(HTTPStatus.UNAUTHORIZED, "this server needs a token: send it as a bearer token")
+
+    async def _read(self, announced: str, receive: Receive) -> bytes:
+        """Counted while it comes in: what a client announces need not be true."""
+        limit = self._limits.body_bytes
+        too_large = HTTPException(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a request may have {limit:,} bytes at most")
+        if announced.isdigit() and int(announced[:20]) > limit:
+            raise too_large
+        body = bytearray()
+        message: Message = {"more_body": True}
+        try:
+            async with asyncio.timeout(self._limits.arrival_seconds):
+                while message.get("more_body", False):
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        raise HTTPException(HTTPStatus.BAD_REQUEST, "the request ended before it was complete")
+                    body += message.get("body", b"")
+                    if len(body) > limit:
+                        raise too_large
+        except TimeoutError:
+            raise HTTPException(HTTPStatus.REQUEST_TIMEOUT, "the request came too slowly") from None
+        return bytes(body)
+
+
+def _host_name(host: str) -> str:
+    """Without the port."""
+    return host.partition("]")[0] + "]" if host.startswith("[") else host.partition(":")[0].lower()
+
+
+def _check_type(path: str, content_type: str) -> None:
+    """Types that a page of another origin cannot send without being allowed to."""
+    expected = "application/octet-stream" if path.endswith(("/file", "/measurements")) else "application/json"
+    if content_type.partition(";")[0].strip().lower() != expected:
+        raise HTTPException(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"the body must be sent with Content-Type: {expected}")
+
+
+def _replayed(body: bytes, receive: Receive) -> Receive:
+    """Gives the body that was read already, then whatever comes after it."""
+    messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def receive_again() -> Message:
+        return messages.pop() if messages else await receive()
+
+    return receive_again
