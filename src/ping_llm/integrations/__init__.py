@@ -1,0 +1,1 @@
+"""Other people's machinery on our data path: stock MaxText, Modal."""

@@ -1,1 +1,1 @@
-
+"""Probe rows: one history of one source per record, prepared once, read at random."""
