@@ -1,1 +1,1 @@
-"""What every other layer builds on: measurements, RTT distributions, random draws, compiled kernels, atomic files, errors."""
+"""What every layer builds on: measurements, RTT distributions, random draws, compiled kernels, atomic files, errors."""
