@@ -1,1 +1,1 @@
-"""Where work runs when one machine, or our own trainer, is too small."""
+"""Where tasks run: worker processes of this machine, or a Ray cluster."""
