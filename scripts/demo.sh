@@ -30,7 +30,7 @@ run ping-llm report "$folder/runs/ping-llm/$name"
 say "Where everything is"
 cat <<END
   $raw     measurements of the simulated Internet
-  $split   what may be learnt, and what is asked
+  $split   training part and questions, kept apart
   $rows    probe rows
   $folder/plots-$measurements    errors, calibration, predicted against measured
   $folder/runs/ping-llm/$name    the run: report.html (open it in a browser), loss.png, metrics.jsonl, checkpoints, summary.json
