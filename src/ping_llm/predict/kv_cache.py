@@ -1,10 +1,10 @@
 """The language model with a KV cache: what many continuations share is read once.
 
-    histories     [n, length]           read by `prefill`
-    questions     [n, k, length]        k about each history, read by `extend`
-    answers       [n, k, b, length]     b continuations of each question, read by `extend`
+    histories     [n, length]
+    questions     [n, k, length]        k about each history
+    answers       [n, k, b, length]     b continuations of each question
 
-A continuation attends to what it continues and to itself, nothing else.
+A sequence attends to what it continues and to itself, nothing else.
 """
 
 from dataclasses import dataclass
@@ -16,46 +16,28 @@ from flax import nnx
 
 from ping_llm.models.lm.transformer import Transformer, rope_angles
 
-Layers = list[tuple[jax.Array, jax.Array]]
-
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class KVCache:
     """Keys and values of each layer, [..., length, heads, size], of sequences that were read."""
 
-    layers: Layers
+    layers: list[tuple[jax.Array, jax.Array]]
     sizes: jax.Array
     """[...]: tokens of each sequence, without its padding."""
-
-
-def prefill(graph: Any, weights: Any, tokens: jax.Array, sizes: jax.Array) -> KVCache:
-    """Read histories, padded at the end."""
-    model: Transformer = nnx.merge(graph, weights)
-    layers: Layers = []
-
-    def attend(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
-        layers.append((key, value))
-        return jax.nn.dot_product_attention(query, key, value, is_causal=True)
-
-    position = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
-    rope = rope_angles(position, model.settings.head_dim, model.settings.rope_period)
-    x = model.embed(tokens)
-    for block in model.blocks:
-        x = block(x, rope, attend)
-    return KVCache(layers, sizes)
 
 
 def extend(
     graph: Any, weights: Any, before: list[KVCache], tokens: jax.Array, sizes: jax.Array, positions: jax.Array
 ) -> tuple[jax.Array, KVCache]:
-    """Read continuations. `before` is what they continue: the histories, and for answers the questions as well.
+    """Read sequences, padded at the end. `before` is what they continue: of histories nothing, of questions the
+    histories, of answers both.
 
-    Gives log-probabilities of what comes after some `positions` [..., m] of each continuation, [..., m, vocabulary].
+    Gives log-probabilities of what comes after some `positions` [..., m] of each sequence, [..., m, vocabulary].
     """
     model: Transformer = nnx.merge(graph, weights)
     shape, length = tokens.shape[:-1], tokens.shape[-1]
-    layers: Layers = []
+    layers: list[tuple[jax.Array, jax.Array]] = []
 
     def attend(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
         full = (*shape, length, *query.shape[2:])
@@ -78,7 +60,7 @@ def extend(
 def _attend(
     query: jax.Array, key: jax.Array, value: jax.Array, known: list[tuple[jax.Array, jax.Array, jax.Array]]
 ) -> jax.Array:
-    """One softmax over all that is known and the continuation itself. What is shared is not repeated."""
+    """One softmax over all that is known and the sequence itself. What is shared is not repeated."""
     *shape, length, _, size = query.shape
     letters = "nkb"[: len(shape)]
 

@@ -6,7 +6,7 @@ the second byte off a third, for each first byte that has any probability. The h
 its keys and values are cached (`kv_cache`).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any, ClassVar, Final, Self
@@ -19,7 +19,7 @@ from flax import nnx
 from ping_llm.config import Config
 from ping_llm.core.rtt import CODE_MS, CODES, Floats, Ints, RttDistribution, decode_rtt, search_rows
 from ping_llm.models.lm import ModelSettings, Transformer
-from ping_llm.predict.kv_cache import KVCache, extend, prefill
+from ping_llm.predict.kv_cache import KVCache, extend
 from ping_llm.predict.prompts import Prompt, Tokens
 from ping_llm.runs.trained import Trained, model_settings
 from ping_llm.tokens import FIRST_BYTE, Role
@@ -118,6 +118,7 @@ def _cumulated(probability: Floats) -> Floats:
     return until / until[:, -1:]  # rounding must not leave the last one below 1
 
 
+Table = npt.NDArray[np.int32]
 _Part = tuple[list[int], CodeDistribution]
 """Numbers of some questions, and what was found for them."""
 
@@ -138,22 +139,17 @@ class LanguageModel:
         settings = replace(model_settings(trained.config), attention="plain", quantization="none")
         return cls(config=trained.config, settings=settings, weights=trained.weights)
 
-    def prefill(self, histories: npt.NDArray[np.int32], sizes: npt.NDArray[np.int32]) -> KVCache:
-        return self._compiled[0](self.weights, histories, sizes)
-
-    def extend(
-        self,
-        before: list[KVCache],
-        tokens: npt.NDArray[np.int32],
-        sizes: npt.NDArray[np.int32],
-        positions: npt.NDArray[np.int32],
-    ) -> tuple[jax.Array, KVCache]:
-        return self._compiled[1](self.weights, before, tokens, sizes, positions)
-
     @cached_property
-    def _compiled(self) -> tuple[Any, Any]:
+    def extend(self) -> Callable[[list[KVCache], Table, Table, Table], tuple[jax.Array, KVCache]]:
+        """`kv_cache.extend` with these weights, compiled."""
         graph = nnx.split(nnx.eval_shape(lambda: Transformer(self.settings, nnx.Rngs(0))))[0]
-        return jax.jit(partial(prefill, graph)), jax.jit(partial(extend, graph))
+        return partial(jax.jit(partial(extend, graph)), self.weights)
+
+    def read_histories(self, histories: Sequence[Tokens], count: int) -> KVCache:
+        """Histories, which may be empty, and as many empty ones as make `count`."""
+        sizes = np.array([len(history) for history in histories] + [0] * (count - len(histories)), dtype=np.int32)
+        tokens = token_table(histories, (count,), self.padded_history(int(sizes.max())))
+        return self.extend([], tokens, sizes, np.zeros((count, 1), dtype=np.int32))[1]
 
     def padded_history(self, size: int) -> int:
         """The length that a history of so many tokens is padded to."""
@@ -189,9 +185,7 @@ class LanguageModel:
         histories = [prompts[group[0]].history for group in groups]
         if self.steady:
             groups = groups + [[]] * (next(n for n in steady_histories() if n >= len(groups)) - len(groups))
-        sizes = np.ones(len(groups), dtype=np.int32)
-        sizes[: len(histories)] = [len(history) for history in histories]
-        known = self.prefill(token_table(histories, (len(groups),), self.padded_history(int(sizes.max()))), sizes)
+        known = self.read_histories(histories, len(groups))
         longest = padded(max(len(prompts[n].question) for group in groups for n in group) + 1, _QUESTION_LENGTHS)
         count = STEADY_QUESTIONS if self.steady else max(1, _TOKENS_PER_CALL // (longest * len(groups)))
         for begin in range(0, max(len(group) for group in groups), count):
@@ -255,9 +249,7 @@ def power_of_two(count: int) -> int:
     return 1 << max(0, count - 1).bit_length()
 
 
-def token_table(
-    sequences: Sequence[Tokens], shape: tuple[int, ...], length: int, where: Ints | None = None
-) -> npt.NDArray[np.int32]:
+def token_table(sequences: Sequence[Tokens], shape: tuple[int, ...], length: int, where: Ints | None = None) -> Table:
     """Sequences, padded, at these indices (None: the first ones) of an array of this shape."""
     table = np.zeros((*shape, length), dtype=np.int32)
     indices = np.arange(len(sequences))[None] if where is None else where

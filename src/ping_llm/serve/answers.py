@@ -175,7 +175,7 @@ class ModelAnswers:
         """Gives `LikelyAddresses`."""
         model, row, when = self.predictor.language_model, self._row(source, known, time_s), _none_if_nan(time_s)
         yield None
-        return scoring.complete_address(model, source, prefix, rtt_ms=rtt_ms, history=row, time_s=when, count=count)
+        return scoring.destinations(model, source, rtt_ms, history=row, time_s=when, count=count, prefix=prefix)
 
     def _row(self, source: str, known: KnownMeasurements, time_s: float) -> ProbeRow | None:
         measured = known.latest([source], time_s, self.max_context)
