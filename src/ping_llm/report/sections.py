@@ -176,10 +176,12 @@ def fingerprint(run: Run) -> str:
 _MAX_LINES: Final = 12
 """Measurements of a segment that are shown at once."""
 _MAX_HIDDEN: Final = 60
-_CLASSES: Final = {"cyan": "source", "blue": "destination", "green": "result", "magenta": "time", "dim": "faint"}
-_CLASSES |= dict.fromkeys(("bold red", "yellow"), "failed")
+_CLASSES: Final = {
+    **{"cyan": "source", "blue": "destination", "green": "result", "magenta": "time", "dim": "faint"},
+    **dict.fromkeys(("bold red", "yellow"), "failed"),
+}
 """Colours of the terminal as classes of the page."""
-_FIELDS: Final = {
+_FIELDS: Final[Mapping[int, str]] = {
     **{Role.MEASUREMENT_START: "start", Role.RTT_START: "result", Role.FAILED: "failed"},
     **dict.fromkeys((Role.SRC_IPV4, Role.SRC_IPV6), "source"),
     **dict.fromkeys((Role.DST_IPV4, Role.DST_IPV6), "destination"),
