@@ -23,7 +23,7 @@ import pyarrow as pa
 from ping_llm.core.errors import MeasurementError, PingLlmError
 from ping_llm.core.measurements import SCHEMA
 from ping_llm.sources.atlas.parse import Ping, Unusable, read_ping
-from ping_llm.sources.files import Piece, RawBatch
+from ping_llm.sources.files import Piece, Plan, RawBatch
 from ping_llm.storage import Location, locate
 from ping_llm.tasks.pool import map_in_order
 
@@ -160,10 +160,8 @@ def parse_chunk(chunk: Chunk, *, each_packet: bool, strict: bool = False) -> Par
 # keep every packet.)
 
 
-def plan_atlas(
-    path: str, size: int, renamed: Mapping[str, str], piece_rows: int, optional: frozenset[str]
-) -> tuple[None, list[Piece]]:
-    return None, [Piece(path=path, format="atlas", columns={}, bytes=size)]
+def plan_atlas(whole: Piece, renamed: Mapping[str, str], piece_rows: int, optional: frozenset[str]) -> Plan:
+    return None, [whole]
 
 
 def read_atlas(piece: Piece, batch_rows: int, strict: bool) -> Iterator[RawBatch]:
