@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ping_llm.baselines import PointWithResiduals
-from ping_llm.baselines.forecasts import cumulative
+from ping_llm.baselines.forecasts import PointWithResiduals, cumulative
 from ping_llm.core.rtt import CODE_MS, RttDistribution, code_bounds, encode_rtt
 from ping_llm.models.completer.inference import BinDistribution
 from ping_llm.models.completer.model import Bins

@@ -16,7 +16,9 @@ from typing import Protocol
 
 import numpy as np
 
-from ping_llm.baselines import Baseline, FittedHistory, Rehearsal, WithResiduals, standard_baselines
+from ping_llm.baselines import standard_baselines
+from ping_llm.baselines.forecasts import FittedHistory, Rehearsal, WithResiduals
+from ping_llm.baselines.interface import Baseline
 from ping_llm.core.console import Advance
 from ping_llm.core.rtt import History, Ints, Observations, Questions, RttDistribution
 from ping_llm.evaluate.scores import ORACLE, Evaluation, ProtocolResult, ScoredAnswers
@@ -96,7 +98,7 @@ def baseline_forecasts(
     train, history = FittedHistory(_timed(split.train)), FittedHistory(_timed(split.history))
     before_cut = split.history.time_s < split.cut_time_s
     heard = history if split.timeless else FittedHistory(history.observations.take(before_cut))
-    rehearsal = Rehearsal(train, seed=seed)
+    rehearsal = Rehearsal(train, seed)
     for baseline in baselines:
         forecaster = WithResiduals(baseline=baseline, seed=seed)
         errors = forecaster.errors(rehearsal)
@@ -105,7 +107,7 @@ def baseline_forecasts(
             known = history if baseline.causal else heard if protocol == "unseen_probe" else train
             if known not in fitted:
                 fitted[known] = forecaster.knowing(known, errors)
-            yield protocol, baseline.name, fitted[known].forecast(rows.questions)
+            yield protocol, baseline.name, fitted[known](rows.questions)
 
 
 def _timed(known: Observations) -> Observations:
