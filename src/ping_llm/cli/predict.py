@@ -31,7 +31,7 @@ def predict(
     ] = None,
     matrix: Annotated[bool, Option("--matrix", help="Every source of the history to every destination.")] = False,
     time: Annotated[
-        str | None, Option(help="When, as 2024-05-01T12:00Z.", show_default="after the whole history")
+        str | None, Option(help="When, such as 2024-05-01T12:00:00Z.", show_default="after the whole history")
     ] = None,
     checkpoint: options.AnyCheckpoint = None,
     quantiles: Annotated[str, Option(help="Levels to print, separated by commas.")] = "0.05,0.5,0.95",
@@ -235,7 +235,7 @@ def destinations(
 
         ping-llm destinations --checkpoint runs/ping-llm/my-run --src 192.0.2.1 --rtt 20 --history my_pings.csv
     """
-    _show_likely(checkpoint, src, "", rtt, history, columns, count, beam, json_output)
+    complete(checkpoint, src, "", rtt, history, columns, count, beam, json_output)
 
 
 def complete(
@@ -255,30 +255,16 @@ def complete(
 
         ping-llm complete --checkpoint runs/ping-llm/my-run --src 192.0.2.1 --prefix 193.0.
     """
-    _show_likely(checkpoint, src, prefix, rtt, history, columns, count, beam, json_output)
-
-
-def _show_likely(
-    checkpoint: Path,
-    src: str,
-    prefix: str,
-    rtt: float | None,
-    history: list[str] | None,
-    columns: list[str] | None,
-    count: int,
-    beam: int,
-    json_output: bool,
-) -> None:
+    from ping_llm.predict import scoring
     from ping_llm.predict.predictor import Predictor
     from ping_llm.predict.prompts import Histories
-    from ping_llm.predict.scoring import complete_address
 
     model = Predictor.from_pretrained(checkpoint).language_model
     measured = options.read_measurements(history or [], options.renamed(columns))
     own = None  # what the source itself measured
     if src in measured.nodes:
         own, _ = Histories(measured.observations, measured.nodes).row(measured.nodes.index(src))
-    found = complete_address(model, src, prefix, rtt_ms=rtt, history=own, count=count, beam=beam)
+    found = scoring.destinations(model, src, rtt, history=own, count=count, beam=beam, prefix=prefix)
     pairs = list(zip(found.addresses, found.probability.tolist(), strict=True))
     likely = [{"address": address, "probability": chance} for address, chance in pairs]
     lines = [f"{chance:9.4%}  {address}" for address, chance in pairs]
