@@ -12,7 +12,7 @@ from ping_llm.baselines.factors import LogFactors, PairMedian
 from ping_llm.baselines.forecasts import FittedHistory
 from ping_llm.baselines.interface import Baseline, PairTable
 from ping_llm.baselines.sequential import LastValue, MedianOfLast, MovingAverage
-from ping_llm.core.rtt import DEFAULT_RTT_MS, Floats, History, Ints, NodeIds, Observations, Questions
+from ping_llm.core.rtt import DEFAULT_RTT_MS, Floats, History, Ints, Observations, Questions
 
 NODES = 150
 STANDARD = [pytest.param(baseline, id=baseline.name) for baseline in standard_baselines()]
@@ -122,12 +122,6 @@ class TestPairs:
         for pair, median in zip(table.pair, table.rtt_ms, strict=True):
             assert median == pytest.approx(np.median(known.rtt_ms[known.pair == pair]), rel=1e-6)
         assert len(table) == len(np.unique(known.pair))
-
-    def test_node_ids_are_dense_and_shared_by_sources_and_destinations(self) -> None:
-        nodes = NodeIds()
-        assert nodes.ids(["10.0.0.1", "::1", "10.0.0.1"]).tolist() == [0, 1, 0]
-        assert nodes.ids(["::1", ("probe", 7)]).tolist() == [1, 2]
-        assert len(nodes) == 3
 
     def test_columns_of_different_length_are_refused(self) -> None:
         with pytest.raises(ValueError, match="equal length"):
