@@ -110,11 +110,10 @@ def _attend(
     parts.append(jnp.where(jnp.tril(jnp.ones((length, length), bool)), scores(key), -jnp.inf))
     share = jax.nn.softmax(jnp.concatenate(parts, axis=-1), axis=-1).astype(value.dtype)
     attended = jnp.zeros(query.shape, query.dtype)
-    edge = 0
-    for values in (*(values for _, values, _ in known), value):
-        part = share[..., edge : edge + values.shape[-3]]
+    every = [*(values for _, values, _ in known), value]
+    shares = jnp.split(share, np.cumsum([values.shape[-3] for values in every])[:-1], axis=-1)
+    for part, values in zip(shares, every, strict=True):
         attended += jnp.einsum(f"{letters}hqs,{letters[: values.ndim - 3]}shd->{letters}qhd", part, values)
-        edge += values.shape[-3]
     return attended
 
 
@@ -143,8 +142,11 @@ class CodeDistribution(RttDistribution):
 
     def _cdf(self, rtt_ms: Floats) -> Floats:
         at = np.searchsorted(CODE_MS, rtt_ms, side="right") - 1
-        code = CODES[np.maximum(at, 0)]
-        return np.where(at < 0, 0.0, self._until(code))
+        rows, code = np.arange(len(self))[:, None], CODES[np.maximum(at, 0)]
+        first = code >> 8
+        within = self._second_until[self.kept[rows, first], code & 0xFF]
+        until = self._first_until[rows, first] - self._first[rows, first] * (1.0 - within)
+        return np.where(at < 0, 0.0, np.maximum(until, 0.0))  # below 0: rounding
 
     def _quantile(self, level: Floats) -> Floats:
         rows = np.broadcast_to(np.arange(len(self))[:, None], level.shape)
@@ -160,14 +162,6 @@ class CodeDistribution(RttDistribution):
         second = self._second[self.kept[rows, first], last]
         second = np.where(codes == CODES[0], second + self._second[self.kept[rows, 0], 0], second)
         return self._first[rows, first] * second
-
-    def _until(self, code: Ints) -> Floats:
-        """Probability of this code and all that are less."""
-        rows = np.arange(len(self))[:, None]
-        first = code >> 8
-        within = self._second_until[self.kept[rows, first], code & 0xFF]
-        until = self._first_until[rows, first] - self._first[rows, first] * (1.0 - within)
-        return np.maximum(until, 0.0)  # rounding
 
     @cached_property
     def _first(self) -> Floats:

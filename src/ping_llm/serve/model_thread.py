@@ -7,7 +7,11 @@ back: those of all jobs that wait for some are computed together, as far as that
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
+from queue import PriorityQueue
 from typing import Any, Final
 
 from ping_llm.core.errors import PingLlmError
@@ -19,33 +23,19 @@ Forecast = Callable[[Sequence[Prompt]], RttDistribution]
 
 _PROMPTS_PER_CALL: Final = 32
 """Unless a single job has more: the first of many clients is not to wait for the last."""
+_STOP, _REQUEST, _BACKGROUND = range(3)
+"""Whose turn comes first. A job that is not done always has one, or waits for a forecast that has."""
 
 
 class BusyError(PingLlmError):
     """Too many jobs are waiting already."""
 
 
+@dataclass(frozen=True, eq=False)
 class _Running:
-    def __init__(self, job: Job) -> None:
-        self.job = job
-        self.future: Future[Any] = Future()
-        self.prompts: Sequence[Prompt] | None = None
-
-    def resume(self, answer: RttDistribution | None = None, *, error: Exception | None = None) -> bool:
-        """Do the next piece (with an error: end). Gives whether there is more to do."""
-        if self.future.cancelled():
-            self.job.close()
-            return False
-        try:
-            self.prompts = self.job.send(answer) if error is None else self.job.throw(error)
-            return True
-        except StopIteration as done:
-            if self.future.set_running_or_notify_cancel():
-                self.future.set_result(done.value)
-        except Exception as failure:
-            if self.future.set_running_or_notify_cancel():
-                self.future.set_exception(failure)
-        return False
+    job: Job
+    priority: int
+    future: Future[Any] = field(default_factory=Future)
 
 
 class ModelThread:
@@ -53,10 +43,10 @@ class ModelThread:
 
     def __init__(self, forecast: Forecast, max_jobs: int) -> None:
         self._forecast, self._max_jobs = forecast, max_jobs
-        self._new: deque[_Running] = deque()
-        self._changed = threading.Condition()
-        self._running: list[_Running] = []
-        self._background: list[_Running] = []
+        self._turns: PriorityQueue[tuple[int, int, Callable[[], None]]] = PriorityQueue()
+        self._number = count()
+        self._running: set[_Running] = set()
+        self._waiting: deque[tuple[_Running, Sequence[Prompt]]] = deque()
         self._stopped = False
         self._thread = threading.Thread(target=self._work, name="model", daemon=True)
 
@@ -65,62 +55,61 @@ class ModelThread:
         return self
 
     def __exit__(self, *_: object) -> None:
-        with self._changed:
-            self._stopped = True
-            self._changed.notify()
+        self._add_turn(_STOP, self._stop)
         self._thread.join(timeout=10)
 
     def submit(self, job: Job, *, background: bool = False) -> Future[Any]:
         """Have a job done; in the background, while nobody waits. A cancelled future ends its job at its next turn."""
-        running = _Running(job)
-        with self._changed:
-            if not background and len(self._new) + len(self._running) >= self._max_jobs:
-                raise BusyError("the server is busy: try again in a few seconds")
-            (self._background if background else self._new).append(running)
-            self._changed.notify()
+        if not background and sum(one.priority == _REQUEST for one in tuple(self._running)) >= self._max_jobs:
+            raise BusyError("the server is busy: try again in a few seconds")
+        running = _Running(job, _BACKGROUND if background else _REQUEST)
+        self._running.add(running)
+        self._add_turn(running.priority, partial(self._resume, running))
         return running.future
 
+    def _add_turn(self, priority: int, turn: Callable[[], None]) -> None:
+        self._turns.put((priority, next(self._number), turn))
+
     def _work(self) -> None:
-        while self._take_new():
-            if not self._running:
-                self._background = [running for running in self._background if running.resume()]
-                continue
-            ongoing = [running for running in self._running if running.prompts is not None or running.resume()]
-            waiting = [running for running in ongoing if running.prompts is not None]
-            self._running = [running for running in ongoing if running.prompts is None] + self._answer(waiting)
-        for running in [*self._running, *self._new, *self._background]:
+        while not self._stopped:
+            self._turns.get()[-1]()
+
+    def _stop(self) -> None:
+        self._stopped = True
+        for running in tuple(self._running):
             running.job.close()
             running.future.cancel()
 
-    def _take_new(self) -> bool:
-        """Take over new jobs, waiting for one if there is nothing else to do. False: it is time to stop."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._new or self._running or self._background or self._stopped)
-            self._running += self._new
-            self._new.clear()
-            return not self._stopped
-
-    def _answer(self, waiting: list[_Running]) -> list[_Running]:
-        """Forecast the prompts of the first jobs that wait. Gives the jobs that are not done."""
-        now: list[_Running] = []
-        prompts: list[Prompt] = []
-        for running in waiting:
-            if now and len(prompts) + len(running.prompts or ()) > _PROMPTS_PER_CALL:
-                break
-            now.append(running)
-            prompts += running.prompts or ()
-        if not now:
-            return []
-        answers, error = None, None
+    def _resume(self, running: _Running, answer: RttDistribution | None = None, error: Exception | None = None) -> None:
+        """Do the next piece of a job (with an error: its last)."""
+        future = running.future
+        error = CancelledError() if future.cancelled() else error
         try:
-            answers = self._forecast(prompts)
+            prompts = running.job.send(answer) if error is None else running.job.throw(error)
+        except StopIteration as done:
+            settle = partial(future.set_result, done.value)
+        except Exception as failure:
+            settle = partial(future.set_exception, failure)
+        else:
+            if prompts is not None:
+                self._waiting.append((running, prompts))
+            return self._add_turn(running.priority, partial(self._resume, running) if prompts is None else self._answer)
+        self._running.remove(running)
+        if future.set_running_or_notify_cancel():
+            settle()
+
+    def _answer(self) -> None:
+        """Forecast the prompts of the first jobs that wait, unless that was done with those of others."""
+        now: list[_Running] = []
+        edges, prompts, answers, error = [0], [], None, None
+        while self._waiting and (not now or len(prompts) + len(self._waiting[0][1]) <= _PROMPTS_PER_CALL):
+            running, own = self._waiting.popleft()
+            now.append(running)
+            prompts += own
+            edges.append(len(prompts))
+        try:
+            answers = self._forecast(prompts) if now else None
         except Exception as failure:
             error = failure
-        ongoing, begin = [], 0
-        for running in now:
-            end = begin + len(running.prompts or ())
-            running.prompts = None
-            if running.resume(None if answers is None else answers.take(slice(begin, end)), error=error):
-                ongoing.append(running)
-            begin = end
-        return ongoing + waiting[len(now) :]
+        for running, some in zip(now, map(slice, edges, edges[1:]), strict=True):
+            self._resume(running, None if answers is None else answers.take(some), error)
