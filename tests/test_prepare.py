@@ -309,7 +309,7 @@ class TestKill:
         with pytest.raises(KeyboardInterrupt):
             run(tmp_path / "rows", *paths)
         monkeypatch.undo()
-        damage(tmp_path / "rows" / ".work" / "runs" / "piece-000001.run")
+        damage(tmp_path / "rows" / ".work" / "runs" / "piece-00001.run")
         run(tmp_path / "rows", *paths)
         assert dataset_bytes(tmp_path / "rows") == dataset_bytes(tmp_path / "whole")
 

@@ -40,7 +40,7 @@ from ping_llm.rows.format import (
     Bytes,
     CorruptRecordError,
     Ints,
-    check_record,
+    decode_row,
     physical,
 )
 from ping_llm.rows.manifest import INDEX_SCHEMA
@@ -318,7 +318,7 @@ class RowReader:
 
     def _bring(self, rows: Ints) -> None:
         """Have the rows on this machine, and note where their shards are mapped."""
-        if self.rows.remote is not None:  # then any shard may have come and gone
+        if self.rows.folder.is_remote:  # then any shard may have come and gone
             self._checked[self.rows.fetch(rows)] = 0
             self._maps.address[:] = 0
             self._arrays.clear()
@@ -330,7 +330,7 @@ class RowReader:
 
     def _fault(self, row: int) -> str:
         try:
-            check_record(self.rows.record(row))
+            decode_row(self.rows.record(row))
         except CorruptRecordError as error:
             return str(error)
         return "the record is not the one that the index names"

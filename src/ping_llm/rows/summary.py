@@ -39,7 +39,7 @@ def _summarise_split(rows: RowSet) -> dict[str, Any]:
     counts = rows.column("count").astype(np.int64)
     measurements = int(counts.sum())
     summary: dict[str, Any] = {
-        "fingerprint": rows.fingerprint,
+        "fingerprint": rows.info.fingerprint,
         "shards": len(rows.info.shards),
         "bytes": sum(shard.bytes for shard in rows.info.shards),
         "rows": len(rows),

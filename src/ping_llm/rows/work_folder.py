@@ -15,21 +15,21 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, ClassVar, Final, Self
 
 from ping_llm.core.errors import PingLlmError
 from ping_llm.core.files import atomic_file
 from ping_llm.rows.manifest import MANIFEST
-from ping_llm.storage import Location, MissingError, locate
+from ping_llm.storage import Location, locate
 from ping_llm.storage.cache import work_folder
 from ping_llm.storage.mirror import LEDGER
 
-LAYOUT: Final = 2
+LAYOUT: Final = 3
 """Work of a program version that laid files out in another way is not continued."""
 
 REQUESTS_AT_ONCE: Final = 16
@@ -87,8 +87,8 @@ class WorkFolder:
 
     def adopt(self, digest: str, *, overwrite: bool) -> None:
         """Continue what lies here if it is of this plan; otherwise start anew, if that is allowed."""
-        mine = {"digest": digest, "layout": LAYOUT}
-        known = _read_json(self.root / "plan.json")
+        mine, plan = {"digest": digest, "layout": LAYOUT}, self.root / "plan.json"
+        known = json.loads(plan.read_text()) if plan.exists() else None
         if known == mine:
             return
         if known is not None and known.get("digest") != digest and not overwrite:
@@ -110,31 +110,43 @@ class WorkFolder:
                 (self.root.local / name).mkdir()
             if self.output.is_local:
                 self.output.local.mkdir(parents=True, exist_ok=True)
-        write_json(self.root / "plan.json", mine)
-
-    def remove(self) -> None:
-        self.root.delete_tree()
+        write_json(plan, mine)
 
 
 Marker = dict[str, Any]
 
 
-def finished(
-    folder: Location, markers: Mapping[int, str], files: Callable[[int, Marker], dict[str, int]]
-) -> dict[int, Marker]:
-    """What finished tasks said in their markers, by number.
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """A task of either step. All it knows is in the task, and all it says in the marker that it writes last."""
 
-    `files` says which files a task left, and their sizes: one whose files are gone or cut off is not finished.
-    """
+    KIND: ClassVar[str]
+    number: int
+    folder: Location
+    """For the files that it makes and for its marker."""
+    scratch: str | None
+    """For temporary files; by default the system's folder for them, on whatever machine the task runs."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.KIND}-{self.number:05d}"
+
+    def finish(self, files: Sequence[Path], **facts: Any) -> Marker:
+        """Deliver what was made, then the marker, which names it."""
+        marker = {"number": self.number, "files": {path.name: path.stat().st_size for path in files}, **facts}
+        for path in files:
+            deliver(path, self.folder / path.name)
+        write_json(self.folder / f"{self.name}.json", marker)
+        return marker
+
+
+def finished(folder: Location) -> dict[int, Marker]:
+    """The markers of finished tasks, by number. A task whose files are gone or cut off is not finished."""
     sizes = {file.name: file.size() for file in folder.list()}
-    names = {number: name for number, name in markers.items() if name in sizes}
+    names = [name for name in sizes if name.endswith(".json")]
     with ThreadPoolExecutor(REQUESTS_AT_ONCE) as threads:
-        found = zip(names, threads.map(lambda name: _read_json(folder / name), names.values()), strict=True)
-        return {
-            number: marker
-            for number, marker in found
-            if marker is not None and all(sizes.get(f) == size for f, size in files(number, marker).items())
-        }
+        markers = threads.map(lambda name: json.loads((folder / name).read_text()), names)
+        return {marker["number"]: marker for marker in markers if marker["files"].items() <= sizes.items()}
 
 
 @contextmanager
@@ -172,13 +184,6 @@ def link(source: Location, target: Location) -> None:
 
 def write_json(target: Location, value: Any) -> None:
     target.write_text(json.dumps(value, indent=1) + "\n")
-
-
-def _read_json(source: Location) -> Any | None:
-    try:
-        return json.loads(source.read_text())
-    except MissingError:
-        return None
 
 
 def _absolute(folder: Location) -> Location:
