@@ -18,7 +18,7 @@ import resource
 import time
 import warnings
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
@@ -46,6 +46,7 @@ from ping_llm.rows.format import (
 from ping_llm.rows.manifest import INDEX_SCHEMA, INDEX_TYPES, Manifest, ShardInfo, SplitInfo
 from ping_llm.storage import Location, locate
 from ping_llm.storage.cache import LIMIT_VARIABLE, BlockFile, Cache
+from ping_llm.tasks.pool import map_in_order
 
 READS_AT_ONCE: Final = 32
 WHOLE_FILES_AT_ONCE: Final = 8
@@ -353,17 +354,17 @@ def fetch_ahead(splits: list[tuple[Location, SplitInfo]], cache: Cache) -> None:
         missing += [file for file in files if cache.find(size=file[1], sha256=file[2]) is None]
     if not missing:
         return
+
+    def fetch(file: tuple[Location, int, str]) -> int:
+        source, size, sha256 = file
+        cache.whole(source, size=size, sha256=sha256)
+        return size
+
     total = sum(size for _, size, _ in missing)
     err.print(f"fetching {total / 1e6:,.1f} MB of rows to {cache.folder}", soft_wrap=True, markup=False)
     with progress("fetching rows (bytes)", total=total) as advance, ThreadPoolExecutor(WHOLE_FILES_AT_ONCE) as pool:
-        jobs = {pool.submit(cache.whole, source, size=size, sha256=sha): size for source, size, sha in missing}
-        try:
-            for job in as_completed(jobs):
-                job.result()
-                advance(jobs[job])
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+        for size in map_in_order(pool, fetch, missing, window=2 * WHOLE_FILES_AT_ONCE):
+            advance(size)
 
 
 def _allow_open_files(count: int) -> None:
