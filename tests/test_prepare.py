@@ -30,7 +30,6 @@ from ping_llm.rows.partition import partition
 from ping_llm.rows.prepare import MIB, PrepareSettings, TaskSizes, prepare
 from ping_llm.rows.work_folder import WorkFolder
 from ping_llm.sources.simulator import SimulatorSettings, simulate
-from ping_llm.storage import locate
 
 WriteParquet = Callable[..., Path]
 SEVERAL = TaskSizes(shard_measurements=1_500, piece_rows=2_000)
@@ -309,7 +308,7 @@ class TestKill:
         with pytest.raises(KeyboardInterrupt):
             run(tmp_path / "rows", *paths)
         monkeypatch.undo()
-        damage(tmp_path / "rows" / ".work" / "runs" / "piece-00001.run")
+        damage(tmp_path / "rows" / ".work" / "runs" / "run-00001.run")
         run(tmp_path / "rows", *paths)
         assert dataset_bytes(tmp_path / "rows") == dataset_bytes(tmp_path / "whole")
 
@@ -371,7 +370,7 @@ class TestExistingOutput:
         assert (tmp_path / "rows" / "train.arrayrecord").read_bytes() == b"mine"
 
     def test_two_preparations_do_not_write_to_one_folder(self, tmp_path: Path, write_parquet: WriteParquet) -> None:
-        folder = WorkFolder.of(locate(tmp_path / "rows"), None, "", this_machine=True)
+        folder = WorkFolder.of(PrepareSettings(inputs=(), output=tmp_path / "rows"), "")
         with folder.locked(), pytest.raises(PingLlmError, match="another prep"):
             run(tmp_path / "rows", write_parquet(random_measurements(100)))
 

@@ -10,8 +10,9 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from ping_llm.rows.manifest import INDEX_SCHEMA
-from ping_llm.rows.partition import HEADER_BYTES, RECORDS
-from ping_llm.rows.prepare import BYTES_PER_ROW_IN_FLIGHT, DEFAULT_SIZES, MIB, TaskSizes
+from ping_llm.rows.partition import BYTES_PER_ROW_IN_FLIGHT, HEADER_BYTES, RECORDS
+from ping_llm.rows.prepare import DEFAULT_SIZES, MIB, TaskSizes
+from ping_llm.rows.shards import SORT_MEMORY_SHARE, SORTED_BATCH_ROWS
 from ping_llm.rows.work_folder import REQUESTS_AT_ONCE
 
 GIB: Final = 1 << 30
@@ -24,7 +25,6 @@ _PROGRAM_BYTES: Final = 0.2 * GIB
 _SORT_FACTOR: Final = 3.0
 """Memory that DuckDB takes to sort, over the bytes that it sorts. Measured: 160 MB are sorted in memory with a limit of
 512 MB, on disk (in 1.7 times the time) with one of 256 MB."""
-_SORT_SHARE: Final = 0.5
 _DUMP_BYTES: Final = 39.0
 """Of a measurement in a bzip2 dump of RIPE Atlas."""
 
@@ -134,8 +134,8 @@ def estimate(load: Workload, rates: Rates = MEASURED, sizes: TaskSizes = DEFAULT
     sort_bytes = _SORT_FACTOR * max(ipv6, shuffle - ipv6) / shards  # families are sorted one after the other
 
     program, batch = _PROGRAM_BYTES, min(load.memory_bytes, min(sizes.piece_rows, n) * BYTES_PER_ROW_IN_FLIGHT)
-    sort_memory = load.memory_bytes * _SORT_SHARE
-    sorting = min(sort_bytes, sort_memory) + 500_000 * 200
+    sort_memory = load.memory_bytes * SORT_MEMORY_SHARE
+    sorting = min(sort_bytes, sort_memory) + SORTED_BATCH_ROWS * 200
     dump, dumps = _DUMP_BYTES * n, max(1, math.ceil(_DUMP_BYTES * n / GIB))
     partition_requests = input_bytes / _READ_BYTES + shuffle / _PART_BYTES + 2 * runs
     shard_requests = 3 * runs * shards + dataset / _PART_BYTES + 7 * shards

@@ -13,7 +13,6 @@ task was cut into batches.
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,12 +25,11 @@ import pyarrow as pa
 from ping_llm.core.errors import MeasurementError, PingLlmError
 from ping_llm.core.measurements import DROP_REASONS, AddressColumn, ValidMeasurements, source_hash, validate
 from ping_llm.rows.format import Ints
-from ping_llm.rows.work_folder import REQUESTS_AT_ONCE, Marker, Task, temporary_folder
+from ping_llm.rows.work_folder import Marker, Task, side_by_side
 from ping_llm.sources import files
 from ping_llm.sources.files import Piece, RawBatch
 from ping_llm.storage import Location
 from ping_llm.storage.location import RandomFile
-from ping_llm.tasks.pool import map_in_order
 
 BUCKETS: Final = 4096
 FAMILIES: Final = (4, 6)
@@ -45,6 +43,9 @@ RECORDS: Final = {
 """A measurement as stored: 20 bytes with IPv4 addresses, 44 with IPv6. Addresses are numbers here, because numbers are
 what sorts fast: one for IPv4, two for IPv6."""
 
+BYTES_PER_ROW_IN_FLIGHT: Final = 480
+"""Memory that a task takes for each measurement of a batch, strings and sorted copies included (measured)."""
+
 HEADER_BYTES: Final = len(FAMILIES) * (BUCKETS + 1) * 8
 
 _BATCH_ROWS: Final = 131_072
@@ -56,22 +57,22 @@ _MERGED_AT_ONCE: Final = 128
 
 @dataclass(frozen=True, kw_only=True)
 class PartitionTask(Task):
-    KIND: ClassVar[str] = "piece"
+    KIND: ClassVar[str] = "run"
     pieces: tuple[Piece, ...]
-    batch_rows: int
-    strict: bool
 
 
 def partition(task: PartitionTask) -> Marker:
     """Read, check and cut some pieces. The marker says what was read of each, and what of it was dropped."""
     counts: list[dict[str, Any]] = []
     parts: list[Path] = []
-    with temporary_folder(task.scratch) as folder:
+    strict, piece_rows = task.settings.strict, task.settings.sizes.piece_rows
+    batch_rows = int(np.clip(task.memory_bytes // BYTES_PER_ROW_IN_FLIGHT, 65_536, piece_rows))
+    with task.temporary_folder() as folder:
         for piece in task.pieces:
             read, dropped = 0, Counter[str]()
-            for raw in files.read(piece, task.batch_rows, strict=task.strict):
+            for raw in files.read(piece, batch_rows, strict=strict):
                 valid = validate(raw.batch)
-                if task.strict and valid.first_dropped:
+                if strict and valid.first_dropped:
                     raise _first_bad_row(piece, raw, *valid.first_dropped)
                 dropped += raw.dropped + valid.dropped
                 read += raw.batch.num_rows + raw.dropped.total()
@@ -188,11 +189,7 @@ class SpanReader:
 
     def read(self, spans: Sequence[Span]) -> Iterator[bytes]:
         """The bytes of each span, in order."""
-        if self._folder.is_local:
-            yield from map(self._read, spans)
-            return
-        with ThreadPoolExecutor(REQUESTS_AT_ONCE) as threads:
-            yield from map_in_order(threads, self._read, spans, window=2 * REQUESTS_AT_ONCE)
+        return map(self._read, spans) if self._folder.is_local else side_by_side(self._read, spans)
 
     def _read(self, span: Span) -> bytes:
         path, size = self._folder / span.file, span.end - span.start

@@ -16,8 +16,7 @@ them anywhere, and a task without a marker is simply run again.
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -25,7 +24,6 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import numpy as np
-import pyarrow as pa
 
 from ping_llm.core.console import Advance, progress
 from ping_llm.core.errors import MeasurementError, PingLlmError
@@ -43,10 +41,9 @@ from ping_llm.rows.partition import (
     partition,
     read_offsets,
 )
-from ping_llm.rows.shards import ShardTask, join_indexes, write_shard
+from ping_llm.rows.shards import ShardTask, join_indexes, read_index, write_shard
 from ping_llm.rows.work_folder import (
     DATASET_SUFFIXES,
-    REQUESTS_AT_ONCE,
     Marker,
     Task,
     WorkFolder,
@@ -54,6 +51,7 @@ from ping_llm.rows.work_folder import (
     explain,
     finished,
     link,
+    side_by_side,
     temporary_folder,
     write_json,
 )
@@ -62,12 +60,8 @@ from ping_llm.sources.files import InputFile, Piece
 from ping_llm.storage import Location, locate
 from ping_llm.storage.mirror import Ledger
 from ping_llm.tasks.engines import Engine, EngineChoice, OnTiming
-from ping_llm.tasks.pool import map_in_order
 
 MIB: Final = 1 << 20
-
-BYTES_PER_ROW_IN_FLIGHT: Final = 480
-"""Memory that step one takes for each measurement of a batch, strings and sorted copies included (measured)."""
 
 AnyTask = TypeVar("AnyTask", bound=Task)
 
@@ -160,11 +154,8 @@ def _absolute(path: str) -> str:
 def make_plan(settings: PrepareSettings) -> Plan:
     paths, described = files.expand(settings.inputs), []
     describe = partial(files.describe, renamed=settings.columns, piece_rows=settings.sizes.piece_rows)
-    with (
-        progress("looking at input files", total=len(paths)) as advance,
-        ThreadPoolExecutor(REQUESTS_AT_ONCE) as threads,
-    ):
-        for result in map_in_order(threads, describe, paths, window=4 * REQUESTS_AT_ONCE):
+    with progress("looking at input files", total=len(paths)) as advance:
+        for result in side_by_side(describe, paths):
             described.append(result)
             advance()
     return Plan(
@@ -182,7 +173,7 @@ def prepare(settings: PrepareSettings, on_timing: OnTiming | None = None) -> tup
     """
     plan = make_plan(settings)
     output = locate(settings.output)
-    folder = WorkFolder.of(output, settings.work, plan.digest, this_machine=settings.engine == "local")
+    folder = WorkFolder.of(settings, plan.digest)
     try:
         if (output / MANIFEST).exists() and not settings.overwrite:
             manifest = Manifest.load(output)
@@ -210,19 +201,12 @@ def prepare(settings: PrepareSettings, on_timing: OnTiming | None = None) -> tup
 
 
 def _run(plan: Plan, settings: PrepareSettings, engine: Engine, folder: WorkFolder, on_timing: OnTiming) -> Manifest:
-    sizes, scratch = settings.sizes, folder.scratch if engine.is_this_machine else None
-    batch_rows = int(np.clip(engine.memory_bytes // BYTES_PER_ROW_IN_FLIGHT, 65_536, sizes.piece_rows))
-    tasks = [
-        PartitionTask(
-            number=number,
-            pieces=pieces if engine.is_this_machine else tuple(replace(p, path=_absolute(p.path)) for p in pieces),
-            folder=folder.runs,
-            scratch=scratch,
-            batch_rows=batch_rows,
-            strict=settings.strict,
-        )
-        for number, pieces in enumerate(sizes.piece_groups(plan.pieces))
-    ]
+    common: dict[str, Any] = {"settings": settings, "work": folder, "memory_bytes": engine.memory_bytes}
+    pieces = plan.pieces
+    if not engine.is_this_machine:
+        pieces = tuple(replace(piece, path=_absolute(piece.path)) for piece in pieces)
+    groups = settings.sizes.piece_groups(pieces)
+    tasks = [PartitionTask(number=number, pieces=group, **common) for number, group in enumerate(groups)]
     with progress("1/2 reading and partitioning", total=len(tasks)) as advance:
         parts = _run_tasks(engine, "partition", partition, tasks, folder.runs, advance, on_timing)
     account = _account(plan, parts)
@@ -234,19 +218,9 @@ def _run(plan: Plan, settings: PrepareSettings, engine: Engine, folder: WorkFold
     runs = [run for part in parts for run in part["files"]]
     headers = SpanReader(folder.runs).read([Span(run, 0, HEADER_BYTES) for run in runs])
     bounds = {run: bucket_bounds(read_offsets(header)) for run, header in zip(runs, headers, strict=True)}
-    ranges = sizes.bucket_ranges(kept)
+    ranges = settings.sizes.bucket_ranges(kept)
     shard_tasks = (
-        ShardTask(
-            number=number,
-            spans=_spans(bounds, first, last),
-            runs_folder=folder.runs,
-            folder=folder.shards,
-            scratch=scratch,
-            max_row_bytes=settings.max_row_bytes,
-            train_ratio=settings.train_ratio,
-            memory_bytes=engine.memory_bytes,
-        )
-        for number, (first, last) in enumerate(ranges)
+        ShardTask(number=number, spans=_spans(bounds, *buckets), **common) for number, buckets in enumerate(ranges)
     )
     with progress("2/2 sorting and writing rows", total=len(ranges)) as advance:
         shards = _run_tasks(engine, "shard", write_shard, shard_tasks, folder.shards, advance, on_timing)
@@ -281,8 +255,8 @@ def _run_tasks(
     for outcome in engine.map(function, (task for task in tasks if task.number not in done)):
         marker = outcome.value
         results[marker["number"]] = marker
-        timing = {name: marker[name] for name in ("bytes_in", "bytes_out")}
-        on_timing(outcome.timing(stage, marker["number"], **timing))
+        moved = {name: marker[name] for name in ("bytes_in", "bytes_out")}
+        on_timing(outcome.timing(stage, marker["number"], **moved))
         advance()
     return [results[number] for number in sorted(results)]
 
@@ -318,8 +292,9 @@ def _publish(folder: WorkFolder, markers: list[Marker], account: dict[str, Any])
             found = [ShardInfo(**marker[split]) for marker in markers if marker[split]["rows"]]
             named = [replace(i, file=f"{split}-{n:05d}-of-{len(found):05d}.arrayrecord") for n, i in enumerate(found)]
             sources |= {new.file: folder.shards / old.file for new, old in zip(named, found, strict=True)}
+            parts = [folder.shards / info.file.replace(*DATASET_SUFFIXES) for info in found]
             path = scratch / f"{split}.index"
-            join_indexes(_indexes(folder.shards, found), sum(info.rows for info in found), path)
+            join_indexes(side_by_side(read_index, parts), sum(info.rows for info in found), path)
             splits[split] = SplitInfo(
                 shards=tuple(named),
                 index_file=path.name,
@@ -348,11 +323,8 @@ def _publish(folder: WorkFolder, markers: list[Marker], account: dict[str, Any])
                 if ledger is not None:
                     ledger.add(name, sha256)
 
-        with (
-            progress("publishing", total=len(sources)) as advance,
-            ThreadPoolExecutor(REQUESTS_AT_ONCE if output.is_remote else 1) as threads,
-        ):
-            for _ in map_in_order(threads, put, sorted(sources), window=2 * REQUESTS_AT_ONCE):
+        with progress("publishing", total=len(sources)) as advance:
+            for _ in side_by_side(put, sorted(sources)) if output.is_remote else map(put, sorted(sources)):
                 advance()
         write_json(output / MANIFEST, manifest.to_json())
     return manifest
@@ -366,11 +338,3 @@ def _ledger(output: Location) -> AbstractContextManager[Ledger | None]:
     with suppress(PingLlmError):  # there is none, or it is of another version
         known = {name: sha256 for name, (_, sha256) in Manifest.load(output).files.items()}
     return Ledger(output, known)
-
-
-def _indexes(shards: Location, infos: list[ShardInfo]) -> Iterator[pa.Table]:
-    def read(info: ShardInfo) -> pa.Table:
-        return pa.ipc.open_file((shards / info.file.replace(".arrayrecord", ".index")).read_bytes()).read_all()
-
-    with ThreadPoolExecutor(REQUESTS_AT_ONCE if shards.is_remote else 1) as threads:
-        yield from map_in_order(threads, read, infos, window=2 * REQUESTS_AT_ONCE)

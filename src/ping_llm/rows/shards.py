@@ -38,12 +38,12 @@ from ping_llm.rows.format import (
 )
 from ping_llm.rows.manifest import INDEX_SCHEMA, INDEX_TYPES, SPLITS, ShardInfo
 from ping_llm.rows.partition import FAMILIES, RECORDS, Span, SpanReader, record_batches
-from ping_llm.rows.work_folder import Marker, Task, temporary_folder
+from ping_llm.rows.work_folder import Marker, Task
 from ping_llm.storage import Location
 
-_SORTED_BATCH_ROWS: Final = 500_000
+SORTED_BATCH_ROWS: Final = 500_000
 
-_SORT_MEMORY_SHARE: Final = 0.5
+SORT_MEMORY_SHARE: Final = 0.5
 """DuckDB's part of a worker's memory; the rest is for what goes in and comes out."""
 
 _SPLIT_SALT: Final = np.uint64(0x5EED_0F_5B117)
@@ -55,22 +55,18 @@ class ShardTask(Task):
     KIND: ClassVar[str] = "shard"
     spans: dict[int, tuple[Span, ...]]
     """By family, where the shard's measurements lie in the runs."""
-    runs_folder: Location
-    max_row_bytes: int
-    train_ratio: float
-    memory_bytes: int
 
 
 def write_shard(task: ShardTask) -> Marker:
     """Sort a range of buckets and write its rows. Sources go to the split that their hash says."""
-    runs, memory = SpanReader(task.runs_folder), int(task.memory_bytes * _SORT_MEMORY_SHARE)
-    with temporary_folder(task.scratch) as scratch:
+    runs, memory = SpanReader(task.work.runs), int(task.memory_bytes * SORT_MEMORY_SHARE)
+    with task.temporary_folder() as scratch:
         writers = {split: ShardWriter(scratch / f"{split}-{task.number:05d}.arrayrecord") for split in SPLITS}
         for family in FAMILIES:
             unsorted = record_batches(runs.read(task.spans[family]), family)
             batches = sorted_batches(unsorted, family, memory_bytes=memory, scratch=scratch)
-            for rows in cut_into_rows(batches, family, task.max_row_bytes):
-                in_train = is_train(rows, task.train_ratio)
+            for rows in cut_into_rows(batches, family, task.settings.max_row_bytes):
+                in_train = is_train(rows, task.settings.train_ratio)
                 writers["train"].add(rows.take(in_train))
                 writers["eval"].add(rows.take(~in_train))
         infos = {split: asdict(writer.close()) for split, writer in writers.items()}
@@ -114,7 +110,7 @@ def sorted_batches(
         with duckdb.connect(config=settings) as connection:
             connection.execute("SET enable_progress_bar = false")
             query = f"SELECT * FROM unsorted ORDER BY {', '.join(names)}"
-            yield from connection.sql(query).to_arrow_reader(_SORTED_BATCH_ROWS)
+            yield from connection.sql(query).to_arrow_reader(SORTED_BATCH_ROWS)
     except duckdb.Error as error:
         raise (failures[0] if failures else _explained(error, scratch)) from error
 
@@ -278,6 +274,10 @@ def write_index(index: pa.Table, path: Path) -> None:
     """Uncompressed Arrow IPC: it is mapped, not read, so start-up touches only the columns it uses."""
     with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, index.schema) as writer:
         writer.write_table(index)
+
+
+def read_index(path: Location) -> pa.Table:
+    return pa.ipc.open_file(path.read_bytes()).read_all()
 
 
 def join_indexes(parts: Iterable[pa.Table], rows: int, path: Path) -> None:
