@@ -18,7 +18,8 @@ from pathlib import Path
 import numpy as np
 
 from ping_llm import Predictor
-from ping_llm.baselines import Baseline, standard_baselines
+from ping_llm.baselines import standard_baselines
+from ping_llm.baselines.interface import Baseline
 from ping_llm.core.rtt import Observations
 from ping_llm.evaluate.scores import Scores, point_scores, scores
 from real_data_sets import (

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
-from ping_llm.baselines import PairTable
+from ping_llm.baselines.interface import PairTable
 from ping_llm.core.rtt import Floats, History, NodeIds, Observations, Questions, RttDistribution
 from ping_llm.evaluate.scores import Scores, scores
 from ping_llm.sources.atlas.parse import read_ping

@@ -53,7 +53,7 @@ class Character:
 
 def character(source: Ints, destination: Ints, rtt_ms: Floats, *, seed: int = 0) -> Character:
     """Of the RTTs of distinct pairs."""
-    from ping_llm.baselines import LogFactors
+    from ping_llm.baselines.factors import LogFactors
     from ping_llm.core.rtt import Observations
 
     log_rtt = np.log(rtt_ms)

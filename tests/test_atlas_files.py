@@ -93,8 +93,8 @@ class TestContainers:
         expected = [read_ping(result, each_packet=each_packet) for result in results]
 
         table = pa.Table.from_batches([chunk.batch for chunk in parsed])
-        assert [chunk.dropped for chunk in parsed if chunk.dropped] == []
-        assert sum(chunk.results for chunk in parsed) == len(results)
+        assert [chunk.counts.dropped for chunk in parsed if chunk.counts.dropped] == []
+        assert sum(chunk.counts.results for chunk in parsed) == len(results)
         assert table.column("src_addr").to_pylist() == [p.source for p in expected for _ in p.rtts]
         assert table.column("dst_addr").to_pylist() == [p.destination for p in expected for _ in p.rtts]
         assert table.column("ip_version").to_pylist() == [p.ip_version for p in expected for _ in p.rtts]

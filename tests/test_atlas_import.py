@@ -18,7 +18,7 @@ from ping_llm.core.errors import MeasurementError, PingLlmError
 from ping_llm.core.measurements import SCHEMA
 from ping_llm.sources.atlas import import_atlas
 from ping_llm.sources.atlas.chunks import ReadSizes
-from ping_llm.sources.atlas.output import ROWS_PER_GROUP, write_measurements
+from ping_llm.sources.atlas.importer import ROWS_PER_GROUP, write_measurements
 
 
 @pytest.fixture

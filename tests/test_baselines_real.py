@@ -6,7 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ping_llm.baselines import Baseline, Descent, Dmfsgd, LastValue, LogFactors, MedianOfLast, MovingAverage, Vivaldi
+from ping_llm.baselines.coordinates import Descent, Dmfsgd, Vivaldi
+from ping_llm.baselines.factors import LogFactors
+from ping_llm.baselines.interface import Baseline
+from ping_llm.baselines.sequential import LastValue, MedianOfLast, MovingAverage
 from ping_llm.core.rtt import Floats, History, Observations
 from real_data_sets import MENOG_FILE, PLANETLAB_FILE, Pings, menog_pairs, menog_pings, parted, planetlab_pairs
 

@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from ping_llm.baselines import GlobalMedian, PrefixTrees
-from ping_llm.baselines.pairs import PairTable
-from ping_llm.baselines.prefix_trees import KeyMeans, mean_features, numbered_prefixes, pair_keys
+from ping_llm.baselines.interface import GlobalMedian, PairTable
+from ping_llm.baselines.prefix_trees import KeyMeans, PrefixTrees, mean_features, numbered_prefixes, pair_keys
 from ping_llm.core.rtt import DEFAULT_RTT_MS, Observations, Questions
 
 SITES, HOSTS = 12, 20

@@ -6,10 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ping_llm.baselines import PointWithResiduals
-from ping_llm.baselines.forecasts import cumulative
+from ping_llm.baselines.forecasts import PointWithResiduals, cumulative
 from ping_llm.core.rtt import CODE_MS, RttDistribution, code_bounds, encode_rtt
-from ping_llm.evaluate.protocols import TrueDistribution
 from ping_llm.models.completer.inference import BinDistribution
 from ping_llm.models.completer.model import Bins
 from ping_llm.predict.language_model import CodeDistribution
@@ -45,16 +43,14 @@ def residuals(rng: np.random.Generator, concentration: float) -> PointWithResidu
     )
 
 
-def truth(rng: np.random.Generator, concentration: float) -> TrueDistribution:
+def truth(rng: np.random.Generator, concentration: float) -> DelayDistribution:
     share = rng.random(ROWS)
-    return TrueDistribution.of(
-        DelayDistribution(
-            failed_probability=rng.random(ROWS) / 2,
-            floor_ms=rng.lognormal(3.0, 1.0, ROWS),
-            weight=(share, 1 - share),
-            log_median=(rng.normal(-1.0, 1.0, ROWS), rng.normal(3.0, 1.0, ROWS)),
-            sigma=(0.05 + concentration, 1.0),
-        )
+    return DelayDistribution(
+        p_failed=rng.random(ROWS) / 2,
+        floor_ms=rng.lognormal(3.0, 1.0, ROWS),
+        weight=np.stack([share, 1 - share], axis=1),
+        log_median=rng.normal([-1.0, 3.0], 1.0, (ROWS, 2)),
+        sigma=(0.05 + concentration, 1.0),
     )
 
 

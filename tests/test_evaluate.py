@@ -7,17 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ping_llm.baselines import (
-    Baseline,
-    FittedBaseline,
-    GlobalMedian,
-    LastValue,
-    MedianOfLast,
-    PairMedian,
-    PointWithResiduals,
-    standard_baselines,
-)
-from ping_llm.baselines.forecasts import cumulative
+from ping_llm.baselines import standard_baselines
+from ping_llm.baselines.factors import PairMedian
+from ping_llm.baselines.forecasts import PointWithResiduals, cumulative
+from ping_llm.baselines.interface import Baseline, FittedBaseline, GlobalMedian
+from ping_llm.baselines.sequential import LastValue, MedianOfLast
 from ping_llm.core.rtt import Observations, Questions, RttDistribution
 from ping_llm.evaluate import Evaluation, evaluate, scores
 from ping_llm.evaluate.protocols import baseline_forecasts, is_mesh

@@ -14,8 +14,9 @@ import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
-from ping_llm.baselines import GlobalMedian, LastValue, PointWithResiduals
-from ping_llm.baselines.forecasts import cumulative
+from ping_llm.baselines.forecasts import PointWithResiduals, cumulative
+from ping_llm.baselines.interface import GlobalMedian
+from ping_llm.baselines.sequential import LastValue
 from ping_llm.cli.evaluate import evaluate as command
 from ping_llm.core.errors import PingLlmError
 from ping_llm.core.rtt import Observations, Questions

@@ -30,7 +30,6 @@ from ping_llm.predict.language_model import LanguageModel
 from ping_llm.predict.prompts import TokenOffsets
 from ping_llm.predict.scoring import (
     FieldBits,
-    complete_address,
     destinations,
     field_order_likelihoods,
     parse_prefix,
@@ -103,7 +102,7 @@ class TestWhatWasLearned:
         assert found.covered > 0.97
 
     def test_an_address_is_completed_to_those_that_are_measured(self) -> None:
-        found = complete_address(trained(), SOURCES[4], "10.", history=small_world(5, seed=999), beam=20)
+        found = destinations(trained(), SOURCES[4], None, prefix="10.", history=small_world(5, seed=999), beam=20)
         assert set(found.addresses[:2]) == {"10.1.1.1", "10.7.7.7"}
         assert found.probability[:2].sum() > 0.9
 
@@ -113,14 +112,15 @@ class TestDestinations:
     def test_a_beam_as_wide_as_what_is_left_open_finds_what_enumeration_finds(
         self, row: ProbeRow | None, rtt_ms: float | None, time_s: int | None, family: int
     ) -> None:
-        prefix = ip_address({4: "193.0.0.0", 6: "2001:67c::"}[family]).packed[: 2 if family == 4 else 14]
+        text = {4: "193.0.", 6: "2001:67c:0:0:0:0:0:"}[family]
+        prefix = parse_prefix(text, family)
         logs = enumerated(
             start_of(row, rtt_ms, time_s, family), [prefix + bytes([byte]) for byte in range(256)]
         ).reshape(-1)
         logs -= np.logaddexp.reduce(logs)  # given the prefix
         best = np.argsort(-logs)[:300]
         found = destinations(
-            untrained(), SOURCES[family], rtt_ms, history=row, time_s=time_s, count=300, beam=256, prefix=prefix
+            untrained(), SOURCES[family], rtt_ms, history=row, time_s=time_s, count=300, beam=256, prefix=text
         )
         np.testing.assert_allclose(np.log(found.probability), logs[best], atol=1e-4)
         assert found.covered == pytest.approx(1, abs=1e-5)
@@ -142,7 +142,7 @@ class TestDestinations:
 
     def test_no_missed_address_is_likelier_than_what_is_not_covered(self) -> None:
         prefix = bytes([193, 0])
-        found = destinations(untrained(), SOURCES[4], 20.0, count=2000, beam=7, prefix=prefix)
+        found = destinations(untrained(), SOURCES[4], 20.0, count=2000, beam=7, prefix="193.0.")
         logs = enumerated(start_of(None, 20.0, None, 4), [prefix + bytes([byte]) for byte in range(256)]).reshape(-1)
         probability = np.exp(logs - np.logaddexp.reduce(logs))
         looked_at = {ip_address(address).packed[2] for address in found.addresses}
@@ -181,7 +181,7 @@ class TestDestinations:
             ({"time_s": -5}, "-5 is not a time"),
             ({"count": 0}, "count=0"),
             ({"beam": 0}, "beam=0"),
-            ({"prefix": bytes([193, 0, 14, 129])}, "193.0.14.129 is a whole address"),
+            ({"prefix": "193.0.14.129"}, "193.0.14.129 is a whole address"),
         ],
     )
     def test_a_question_that_makes_no_sense_is_refused(self, asked: dict[str, Any], message: str) -> None:
@@ -226,17 +226,13 @@ class TestRank:
 
 
 class TestComplete:
-    def test_finds_the_likeliest_addresses_that_begin_so(self) -> None:
-        found = complete_address(untrained(), SOURCES[4], "193.0.", history=random_row(4), beam=7)
-        bytewise = destinations(untrained(), SOURCES[4], None, history=random_row(4), prefix=bytes([193, 0]), beam=7)
-        assert found.addresses == bytewise.addresses
-        assert all(address.startswith("193.0.") for address in found.addresses)
-
-    def test_knows_ipv6_and_may_be_told_the_result(self) -> None:
-        found = complete_address(untrained(), SOURCES[6], "2001:67c:", rtt_ms=20.0, count=3, beam=4)
-        bytewise = destinations(untrained(), SOURCES[6], 20.0, prefix=bytes.fromhex("2001067c"), count=3, beam=4)
-        assert found.addresses == bytewise.addresses
-        assert all(address.startswith("2001:67c:") for address in found.addresses)
+    @pytest.mark.parametrize(("family", "prefix", "rtt_ms"), [(4, "193.0.", None), (6, "2001:67c:", 20.0)])
+    def test_finds_the_likeliest_addresses_that_begin_so(self, family: int, prefix: str, rtt_ms: float | None) -> None:
+        history = random_row(4, family)
+        found = destinations(untrained(), SOURCES[family], rtt_ms, history=history, prefix=prefix, count=3, beam=4)
+        assert all(address.startswith(prefix) for address in found.addresses)
+        logs = rank(untrained(), SOURCES[family], found.addresses, rtt_ms, history=history)
+        np.testing.assert_allclose(np.diff(np.log(found.probability)), np.diff(logs), atol=1e-4)
 
     @given(st.ip_addresses(v=4) | st.ip_addresses(v=6), st.integers(0, 8), st.booleans())
     def test_any_number_of_whole_parts_is_a_prefix(
@@ -268,10 +264,6 @@ class TestComplete:
     def test_what_is_no_prefix_is_refused(self, family: int, text: str, message: str) -> None:
         with pytest.raises(PingLlmError, match=message):
             parse_prefix(text, family)
-
-    def test_a_whole_address_leaves_nothing_to_complete(self) -> None:
-        with pytest.raises(PingLlmError, match=r"193\.0\.14\.129 is a whole address"):
-            complete_address(untrained(), SOURCES[4], "193.0.14.129")
 
 
 # --- bits of measurements

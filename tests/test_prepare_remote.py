@@ -12,7 +12,7 @@ from ping_llm.core.errors import PingLlmError
 from ping_llm.rows import prepare as prepare_module
 from ping_llm.rows.prepare import PrepareSettings, TaskSizes, prepare
 from ping_llm.rows.shards import write_shard
-from ping_llm.sources.atlas.importer import import_by_file
+from ping_llm.sources.atlas import import_by_file
 from ping_llm.storage import Location, locate
 from ping_llm.tasks.engines import EngineChoice
 from ray_fixtures import running_cluster

@@ -16,7 +16,7 @@ from atlas_fixtures import several_files
 from conftest import random_measurements
 from ping_llm.core.errors import MeasurementError, PingLlmError
 from ping_llm.rows.prepare import PrepareSettings, TaskSizes, prepare
-from ping_llm.sources.atlas.importer import import_by_file
+from ping_llm.sources.atlas import import_by_file
 from ping_llm.tasks.engines import EngineChoice, Timing
 from ray_fixtures import add_node, busy_workers, running_cluster
 

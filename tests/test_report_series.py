@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from ping_llm.report.charts import Chart, Floats, Line, smoothed, spread, thinned
+from ping_llm.core.rtt import Floats
+from ping_llm.report.charts import Chart, Line, smoothed, spread, thinned
 from ping_llm.report.formatting import SI, Style, number, short
 
 VALUES = arrays.arrays(np.float64, st.integers(1, 400), elements=st.floats(-1e6, 1e6))

@@ -1,42 +1,40 @@
 """Classical predictors of latency: what a learned model has to beat, made as strong as they can be.
 
-interface    what a baseline is
-registry     all of them; a new one is a file and a line there
-pairs        one value for each measured pair; global median
+interface    what a baseline is; one value for each measured pair; global median
 factors      matrix factorisation of ln RTT by robust alternating least squares; pair median
 coordinates  network coordinates (Vivaldi) and DMFSGD, by minibatch gradient descent
 sequential   last value, median of the last few, moving average
 prefix_trees gradient-boosted trees on the prefixes of addresses
 forecasts    a distribution of errors around any of them, and P(failed)
+
+A new one is a file with a dataclass that has a `name`, `causal` and `fit`, and a line in `standard_baselines`.
 """
+
+from collections.abc import Sequence
 
 from ping_llm.baselines.coordinates import Descent, Dmfsgd, Vivaldi
 from ping_llm.baselines.factors import LogFactors, PairMedian
-from ping_llm.baselines.forecasts import FailureRates, FittedHistory, PointWithResiduals, Rehearsal, WithResiduals
-from ping_llm.baselines.interface import Baseline, FittedBaseline
-from ping_llm.baselines.pairs import GlobalMedian, PairTable
+from ping_llm.baselines.interface import Baseline, GlobalMedian
 from ping_llm.baselines.prefix_trees import PrefixTrees
-from ping_llm.baselines.registry import standard_baselines
 from ping_llm.baselines.sequential import LastValue, MedianOfLast, MovingAverage
 
-__all__ = [
-    "Baseline",
-    "Descent",
-    "Dmfsgd",
-    "FailureRates",
-    "FittedBaseline",
-    "FittedHistory",
-    "GlobalMedian",
-    "LastValue",
-    "LogFactors",
-    "MedianOfLast",
-    "MovingAverage",
-    "PairMedian",
-    "PairTable",
-    "PointWithResiduals",
-    "PrefixTrees",
-    "Rehearsal",
-    "Vivaldi",
-    "WithResiduals",
-    "standard_baselines",
-]
+
+def standard_baselines(nodes: Sequence[str] | None = None, *, symmetric: bool = False, seed: int = 0) -> list[Baseline]:
+    """All of them, simplest first, with the settings that proved best.
+
+    `symmetric`: for data where RTT(i, j) = RTT(j, i). `nodes` has the address of each node; without addresses there are
+    no prefix trees.
+    """
+    vivaldi = Vivaldi(descent=Descent(rate=0.03, seed=seed))
+    return [
+        GlobalMedian(),
+        PairMedian(),
+        LastValue(),
+        MedianOfLast(),
+        MovingAverage(),
+        vivaldi,
+        Dmfsgd(symmetric=symmetric, descent=Descent(seed=seed)),
+        LogFactors(symmetric=symmetric, seed=seed),
+        LogFactors(symmetric=symmetric, seed=seed, base=vivaldi, name="vivaldi + log factors"),
+        *([] if nodes is None else [PrefixTrees(nodes=nodes, seed=seed)]),
+    ]

@@ -16,8 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ping_llm.baselines.factors import LogFactors, rowwise_dot
-from ping_llm.baselines.interface import FittedBaseline
-from ping_llm.baselines.pairs import GlobalMedian, PairTable, rows_of, with_fallback
+from ping_llm.baselines.interface import FittedBaseline, GlobalMedian, PairTable, rows_of, with_fallback
 from ping_llm.core.rtt import MIN_RTT_MS, Floats, Ints, Observations, Questions
 
 Arrays = dict[str, Any]

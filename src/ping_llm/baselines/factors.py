@@ -14,8 +14,7 @@ from typing import Final
 import numpy as np
 import scipy.sparse  # type: ignore[import-untyped]
 
-from ping_llm.baselines.interface import Baseline, FittedBaseline
-from ping_llm.baselines.pairs import PairTable, rows_of, with_fallback
+from ping_llm.baselines.interface import Baseline, FittedBaseline, PairTable, rows_of, with_fallback
 from ping_llm.core.rtt import DEFAULT_RTT_MS, Floats, Ints, Observations, Questions
 
 _NODES_AT_A_TIME: Final = 4096

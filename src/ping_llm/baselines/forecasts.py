@@ -3,8 +3,8 @@
 To see what errors a baseline makes, it is fitted to a part of the training data and asked about the rest (`Rehearsal`):
 all measurements of some sources, all of some other pairs, and of what remains the latest. A causal baseline is also
 asked about every training measurement, one step ahead. Errors are kept apart by how familiar a question is, because
-they differ by ten times (`Familiarity`). Then the baseline is fitted to everything, and the errors are put around its
-answers (`PointWithResiduals`). That is twice the time of one fit; several baselines can share one `Rehearsal`.
+they differ by ten times (`FittedHistory.bucket`). Then the baseline is fitted to everything, and the errors are put
+around its answers (`PointWithResiduals`). That is twice the time of one fit; several baselines can share a `Rehearsal`.
 """
 
 from collections.abc import Callable
@@ -15,8 +15,7 @@ from typing import ClassVar, Final
 import numpy as np
 from scipy.special import expit, logit  # type: ignore[import-untyped]
 
-from ping_llm.baselines.interface import Baseline, FittedBaseline
-from ping_llm.baselines.pairs import rows_of
+from ping_llm.baselines.interface import Baseline, rows_of
 from ping_llm.core.measurements import MAX_RTT_MS
 from ping_llm.core.rtt import Bools, Floats, History, Ints, Observations, Questions, RttDistribution
 
@@ -28,80 +27,59 @@ BUCKETS: Final = 2 + len(AGES_S) + 1
 _MAX_ERRORS: Final = 500_000
 
 
-@dataclass(frozen=True, kw_only=True)
-class FailureRates:
-    """P(failed) from smoothed frequencies: the pair's, resting on those of its ends, which rest on that of everything.
-
-    A Beta prior stands behind every frequency: as if some more probes had been seen that failed as often as the prior
-    says. The two ends are put together by adding their log odds relative to the global ones. `causal` counts only what
-    was measured before a question, otherwise all training data counts.
-    """
-
-    node_strength: float = 10.0
-    pair_strength: float = 3.0
-    causal: bool = False
-
-    def fit(self, train: Observations) -> Callable[[Questions], Floats]:
-        """A function that gives P(failed) of each question, never 0 or 1."""
-        keys = np.zeros(len(train), np.int64), train.source, train.destination, train.pair
-        everything, by_source, by_destination, by_pair = (
-            History.of(key, train.time_s, np.isnan(train.rtt_ms)) for key in keys
-        )
-
-        def probability(questions: Questions) -> Floats:
-            time_s = questions.time_s if self.causal else np.full(len(questions), np.nan)
-            zeros = np.zeros(len(questions), np.int64)
-            overall = everything.mean_before(zeros, time_s, prior=DEFAULT_FAILED, strength=1.0)
-            ends = (by_source, questions.source), (by_destination, questions.destination)
-            source, destination = (
-                by_node.mean_before(node, time_s, prior=overall, strength=self.node_strength) for by_node, node in ends
-            )
-            together = expit(logit(source) + logit(destination) - logit(overall))
-            return by_pair.mean_before(questions.pair, time_s, prior=together, strength=self.pair_strength)
-
-        return probability
-
-
-@dataclass(frozen=True, kw_only=True)
-class Familiarity:
-    """How much was known about the ends and the pair of a question at its time (NaN: of all that was measured)."""
-
-    first_s: Floats
-    """When each node was first measured, infinite for one that never was; the last one is every unknown node."""
-    by_pair: History
-
-    @classmethod
-    def of(cls, measured: Observations) -> "Familiarity":
-        known = measured.answered
-        first_s = np.full(max(known.source.max(initial=-1), known.destination.max(initial=-1)) + 2, np.inf)
-        for node in (known.source, known.destination):
-            np.fmin.at(first_s, node, known.time_s)
-        return cls(first_s=first_s, by_pair=History.of(known.pair, known.time_s, np.zeros(len(known))))
-
-    def bucket(self, questions: Questions) -> Ints:
-        """0: an end was never measured; 1: the pair was never measured; from 2 on: it was, the longer ago the less."""
-        time_s = np.where(np.isnan(questions.time_s), np.inf, questions.time_s)
-        source, destination = rows_of(questions, len(self.first_s) - 1)
-        known = (self.first_s[source] < time_s) & (self.first_s[destination] < time_s)
-        start, stop = self.by_pair.span(questions.pair, questions.time_s)
-        age = self.by_pair.age(questions.pair, questions.time_s)
-        freshness = len(AGES_S) - np.searchsorted(AGES_S[::-1], age)
-        return np.where(stop > start, 2 + freshness, known.astype(np.int64))
-
-
+@dataclass(frozen=True, eq=False)
 class FittedHistory:
     """Measurements that predictors may look at, with what every distribution needs of them, computed once for all."""
 
-    def __init__(self, observations: Observations) -> None:
-        self.observations = observations
+    observations: Observations
+
+    def bucket(self, questions: Questions) -> Ints:
+        """How familiar a question is at its time (NaN: after all that was measured).
+
+        0: an end was never measured; 1: the pair was never measured; from 2 on: it was, the longer ago the less.
+        """
+        time_s = np.where(np.isnan(questions.time_s), np.inf, questions.time_s)
+        source, destination = rows_of(questions, len(self._first_s) - 1)
+        known = (self._first_s[source] < time_s) & (self._first_s[destination] < time_s)
+        start, stop = self._answered.span(questions.pair, questions.time_s)
+        age = self._answered.age(questions.pair, questions.time_s)
+        freshness = len(AGES_S) - np.searchsorted(AGES_S[::-1], age)
+        return np.where(stop > start, 2 + freshness, known.astype(np.int64))
+
+    def p_failed(self, questions: Questions) -> Floats:
+        """From smoothed frequencies: the pair's, resting on those of its ends, which rest on that of everything.
+
+        A Beta prior stands behind every frequency: as if some more probes had been seen that failed as often as the
+        prior says. The two ends are put together by adding their log odds relative to the global ones. Only what was
+        measured before a question counts. Never 0 or 1.
+        """
+        everything, by_source, by_destination, by_pair = self._failures
+        time_s, zeros = questions.time_s, np.zeros(len(questions), np.int64)
+        overall = everything.mean_before(zeros, time_s, prior=DEFAULT_FAILED, strength=1.0)
+        source = by_source.mean_before(questions.source, time_s, prior=overall, strength=10.0)
+        destination = by_destination.mean_before(questions.destination, time_s, prior=overall, strength=10.0)
+        together = expit(logit(source) + logit(destination) - logit(overall))
+        return by_pair.mean_before(questions.pair, time_s, prior=together, strength=3.0)
 
     @cached_property
-    def familiarity(self) -> Familiarity:
-        return Familiarity.of(self.observations)
+    def _first_s(self) -> Floats:
+        """When each node was first measured, infinite for one that never was; the last one is every unknown node."""
+        known = self.observations.answered
+        first_s = np.full(max(known.source.max(initial=-1), known.destination.max(initial=-1)) + 2, np.inf)
+        for node in (known.source, known.destination):
+            np.fmin.at(first_s, node, known.time_s)
+        return first_s
 
     @cached_property
-    def p_failed(self) -> Callable[[Questions], Floats]:
-        return FailureRates(causal=True).fit(self.observations)
+    def _answered(self) -> History:
+        known = self.observations.answered
+        return History.of(known.pair, known.time_s, np.zeros(len(known)))
+
+    @cached_property
+    def _failures(self) -> list[History]:
+        known = self.observations
+        keys = np.zeros(len(known), np.int64), known.source, known.destination, known.pair
+        return [History.of(key, known.time_s, np.isnan(known.rtt_ms)) for key in keys]
 
 
 # A point prediction becomes a distribution: the errors it made on held-out training data, put around it.
@@ -168,15 +146,15 @@ class PointWithResiduals(RttDistribution):
         return result
 
 
+Forecast = Callable[[Questions], PointWithResiduals]
+
+
+@dataclass(frozen=True, eq=False)
 class Rehearsal:
     """Training data of which a part is held out: what may be learned, and what is asked to see errors."""
 
-    def __init__(
-        self, train: FittedHistory, *, sources: float = 0.05, pairs: float = 0.1, latest: float = 0.1, seed: int = 0
-    ) -> None:
-        self.train = train
-        self._shares = sources, pairs, latest
-        self._seed = seed
+    train: FittedHistory
+    seed: int = 0
 
     @cached_property
     def learned(self) -> FittedHistory:
@@ -193,35 +171,34 @@ class Rehearsal:
 
     @cached_property
     def _held_out(self) -> Bools:
-        train, (sources, pairs, latest) = self.train.observations, self._shares
-        rng = np.random.default_rng(self._seed)
+        train, rng = self.train.observations, np.random.default_rng(self.seed)
         _, source = np.unique(train.source, return_inverse=True)
         _, pair = np.unique(train.unordered_pair, return_inverse=True)
-        held_out = (rng.random(len(train)) < sources)[source]
-        held_out |= (rng.random(len(train)) < pairs)[pair]
+        held_out = (rng.random(len(train)) < 0.05)[source]
+        held_out |= (rng.random(len(train)) < 0.1)[pair]
         if len(train):
-            held_out |= train.time_s > np.quantile(train.time_s, 1.0 - latest)
+            held_out |= train.time_s > np.quantile(train.time_s, 0.9)
         return held_out
 
     def _some(self, asked: Observations) -> Observations:
         if len(asked) <= _MAX_ERRORS:
             return asked
-        return asked.take(np.random.default_rng(self._seed).choice(len(asked), _MAX_ERRORS, replace=False))
+        return asked.take(np.random.default_rng(self.seed).choice(len(asked), _MAX_ERRORS, replace=False))
 
 
 @dataclass(frozen=True, kw_only=True)
 class WithResiduals:
     """A baseline whose answers are distributions.
 
-    `WithResiduals(baseline=Vivaldi()).fit(train).forecast(questions).quantile(0.9)`
+    `WithResiduals(baseline=Vivaldi()).fit(train)(questions).quantile(0.9)`
     """
 
     baseline: Baseline
     seed: int = 0
 
-    def fit(self, train: Observations) -> "FittedForecaster":
+    def fit(self, train: Observations) -> Forecast:
         history = FittedHistory(train)
-        return self.knowing(history, self.errors(Rehearsal(history, seed=self.seed)))
+        return self.knowing(history, self.errors(Rehearsal(history, self.seed)))
 
     def errors(self, rehearsal: Rehearsal) -> Floats:
         """P(error <= edge) for each bucket of questions, as `PointWithResiduals` takes it."""
@@ -230,34 +207,22 @@ class WithResiduals:
             rounds.append((rehearsal.train, rehearsal.one_step_ahead))
         errors, buckets = [], []
         for history, held_out in rounds:
-            questions = self.as_seen(held_out.questions)
+            questions = self._as_seen(held_out.questions)
             errors.append(held_out.log_rtt - np.log(self.baseline.fit(history.observations).predict(questions)))
-            buckets.append(history.familiarity.bucket(questions))
+            buckets.append(history.bucket(questions))
         return cumulative_by_bucket(np.concatenate(errors), np.concatenate(buckets), BUCKETS)
 
-    def knowing(self, history: FittedHistory, errors: Floats) -> "FittedForecaster":
+    def knowing(self, history: FittedHistory, errors: Floats) -> Forecast:
         """Fitted to measurements that need not be those from which the errors were learned."""
-        return FittedForecaster(
-            settings=self, fitted=self.baseline.fit(history.observations), history=history, errors=errors
-        )
+        fitted = self.baseline.fit(history.observations)
 
-    def as_seen(self, questions: Questions) -> Questions:
+        def forecast(questions: Questions) -> PointWithResiduals:
+            seen = self._as_seen(questions)
+            point_ms, p_failed, bucket = fitted.predict(seen), history.p_failed(seen), history.bucket(seen)
+            return PointWithResiduals(point_ms=point_ms, p_failed=p_failed, bucket=bucket, cumulative=errors)
+
+        return forecast
+
+    def _as_seen(self, questions: Questions) -> Questions:
         """A static baseline knows all that it was fitted to, whenever it is asked."""
         return questions if self.baseline.causal else replace(questions, time_s=np.full(len(questions), np.nan))
-
-
-@dataclass(frozen=True, kw_only=True)
-class FittedForecaster:
-    settings: WithResiduals
-    fitted: FittedBaseline
-    history: FittedHistory
-    errors: Floats
-
-    def forecast(self, questions: Questions) -> PointWithResiduals:
-        seen = self.settings.as_seen(questions)
-        return PointWithResiduals(
-            point_ms=self.fitted.predict(seen),
-            p_failed=self.history.p_failed(seen),
-            bucket=self.history.familiarity.bucket(seen),
-            cumulative=self.errors,
-        )

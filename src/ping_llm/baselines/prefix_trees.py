@@ -13,8 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from ping_llm.baselines.interface import FittedBaseline
-from ping_llm.baselines.pairs import GlobalMedian, PairTable, rows_of
+from ping_llm.baselines.interface import FittedBaseline, GlobalMedian, PairTable, rows_of
 from ping_llm.core.measurements import prefix_numbers
 from ping_llm.core.rtt import Floats, Ints, Observations, Questions
 

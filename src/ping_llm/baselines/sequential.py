@@ -12,8 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from ping_llm.baselines.interface import FittedBaseline
-from ping_llm.baselines.pairs import with_fallback
+from ping_llm.baselines.interface import FittedBaseline, with_fallback
 from ping_llm.core.rtt import DEFAULT_RTT_MS, MIN_RTT_MS, Floats, History, Observations, Questions
 
 _SHRINK: Final = 2.0
@@ -64,18 +63,6 @@ def _node_means(known: Observations) -> FittedBaseline:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LastValue(_Sequential):
-    """The pair's latest RTT: best in the median, but every outlier counts twice (see `MedianOfLast` for the mean)."""
-
-    name: str = "last value"
-    causal: bool = True
-    window: int = 1
-
-    def summary(self, recent: Floats) -> Floats:
-        return recent[:, 0]
-
-
-@dataclass(frozen=True, kw_only=True)
 class MedianOfLast(_Sequential):
     """The median of the pair's latest few RTTs: a fifth less absolute error than the last value on real pings."""
 
@@ -88,6 +75,14 @@ class MedianOfLast(_Sequential):
         count = np.maximum(np.count_nonzero(~np.isnan(recent), axis=1), 1)
         row = np.arange(len(recent))
         return (in_order[row, (count - 1) // 2] + in_order[row, count // 2]) / 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class LastValue(MedianOfLast):
+    """The pair's latest RTT: best in the median, but every outlier counts twice (see `MedianOfLast` for the mean)."""
+
+    name: str = "last value"
+    window: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,13 +1,14 @@
 """The loader: worker processes make batches ahead of time, the training process takes them in order of their steps.
 
-Worker w of n makes the batches of the steps w, w + n, w + 2n, … after the first one. So nothing depends on how many
-workers there are, and where to resume is one number. What travels between processes is packed tokens, a twelfth of a
-batch; the arrays are laid out here, which takes a tenth of the time of making them.
+The steps after the first one are dealt out to the workers in short runs, one after the other. So nothing depends on how
+many workers there are, and where to resume is one number. What travels between processes is packed tokens, a twelfth of
+a batch; the arrays are laid out here, which takes a tenth of the time of making them.
 
-A worker writes each batch to one of its slots, in memory that it shares with this process, and sends a short message
-for it. When the batch was taken, a message back says that the slot is free. Both go through one pipe per worker: if
-either process ends, however that happens, the other one reads the end of the pipe. The memory has no name in the file
-system: it needs no space in /dev/shm (64 MB in a container, unless one asks for more), and is gone with its processes.
+A worker writes each batch to one of its slots, in memory that it shares with this process, and sends a message for the
+batches of a run (waking a process takes as long as making a batch), or earlier for slow ones. When they were taken, a
+message back says that their slots are free. Both go through one pipe per worker: if either process ends, however that
+happens, the other one reads the end of the pipe. The memory has no name in the file system: it needs no space in
+/dev/shm (64 MB in a container, unless one asks for more), and is gone with its processes.
 """
 
 import logging
@@ -39,6 +40,9 @@ from ping_llm.tasks.pool import exit_with_parent
 STAGES: Final = ("plan", "sample", "read", "fill", "encode")
 _SHOW_EVERY_S: Final = 60.0
 _END_S: Final = 5.0
+_RUN_BYTES: Final = 2 << 20
+_SEND_AFTER_S: Final = 0.02
+"""A batch waits no longer than this, and the making of another one, for the rest of its run."""
 
 _log = logging.getLogger(__name__)
 
@@ -135,7 +139,7 @@ class Loader:
         return batch
 
     def _start(self) -> "Iterator[Made]":
-        begin = self.settings.host * self.batch_size
+        begin, buffer = self.settings.host * self.batch_size, self.settings.buffer_size
         job = _Job(
             source=self.make_source(),
             stages=self.stages,
@@ -143,7 +147,8 @@ class Loader:
             begin=begin,
             end=begin + self.batch_size,
             workers=self.settings.worker_count,
-            slots=self.settings.buffer_size + 1,  # one of them is being read
+            run=int(np.clip(_RUN_BYTES // (2 * self.batch_size * self.spec.contexts.length), 1, buffer // 2 or 1)),
+            slots=buffer + 1,  # one of them is being read
             # A token takes at most 4 bytes, a segment 8: enough for all but odd batches, which go through the pipe.
             slot_bytes=4 * self.batch_size * self.spec.contexts.length + 1024 * self.batch_size + 4096,
         )
@@ -151,7 +156,7 @@ class Loader:
             return map(job.make, count())
         for number in range(job.workers):
             self._workers.append(_Worker(job, number))
-        return (self._workers[number % job.workers].take() for number in count())
+        return (self._workers[number // job.run % job.workers].take() for number in count())
 
     def _show(self) -> None:
         self._shown = time.monotonic()
@@ -217,6 +222,8 @@ class _Job:
     """This host's part of each batch: its sequences `begin` to `end`."""
     end: int
     workers: int
+    run: int
+    """Batches in a row that one worker makes."""
     slots: int
     """Of each worker."""
     slot_bytes: int
@@ -251,14 +258,24 @@ class _Worker:
         self._process = spawn.Process(target=_work, args=(job, number, theirs, path), daemon=True)
         self._process.start()
         theirs.close()
-        self._taken = 0
+        self._ready: list[Made | tuple[Any, ...]] = []
+        self._received = self._taken = 0
 
     def take(self) -> Made:
         """Its next batch, a view of shared memory: it is gone when the one after it is taken."""
+        if self._taken == self._received:
+            self._receive()
+        message = self._ready[self._taken - self._received]  # counted from the end
+        slot = self._slots[self._taken % len(self._slots)]
+        self._taken += 1
+        return message if isinstance(message, Made) else _from_slot(slot, *message)
+
+    def _receive(self) -> None:
+        """Give back the slots of the batches that were taken, and wait for others."""
         try:
-            if self._taken:
+            if self._ready:
                 with suppress(OSError):  # what it sent before it ended, perhaps an error, can still be read
-                    self._connection.send_bytes(b"free")
+                    self._connection.send(len(self._ready))
             message = self._connection.recv()
         except (EOFError, OSError) as error:
             self._process.join(_END_S)
@@ -268,11 +285,8 @@ class _Worker:
             ) from error
         if isinstance(message, Exception):
             raise message
-        made: Made = (
-            message if isinstance(message, Made) else _from_slot(self._slots[self._taken % len(self._slots)], *message)
-        )
-        self._taken += 1
-        return made
+        self._ready = message
+        self._received += len(message)
 
     def stop(self) -> None:
         """The worker ends when it next sends or waits for a message."""
@@ -286,19 +300,28 @@ class _Worker:
 
 
 def _work(job: _Job, number: int, connection: Connection, path: str) -> None:
-    """A worker process: makes every `workers`-th batch until the pipe to its parent is closed."""
+    """A worker process: makes every `workers`-th run of batches until the pipe to its parent is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
     exit_with_parent()
     with suppress(EOFError, FileNotFoundError, BrokenPipeError, ConnectionResetError):
-        slots = job.open_slots(path)
+        slots, free = job.open_slots(path), job.slots
+        unsent: list[Made | tuple[Any, ...]] = []
+        sent = time.monotonic()
         for index in count():
+            run, within = divmod(index, job.run)
             try:
-                made = job.make(number + index * job.workers)
+                made = job.make((run * job.workers + number) * job.run + within)
             except Exception as error:
+                if unsent:
+                    connection.send(unsent)
                 return connection.send(_as_sent(error))
-            if index >= job.slots:
-                connection.recv_bytes()  # until a slot is free
-            connection.send(_to_slot(made, slots[index % job.slots]) or made)
+            while not free:
+                free += connection.recv()
+            unsent.append(_to_slot(made, slots[index % job.slots]) or made)
+            free -= 1
+            if within == job.run - 1 or not free or time.monotonic() - sent > _SEND_AFTER_S:
+                connection.send(unsent)
+                unsent, sent = [], time.monotonic()
 
 
 def _as_sent(error: Exception) -> Exception:

@@ -209,16 +209,15 @@ def _count_tokens(used: Any, family: Any, mode: Any, rank: Any, time_s: Any, tim
         for i in range(len(rank)):
             tokens += np.int64(rank[i] < used) * (bare - np.int64(np.isnan(rtt_ms[i])) * FAILED_SAVES)
         return tokens
-    previous, is_first = np.int64(0), True
-    for i in range(len(rank)):
-        if rank[i] < used:
-            tokens += bare - np.int64(np.isnan(rtt_ms[i])) * FAILED_SAVES
-            if timed[i]:
-                if is_first:
-                    tokens += ABSOLUTE
-                else:
-                    tokens += DELTA1 if time_s[i] - previous <= LONGEST_DELTA1_S else DELTA4
-                previous, is_first = time_s[i], False
+    previous, with_time = np.int64(0), 0
+    for i in range(len(rank)):  # without branches that depend on random numbers: they would cost more than all the rest
+        is_used = rank[i] < used
+        has_time = is_used & timed[i]
+        delta = DELTA1 if time_s[i] - previous <= LONGEST_DELTA1_S else DELTA4
+        tokens += np.int64(is_used) * (bare - np.int64(np.isnan(rtt_ms[i])) * FAILED_SAVES)
+        tokens += np.int64(has_time) * (ABSOLUTE if with_time == 0 else delta)
+        previous = time_s[i] if has_time else previous
+        with_time += has_time
     return tokens
 
 
@@ -326,7 +325,7 @@ def _write(family: Any, mode: Any, source: Any, drawn: Any, read: Any, counts: A
     """
     first, position, rank, words, timed = drawn
     time_s, rtt_ms, destination = read
-    largest = counts.max() if len(counts) else 0
+    largest = counts.max() + 1 if len(counts) else 0
     used, in_time = np.empty(largest, dtype=np.int64), np.empty(largest, dtype=np.int64)
     keys, spare = np.empty(largest, dtype=np.int64), np.empty(largest, dtype=np.int64)
     ends = np.empty(2 * largest + 17, dtype=np.int64)
@@ -337,13 +336,11 @@ def _write(family: Any, mode: Any, source: Any, drawn: Any, read: Any, counts: A
         is_v6 = family[s] == 6
         count = with_time = 0
         for i in range(first[s], first[s + 1]):
-            if rank[i] < counts[s]:
-                used[count] = i
-                keys[count] = np.int64(words[i] >> _U16 & _LOW_32) << 20 | count
-                count += 1
-                if timed[i]:
-                    in_time[with_time] = i
-                    with_time += 1
+            used[count] = in_time[with_time] = i  # overwritten if it is not used: cheaper than a branch
+            keys[count] = np.int64(words[i] >> _U16 & _LOW_32) << 20 | count
+            is_used = rank[i] < counts[s]
+            count += is_used
+            with_time += is_used & timed[i]
         if mode[s] != FULL:
             sort_random(keys, spare, ends, count, 52)
         next_timed, previous = 0, np.int64(0)
@@ -356,6 +353,7 @@ def _write(family: Any, mode: Any, source: Any, drawn: Any, read: Any, counts: A
                 kind = _ABSOLUTE_TIME if next_timed == 0 else _SHORT_DELTA if value <= LONGEST_DELTA1_S else _LONG_DELTA
                 previous = time_s[i]
                 next_timed += 1
+            i &= _INDEX
             order = np.int64((words[i] >> _U48) * np.uint64(_ORDERS) >> _U16)
             at = write_measurement(tokens, at, is_v6, source, s, destination, i, rtt_ms[i], kind, value, order)
             written[number], field_orders[number] = position[i], order

@@ -265,7 +265,7 @@ def complete(
     from ping_llm.predict import scoring
 
     model, own = _model_and_history(checkpoint, src, history, columns)
-    found = scoring.complete_address(model, src, prefix, rtt_ms=rtt, history=own, count=count, beam=beam)
+    found = scoring.destinations(model, src, rtt, history=own, count=count, beam=beam, prefix=prefix)
     _show_addresses(found, json_output)
 
 

@@ -12,16 +12,18 @@ Distributions around the baselines' answers are learned from the part for traini
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, Self
+from typing import Protocol
 
 import numpy as np
 
-from ping_llm.baselines import Baseline, FittedHistory, Rehearsal, WithResiduals, standard_baselines
+from ping_llm.baselines import standard_baselines
+from ping_llm.baselines.forecasts import FittedHistory, Rehearsal, WithResiduals
+from ping_llm.baselines.interface import Baseline
 from ping_llm.core.console import Advance
-from ping_llm.core.rtt import Floats, History, Ints, Observations, Questions, RttDistribution
+from ping_llm.core.rtt import History, Ints, Observations, Questions, RttDistribution
 from ping_llm.evaluate.scores import ORACLE, Evaluation, ProtocolResult, ScoredAnswers
 from ping_llm.evaluate.split import Split, sampled
-from ping_llm.sources.simulator import DelayDistribution, World
+from ping_llm.sources.simulator import World
 
 
 class EvaluatedPredictor(Protocol):
@@ -32,50 +34,16 @@ class EvaluatedPredictor(Protocol):
         ...
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class TrueDistribution(RttDistribution):
-    """The truth about simulated measurements, as a prediction: no predictor can be expected to do better."""
-
-    truth: DelayDistribution
-
-    @classmethod
-    def of(cls, truth: DelayDistribution) -> Self:
-        return cls(p_failed=truth.failed_probability, truth=truth)
-
-    def take(self, rows: Any) -> Self:
-        truth = self.truth
-        return self.of(
-            DelayDistribution(
-                failed_probability=truth.failed_probability[rows],
-                floor_ms=truth.floor_ms[rows],
-                weight=tuple(weight[rows] for weight in truth.weight),
-                log_median=tuple(log_median[rows] for log_median in truth.log_median),
-                sigma=truth.sigma,
-            )
-        )
-
-    @property
-    def mean(self) -> Floats:
-        return self.truth.mean()
-
-    def _cdf(self, rtt_ms: Floats) -> Floats:
-        return self.truth.cdf(rtt_ms.T).T
-
-    def _quantile(self, level: Floats) -> Floats:
-        return self.truth.quantile(level.T).T
-
-
 @dataclass(frozen=True)
 class Oracle:
-    """A predictor that knows how the simulated Internet was made."""
+    """A predictor that knows how the simulated Internet was made: no other can be expected to do better."""
 
     world: World
 
-    def predict(self, known: Observations, questions: Questions, nodes: Sequence[str]) -> TrueDistribution:
+    def predict(self, known: Observations, questions: Questions, nodes: Sequence[str]) -> RttDistribution:
         addresses = np.array(nodes, dtype=object)
-        return TrueDistribution.of(
-            self.world.distribution(addresses[questions.source], addresses[questions.destination], questions.time_s)
-        )
+        source, destination = addresses[questions.source], addresses[questions.destination]
+        return self.world.distribution(source, destination, questions.time_s)
 
 
 def evaluate(
@@ -130,7 +98,7 @@ def baseline_forecasts(
     train, history = FittedHistory(_timed(split.train)), FittedHistory(_timed(split.history))
     before_cut = split.history.time_s < split.cut_time_s
     heard = history if split.timeless else FittedHistory(history.observations.take(before_cut))
-    rehearsal = Rehearsal(train, seed=seed)
+    rehearsal = Rehearsal(train, seed)
     for baseline in baselines:
         forecaster = WithResiduals(baseline=baseline, seed=seed)
         errors = forecaster.errors(rehearsal)
@@ -139,7 +107,7 @@ def baseline_forecasts(
             known = history if baseline.causal else heard if protocol == "unseen_probe" else train
             if known not in fitted:
                 fitted[known] = forecaster.knowing(known, errors)
-            yield protocol, baseline.name, fitted[known].forecast(rows.questions)
+            yield protocol, baseline.name, fitted[known](rows.questions)
 
 
 def _timed(known: Observations) -> Observations:

@@ -2,16 +2,23 @@
 
 After the fields of a question come either FAILED, or RTT_START and the two bytes of the RTT code. So P(failed) is read
 off one step, the distribution of the first byte (the coarse answer, four steps per octave) off a second, and that of
-the second byte off a third, for each first byte that has any probability. The history is read once for all of them, and
-its keys and values are cached (`kv_cache`).
+the second byte off a third, for each first byte that has any probability. What many continuations share is read once,
+into a KV cache:
+
+    histories     [n, length]
+    questions     [n, k, length]        k about each history
+    answers       [n, k, b, length]     b continuations of each question
+
+A sequence attends to what it continues and to itself, nothing else.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any, ClassVar, Final, Self
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 from flax import nnx
@@ -19,7 +26,7 @@ from flax import nnx
 from ping_llm.config import Config
 from ping_llm.core.rtt import CODE_MS, CODES, Floats, Ints, RttDistribution, decode_rtt, search_rows
 from ping_llm.models.lm import ModelSettings, Transformer
-from ping_llm.predict.kv_cache import KVCache, extend, prefill
+from ping_llm.models.lm.transformer import rope_angles
 from ping_llm.predict.prompts import Prompt, Tokens
 from ping_llm.runs.trained import Trained, model_settings
 from ping_llm.tokens import FIRST_BYTE, Role
@@ -42,6 +49,73 @@ _STEADY_ANSWERS: Final = 44
 """A third of the first bytes that an RTT code can have."""
 _STEADY_QUESTION_LENGTH: Final = 48
 """The longest question has 45 tokens: IPv6, with an absolute time."""
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class KVCache:
+    """Keys and values of each layer, [..., length, heads, size], of sequences that were read."""
+
+    layers: list[tuple[jax.Array, jax.Array]]
+    sizes: jax.Array
+    """[...]: tokens of each sequence, without its padding."""
+
+
+def extend(
+    graph: Any, weights: Any, before: list[KVCache], tokens: jax.Array, sizes: jax.Array, positions: jax.Array
+) -> tuple[jax.Array, KVCache]:
+    """Read sequences, padded at the end. `before` is what they continue: of histories nothing, of questions the
+    histories, of answers both.
+
+    Gives log-probabilities of what comes after some `positions` [..., m] of each sequence, [..., m, vocabulary].
+    """
+    model: Transformer = nnx.merge(graph, weights)
+    shape, length = tokens.shape[:-1], tokens.shape[-1]
+    layers: list[tuple[jax.Array, jax.Array]] = []
+
+    def attend(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
+        full = (*shape, length, *query.shape[2:])
+        own_key, own_value = key.reshape(full), value.reshape(full)
+        known = [(*cache.layers[len(layers)], cache.sizes) for cache in before]
+        layers.append((own_key, own_value))
+        return _attend(query.reshape(full), own_key, own_value, known).reshape(query.shape)
+
+    begin = sum(cache.sizes.reshape(cache.sizes.shape + (1,) * (len(shape) - cache.sizes.ndim)) for cache in before)
+    position = (jnp.broadcast_to(begin, shape)[..., None] + jnp.arange(length)).reshape(-1, length)
+    rope = rope_angles(position, model.settings.head_dim, model.settings.rope_period)
+    x = model.embed(tokens.reshape(-1, length))
+    for block in model.blocks:
+        x = block(x, rope, attend)
+    x = jnp.take_along_axis(x, positions.reshape(len(x), -1, 1), axis=1)
+    logs = jax.nn.log_softmax(model.logits(x))
+    return logs.reshape(*positions.shape, -1), KVCache(layers, sizes)
+
+
+def _attend(
+    query: jax.Array, key: jax.Array, value: jax.Array, known: list[tuple[jax.Array, jax.Array, jax.Array]]
+) -> jax.Array:
+    """One softmax over all that is known and the sequence itself. What is shared is not repeated."""
+    *shape, length, _, size = query.shape
+    letters = "nkb"[: len(shape)]
+
+    def scores(keys: jax.Array) -> jax.Array:
+        products = f"{letters}qhd,{letters[: keys.ndim - 3]}shd->{letters}hqs"
+        return jnp.einsum(products, query, keys, preferred_element_type=jnp.float32) * size**-0.5
+
+    parts = []
+    for keys, _, sizes in known:
+        is_token = jnp.arange(keys.shape[-3]) < sizes[..., None]
+        mask = is_token.reshape(*sizes.shape, *(1,) * (len(shape) - sizes.ndim), 1, 1, keys.shape[-3])
+        parts.append(jnp.where(mask, scores(keys), -jnp.inf))
+    parts.append(jnp.where(jnp.tril(jnp.ones((length, length), bool)), scores(key), -jnp.inf))
+    share = jax.nn.softmax(jnp.concatenate(parts, axis=-1), axis=-1).astype(value.dtype)
+    attended = jnp.zeros(query.shape, query.dtype)
+    edge = 0
+    for values in (*(values for _, values, _ in known), value):
+        part = share[..., edge : edge + values.shape[-3]]
+        attended += jnp.einsum(f"{letters}hqs,{letters[: values.ndim - 3]}shd->{letters}qhd", part, values)
+        edge += values.shape[-3]
+    return attended
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -118,6 +192,7 @@ def _cumulated(probability: Floats) -> Floats:
     return until / until[:, -1:]  # rounding must not leave the last one below 1
 
 
+Table = npt.NDArray[np.int32]
 _Part = tuple[list[int], CodeDistribution]
 """Numbers of some questions, and what was found for them."""
 
@@ -138,22 +213,17 @@ class LanguageModel:
         settings = replace(model_settings(trained.config), attention="plain", quantization="none")
         return cls(config=trained.config, settings=settings, weights=trained.weights)
 
-    def prefill(self, histories: npt.NDArray[np.int32], sizes: npt.NDArray[np.int32]) -> KVCache:
-        return self._compiled[0](self.weights, histories, sizes)
-
-    def extend(
-        self,
-        before: list[KVCache],
-        tokens: npt.NDArray[np.int32],
-        sizes: npt.NDArray[np.int32],
-        positions: npt.NDArray[np.int32],
-    ) -> tuple[jax.Array, KVCache]:
-        return self._compiled[1](self.weights, before, tokens, sizes, positions)
-
     @cached_property
-    def _compiled(self) -> tuple[Any, Any]:
+    def extend(self) -> Callable[[list[KVCache], Table, Table, Table], tuple[jax.Array, KVCache]]:
+        """The function `extend` with these weights, compiled."""
         graph = nnx.split(nnx.eval_shape(lambda: Transformer(self.settings, nnx.Rngs(0))))[0]
-        return jax.jit(partial(prefill, graph)), jax.jit(partial(extend, graph))
+        return partial(jax.jit(partial(extend, graph)), self.weights)
+
+    def read_histories(self, histories: Sequence[Tokens], count: int) -> KVCache:
+        """Histories, which may be empty, and as many empty ones as make `count`."""
+        sizes = np.array([len(history) for history in histories] + [0] * (count - len(histories)), dtype=np.int32)
+        tokens = token_table(histories, (count,), self.padded_history(int(sizes.max())))
+        return self.extend([], tokens, sizes, np.zeros((count, 1), dtype=np.int32))[1]
 
     def padded_history(self, size: int) -> int:
         """The length that a history of so many tokens is padded to."""
@@ -189,9 +259,7 @@ class LanguageModel:
         histories = [prompts[group[0]].history for group in groups]
         if self.steady:
             groups = groups + [[]] * (next(n for n in steady_histories() if n >= len(groups)) - len(groups))
-        sizes = np.ones(len(groups), dtype=np.int32)
-        sizes[: len(histories)] = [len(history) for history in histories]
-        known = self.prefill(token_table(histories, (len(groups),), self.padded_history(int(sizes.max()))), sizes)
+        known = self.read_histories(histories, len(groups))
         longest = padded(max(len(prompts[n].question) for group in groups for n in group) + 1, _QUESTION_LENGTHS)
         count = STEADY_QUESTIONS if self.steady else max(1, _TOKENS_PER_CALL // (longest * len(groups)))
         for begin in range(0, max(len(group) for group in groups), count):
@@ -255,9 +323,7 @@ def power_of_two(count: int) -> int:
     return 1 << max(0, count - 1).bit_length()
 
 
-def token_table(
-    sequences: Sequence[Tokens], shape: tuple[int, ...], length: int, where: Ints | None = None
-) -> npt.NDArray[np.int32]:
+def token_table(sequences: Sequence[Tokens], shape: tuple[int, ...], length: int, where: Ints | None = None) -> Table:
     """Sequences, padded, at these indices (None: the first ones) of an array of this shape."""
     table = np.zeros((*shape, length), dtype=np.int32)
     indices = np.arange(len(sequences))[None] if where is None else where

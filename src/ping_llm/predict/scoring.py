@@ -18,13 +18,11 @@ from typing import Final
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpy.typing as npt
 
 from ping_llm.core.errors import PingLlmError
 from ping_llm.core.measurements import ADDRESS_BYTES, format_address
 from ping_llm.core.rtt import Floats, Ints
-from ping_llm.predict.kv_cache import KVCache
-from ping_llm.predict.language_model import LanguageModel, power_of_two, token_table
+from ping_llm.predict.language_model import KVCache, LanguageModel, Table, power_of_two, token_table
 from ping_llm.predict.prompts import RESULT_LAST, Prompt, TokenOffsets, Tokens, destination_prompt, pack, spell
 from ping_llm.rows.format import ProbeRow
 from ping_llm.tokens import FIELD_ORDERS, FIRST_BYTE
@@ -56,22 +54,23 @@ def destinations(
     time_s: float | None = None,
     count: int = 10,
     beam: int = 256,
-    prefix: bytes = b"",
+    prefix: str = "",
 ) -> LikelyAddresses:
     """The most probable destinations when this source measures this RTT (None: any result, NaN: it failed).
 
-    Destinations are of the family of the source. `prefix` are bytes that they begin with; `beam` is how many prefixes
-    are kept after each byte. With a time, what the history has from then on is not used; without, the times of the
-    history are not used.
+    Destinations are of the family of the source. With a prefix like `193.0.` or `2001:67c:`, those that begin with it,
+    with probabilities given that they do. `beam` is how many prefixes are kept after each byte. With a time, what the
+    history has from then on is not used; without, the times of the history are not used.
     """
-    prompt = destination_prompt(source, rtt_ms, history, time_s, model.config.max_target_length)
     family = 6 if ":" in source else 4
-    missing = ADDRESS_BYTES[family] - len(prefix)
+    begin = parse_prefix(prefix, family)
+    prompt = destination_prompt(source, rtt_ms, history, time_s, model.config.max_target_length)
+    missing = ADDRESS_BYTES[family] - len(begin)
     if count < 1 or beam < 1:
         raise PingLlmError(f"count={count} and beam={beam} must be at least 1")
     if missing < 1:
-        raise PingLlmError(f"{format_address(family, prefix)} is a whole address: there is nothing to complete")
-    before, next_byte = _read_prompt(model, prompt, prefix)
+        raise PingLlmError(f"{format_address(family, begin)} is a whole address: there is nothing to complete")
+    before, next_byte = _read_prompt(model, prompt, begin)
     path = _no_bytes(before[-1], power_of_two(beam), ADDRESS_BYTES[family] - 1)
     found, scores, next_bytes, covered = np.zeros((1, 0), dtype=np.uint8), np.zeros(1), next_byte[None], 1.0
     for index in range(missing):
@@ -84,26 +83,10 @@ def destinations(
         if not is_last:
             path, next_bytes = _read_byte(model, before, path, index, parent, byte)
     return LikelyAddresses(
-        addresses=tuple(format_address(family, prefix + rest.tobytes()) for rest in found),
+        addresses=tuple(format_address(family, begin + rest.tobytes()) for rest in found),
         probability=np.exp(scores),
         covered=covered,
     )
-
-
-def complete_address(
-    model: LanguageModel,
-    source: str,
-    prefix: str,
-    *,
-    rtt_ms: float | None = None,
-    history: ProbeRow | None = None,
-    time_s: float | None = None,
-    count: int = 10,
-    beam: int = 256,
-) -> LikelyAddresses:
-    """The most probable destinations that begin like `193.0.` or `2001:67c:`, with probabilities given that they do."""
-    known = parse_prefix(prefix, 6 if ":" in source else 4)
-    return destinations(model, source, rtt_ms, history=history, time_s=time_s, count=count, beam=beam, prefix=known)
 
 
 def parse_prefix(text: str, family: int) -> bytes:
@@ -152,7 +135,7 @@ def rank(
 def _read_prompt(model: LanguageModel, prompt: Prompt, prefix: bytes) -> tuple[list[KVCache], Floats]:
     """What was read up to some byte of the destination, and log-probabilities of the byte that comes next, [256]."""
     question = np.append(prompt.question, np.frombuffer(prefix, dtype=np.uint8) + np.uint16(FIRST_BYTE))
-    known = _read_history(model, prompt.history)
+    known = model.read_histories([prompt.history], 1)
     size = np.array([[len(question)]], dtype=np.int32)
     tokens = token_table([question], (1,), _QUESTION_LENGTH)
     logs, read = model.extend([known], tokens[None], size, size[..., None] - 1)
@@ -190,14 +173,8 @@ def _appended(path: KVCache, read: KVCache, index: jax.Array) -> KVCache:
     return KVCache(layers, path.sizes + 1)
 
 
-def _read_history(model: LanguageModel, history: Tokens) -> KVCache:
-    """One history, which may be empty."""
-    tokens = token_table([history], (1,), model.padded_history(len(history)))
-    return model.prefill(tokens, np.array([len(history)], dtype=np.int32))
-
-
 def _log_probabilities(
-    model: LanguageModel, before: list[KVCache], tokens: npt.NDArray[np.int32], *, only_bytes: bool = False
+    model: LanguageModel, before: list[KVCache], tokens: Table, *, only_bytes: bool = False
 ) -> Floats:
     """What each token but the first of [..., length] was given: [..., length - 1], natural logarithms.
 
@@ -319,7 +296,7 @@ def field_order_likelihoods(model: LanguageModel, row: ProbeRow, index: int, *, 
     ]
     tokens, counts = written[0]
     size = int(counts[-1])
-    known = _read_history(model, tokens[:-size])
+    known = model.read_histories([tokens[:-size]], 1)
     shape = (power_of_two(len(written)),)
     questions = token_table([tokens[-size:] for tokens, _ in written], shape, _QUESTION_LENGTH)
     logs = _log_probabilities(model, [known], questions[None])[0, : len(written), : size - 1]

@@ -2,8 +2,7 @@
 
 run        what the run's folder holds
 figures    its key figures, how it stands, warnings
-charts     a chart: lines thinned to few points, the table behind it, and its JSON
-curves     the charts of training and evaluation
+charts     a chart: lines thinned to few points, the table behind it, and its JSON; those of training and evaluation
 sections   what the other sections say
 page       all of it in templates/, with the styles and scripts of static/
 

@@ -26,9 +26,8 @@ from ping_llm.core.files import write_atomically
 from ping_llm.data.completer import COMPLETER_DATA
 from ping_llm.data.stream import TextReport
 from ping_llm.evaluate.scores import SCORE_COLUMNS
-from ping_llm.report.charts import smoothing_window
-from ping_llm.report.curves import training_charts
-from ping_llm.report.figures import Note, figures_of, kind_of, loss_unit, notes_of, status_of, token_word
+from ping_llm.report.charts import training_charts
+from ping_llm.report.figures import figures_of, notes_of, status_of
 from ping_llm.report.formatting import SI, duration, number, percent, short
 from ping_llm.report.run import DATA_FILE, Run, read_run
 from ping_llm.report.sections import compared_evaluations, differing_keys, evaluation_of, fingerprint, sequences_of
@@ -52,7 +51,7 @@ def page_of(runs: Sequence[Run], *, with_sequences: bool = True) -> str:
         "statuses": statuses,
         "notes": [notes_of(run, found) for run, found in zip(runs, figures, strict=True)],
         "charts": training_charts(runs, names),
-        "window": max(smoothing_window(len(run.curves.step)) for run in runs),
+        "window": max(run.window for run in runs),
         "now": datetime.now(UTC),
         "style": Markup("").join(_file(name) for name in _STYLES),
         "scripts": scripts,
@@ -62,7 +61,7 @@ def page_of(runs: Sequence[Run], *, with_sequences: bool = True) -> str:
         values |= {"protocols": evaluation_of(runs[0]), "sequences": sequences_of(runs[0], wanted=with_sequences)}
         return _environment().get_template("run.html").render(values)
     for notes, status in zip(values["notes"], statuses, strict=True):
-        notes[:0] = [Note(tone=status.tone, text=status.sentence)] if status.sentence else []
+        notes[:0] = [status] if status.text else []
     values["protocols"] = compared_evaluations(runs, names)
     values["differing"], values["same"] = differing_keys(runs)
     return _environment().get_template("comparison.html").render(values)
@@ -78,7 +77,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
-    for function in (number, percent, short, duration, kind_of, token_word, loss_unit, fingerprint):
+    for function in (number, percent, short, duration, fingerprint):
         environment.filters[function.__name__] = function
     environment.filters |= {"thousands": "{:,}".format, "backticks": _backticks, "pipeline_graph": _pipeline_graph}
     environment.globals |= {"KEYS": KEYS, "SI": SI, "SCORE_COLUMNS": SCORE_COLUMNS, "version": __version__}

@@ -5,51 +5,48 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import yaml
 
 from ping_llm.batches.spec import DataState
 from ping_llm.config import Config, load_config
-from ping_llm.config.keys import SECRETS
+from ping_llm.config.keys import SECRETS, TEXT_DATASET_TYPES
 from ping_llm.core.errors import PingLlmError
+from ping_llm.core.rtt import Floats
+from ping_llm.data.completer import COMPLETER_DATA
 from ping_llm.evaluate.scores import EVALUATION_FILE
-from ping_llm.report.charts import Floats
 from ping_llm.runs import RunFolder, read_metrics
 
 PIPELINE_FILE: Final = "pipeline.json"
 DATA_FILE: Final = "data.json"
-_COLUMNS = ("loss", "grad_norm", "learning_rate", "real_tokens", "real_tokens_per_s", "mfu", "data_wait_fraction")
+_COLUMNS = (
+    "loss",
+    "grad_norm",
+    "learning_rate",
+    "real_tokens",
+    "real_tokens_per_s",
+    "mfu",
+    "data_wait_fraction",
+)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Curves:
-    """A number for every step; NaN where there was none."""
-
-    step: Floats
-    columns: Mapping[str, Floats]
-    evaluated_at: Floats
-    eval_loss: Floats
-
-    @classmethod
-    def read(cls, file: Path) -> "Curves":
-        trained: list[tuple[float, ...]] = []
-        evaluated: list[tuple[float, float]] = []
-        for record in read_metrics(file):
-            if not isinstance(record, dict) or not isinstance(record.get("step"), int):
-                continue
-            if "eval_loss" in record:
-                evaluated.append((record["step"], _number(record["eval_loss"])))
-            elif "loss" in record:
-                trained.append((record["step"] + 1, *(_number(record.get(name)) for name in _COLUMNS)))
-        table = np.array(trained, dtype=np.float64).reshape(len(trained), 1 + len(_COLUMNS)).T
-        held_out = np.array(evaluated, dtype=np.float64).reshape(len(evaluated), 2).T
-        columns = dict(zip(_COLUMNS, table[1:], strict=True))
-        return cls(step=table[0], columns=columns, evaluated_at=held_out[0], eval_loss=held_out[1])
-
-    def __getitem__(self, name: str) -> Floats:
-        return self.columns[name]
+def read_curves(file: Path) -> dict[str, Floats]:
+    """A number for every step, NaN where there was none; and of evaluations `evaluated_at` and `eval_loss`."""
+    trained: list[tuple[float, ...]] = []
+    evaluated: list[tuple[float, float]] = []
+    for record in read_metrics(file):
+        if not isinstance(record, dict) or not isinstance(record.get("step"), int):
+            continue
+        if "eval_loss" in record:
+            evaluated.append((record["step"], _number(record["eval_loss"])))
+        elif "loss" in record:
+            trained.append((record["step"] + 1, *(_number(record.get(name)) for name in _COLUMNS)))
+    table = np.array(trained, dtype=np.float64).reshape(len(trained), 1 + len(_COLUMNS)).T
+    evaluated_at, eval_loss = np.array(evaluated, dtype=np.float64).reshape(len(evaluated), 2).T
+    curves = dict(zip(("step", *_COLUMNS), table, strict=True))
+    return curves | {"evaluated_at": evaluated_at, "eval_loss": eval_loss}
 
 
 def _number(value: Any) -> float:
@@ -96,7 +93,7 @@ class Run:
     config: Config | None
     """None if this version of the program cannot read it: then `settings` is all there is."""
     settings: Mapping[str, Any]
-    curves: Curves
+    curves: Mapping[str, Floats]
     summary: Mapping[str, Any]
     sessions: Sequence[Session]
     pipeline: Mapping[str, Any] | None
@@ -112,7 +109,27 @@ class Run:
 
     @property
     def steps_done(self) -> int:
-        return int(self.curves.step[-1]) if len(self.curves.step) else 0
+        return int(self.curves["step"][-1]) if len(self.curves["step"]) else 0
+
+    @property
+    def window(self) -> int:
+        """Steps over which curves are smoothed: a fiftieth of the run."""
+        return max(1, len(self.curves["step"]) // 50)
+
+    @property
+    def words(self) -> "Words":
+        if self.dataset_type in COMPLETER_DATA:
+            return Words("completer", token="position", question="question")
+        return Words("language model of text" if self.dataset_type in TEXT_DATASET_TYPES else "language model")
+
+    @property
+    def padding(self) -> Floats:
+        """Of each batch of a language model; a completer's contexts differ in size by intent. NaN: unknown."""
+        length = self.settings.get("max_target_length")
+        batch = self.data.identity.get("global_batch_size") if self.data else None
+        if self.dataset_type in COMPLETER_DATA or not isinstance(batch, int) or not isinstance(length, int):
+            return np.full(len(self.curves["step"]), np.nan)
+        return 1 - self.curves["real_tokens"] / (batch * length)
 
     @property
     def machine(self) -> Mapping[str, Any]:
@@ -127,6 +144,14 @@ class Run:
     def last_written(self) -> datetime | None:
         file = RunFolder(self.folder).metrics
         return datetime.fromtimestamp(file.stat().st_mtime, UTC) if file.exists() else None
+
+
+class Words(NamedTuple):
+    """What a kind of model is called, what it counts, and what its loss is a mean over."""
+
+    kind: str
+    token: str = "token"
+    question: str = "token"
 
 
 def read_run(folder: Path, evaluation: Path | None = None) -> Run:
@@ -147,7 +172,7 @@ def read_run(folder: Path, evaluation: Path | None = None) -> Run:
         name=folder.resolve().name,
         config=config,
         settings=settings,
-        curves=Curves.read(where.metrics),
+        curves=read_curves(where.metrics),
         summary=_json(where.summary, problems) or {},
         sessions=read_sessions(where.sessions),
         pipeline=pipeline if pipeline and _is_pipeline(pipeline) else None,

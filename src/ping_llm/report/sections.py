@@ -15,7 +15,7 @@ from ping_llm.batches.source import BatchSource
 from ping_llm.core.errors import PingLlmError
 from ping_llm.data.registry import spec_from_config
 from ping_llm.evaluate.scores import ORACLE, PROTOCOL_TITLES, SCORE_COLUMNS
-from ping_llm.report.curves import evaluation_charts
+from ping_llm.report.charts import evaluation_charts
 from ping_llm.report.formatting import UNKNOWN, percent
 from ping_llm.report.run import Run
 from ping_llm.tokens import Role
@@ -177,26 +177,15 @@ _MAX_LINES: Final = 12
 """Measurements of a segment that are shown at once."""
 _MAX_HIDDEN: Final = 60
 _CLASSES: Final = {
-    "cyan": "source",
-    "blue": "destination",
-    "green": "result",
-    "magenta": "time",
-    "bold red": "failed",
-    "dim": "faint",
-    "yellow": "failed",
+    **{"cyan": "source", "blue": "destination", "green": "result", "magenta": "time", "dim": "faint"},
+    **dict.fromkeys(("bold red", "yellow"), "failed"),
 }
 """Colours of the terminal as classes of the page."""
 _FIELDS: Final[Mapping[int, str]] = {
-    Role.MEASUREMENT_START: "start",
-    Role.SRC_IPV4: "source",
-    Role.SRC_IPV6: "source",
-    Role.DST_IPV4: "destination",
-    Role.DST_IPV6: "destination",
-    Role.TIMESTAMP_ABS: "time",
-    Role.TIMESTAMP_DELTA1: "time",
-    Role.TIMESTAMP_DELTA4: "time",
-    Role.RTT_START: "result",
-    Role.FAILED: "failed",
+    **{Role.MEASUREMENT_START: "start", Role.RTT_START: "result", Role.FAILED: "failed"},
+    **dict.fromkeys((Role.SRC_IPV4, Role.SRC_IPV6), "source"),
+    **dict.fromkeys((Role.DST_IPV4, Role.DST_IPV6), "destination"),
+    **dict.fromkeys((Role.TIMESTAMP_ABS, Role.TIMESTAMP_DELTA1, Role.TIMESTAMP_DELTA4), "time"),
 }
 """Which field a token begins; bytes belong to the field before them."""
 

@@ -316,7 +316,7 @@ class RowReader:
             self._maps.address[:] = 0
             self._arrays.clear()
         shards = self._index.shard[rows]
-        for shard in np.unique(shards[self._maps.address[shards] == 0]).tolist():
+        for shard in set(shards[self._maps.address[shards] == 0].tolist()):
             self._arrays[shard] = file = self.rows.shard_bytes(shard)
             self._maps.address[shard], self._maps.bytes[shard] = file.ctypes.data, len(file)
             self._maps.read_whole[shard] = CHECKED_BYTES if self.rows.is_verified(shard) else _ANY_SIZE

@@ -10,7 +10,9 @@ warm_up         every shape that these will need, compiled
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
+from itertools import product
 from typing import Any, Final
 
 import jax
@@ -20,9 +22,9 @@ from ping_llm.core.errors import PingLlmError
 from ping_llm.core.rtt import Floats, Ints, Observations, Questions
 from ping_llm.models.completer.inference import BinDistribution, Completer
 from ping_llm.predict import scoring
-from ping_llm.predict.language_model import STEADY_QUESTIONS, LanguageModel, steady_histories
+from ping_llm.predict.language_model import STEADY_QUESTIONS, LanguageModel
 from ping_llm.predict.predictor import Predictor
-from ping_llm.predict.prompts import Histories, Prompt, pack, prompts_for
+from ping_llm.predict.prompts import MIN_TOKENS, Histories, Prompt, prompts_for
 from ping_llm.predict.scoring import LikelyAddresses
 from ping_llm.rows.format import ProbeRow
 from ping_llm.rows.measurement_set import MeasurementSet
@@ -30,14 +32,13 @@ from ping_llm.runs.trained import SHIPPED
 from ping_llm.serve.model_thread import Job
 from ping_llm.serve.store import KnownMeasurements
 
-_MIN_TOKENS: Final = 12
-"""Of a measurement. Bounds how many fit the context of a language model."""
 _SCORED_PER_CALL: Final = 256
 _NEAR: Final = 1.1
 """An RTT is about another if it is at most so many times longer or shorter."""
 _SIZES: Final = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128, 255)
 _PAIRS: Final = {4: ("192.0.2.1", "192.0.2.2"), 6: ("2001:db8::1", "2001:db8::2")}
-"""For warming up."""
+_TOKENS: Final = {4: 16, 6: 40}
+"""For warming up: pairs, and what their measurements take."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +75,7 @@ class ModelAnswers:
         self.is_completer = isinstance(predictor.model, Completer)
         self.is_shipped = predictor.trained.where == str(SHIPPED)
         self.max_tokens: int = 0 if self.is_completer else predictor.trained.config.max_target_length
-        self.max_context = predictor.settings.context - 1 if self.is_completer else self.max_tokens // _MIN_TOKENS
+        self.max_context = predictor.settings.context - 1 if self.is_completer else self.max_tokens // MIN_TOKENS
         """Measurements that an answer can be computed from."""
 
     def forecast(self, prompts: Sequence[Prompt]) -> Any:
@@ -175,7 +176,7 @@ class ModelAnswers:
         """Gives `LikelyAddresses`."""
         model, row, when = self.predictor.language_model, self._row(source, known, time_s), _none_if_nan(time_s)
         yield None
-        return scoring.complete_address(model, source, prefix, rtt_ms=rtt_ms, history=row, time_s=when, count=count)
+        return scoring.destinations(model, source, rtt_ms, history=row, time_s=when, count=count, prefix=prefix)
 
     def _row(self, source: str, known: KnownMeasurements, time_s: float) -> ProbeRow | None:
         measured = known.latest([source], time_s, self.max_context)
@@ -223,49 +224,42 @@ class ModelAnswers:
         """Compute each kind of query once, a single prediction first: a shape that was met is compiled."""
         yield None
         if isinstance(self.model, LanguageModel):
-            yield from _warm_up_language_model(self.model)
+            lengths = sorted({self.model.padded_history(size) for size in range(1, self.max_tokens, 64)})
+            histories = [_example(family, length * 5 // 8) for family in (4, 6) for length in lengths]
+            counts: tuple[int, ...] = (1, 2, STEADY_QUESTIONS)
+        else:
+            histories = [_example(4, tokens) for tokens in (self.max_context * _TOKENS[4], _TOKENS[4])]
+            settings = self.model.prediction
+            counts = (1,) if settings.contexts_per_call == 1 else (1, settings.questions_per_context + 1)
+        for count, history in product(counts, histories):
+            source, destination = history.nodes
+            queries = queries_of(source, [destination] * count, np.nan)
+            yield from self._without_waiting(self.predict(queries, KnownMeasurements(history=history)))
+        if self.is_completer:
             return
-        settings = self.model.prediction
-        source, destinations = _PAIRS[4][0], [f"192.0.2.{2 + n}" for n in range(settings.questions_per_context + 1)]
-        for queries in (1,) if settings.contexts_per_call == 1 else (1, len(destinations)):  # one context, or several
-            for count in (self.max_context, 1):
-                ends, times = np.zeros(count, np.int64), np.arange(count, dtype=np.float64)
-                observations = Observations(
-                    source=ends, destination=ends + 1, time_s=times, rtt_ms=np.ones(count, np.float32)
-                )
-                known = KnownMeasurements(history=MeasurementSet(nodes=_PAIRS[4], observations=observations))
-                yield from self.predict(queries_of(source, destinations[:queries], np.nan), known)
+        for history, is_search in product(histories, (True, False)):
+            source, *candidates = history.nodes
+            known = KnownMeasurements(history=history)
+            job = self.destinations(source, 10.0, [] if is_search else candidates, known, np.nan, 1)
+            yield from self._without_waiting(job)
+        yield from self._without_waiting(self.anomaly_scores(histories[0], 1, np.inf))
+
+    def _without_waiting(self, job: Job) -> Job:
+        """A job whose forecasts are not computed together with those of others, who would have to wait for them."""
+        answer = None
+        with suppress(StopIteration):
+            while True:
+                prompts = job.send(answer)
+                answer = None if prompts is None else self.forecast(prompts)
+                yield None
 
 
-def _warm_up_language_model(model: LanguageModel) -> Job:
-    lengths = sorted({model.padded_history(size) for size in range(1, model.config.max_target_length, 64)})
-    question = np.full(20, 1, np.uint16)
-    for histories, questions in (*((count, 1) for count in steady_histories()), (1, STEADY_QUESTIONS)):
-        for length in lengths:
-            different = [np.full(length - 1, 1 + number, np.uint16) for number in range(histories)]
-            prompts = [Prompt(history=history, question=question, measurements=1) for history in different]
-            model.forecast([prompt for prompt in prompts for _ in range(questions)])
-            yield None
-    for family, (source, destination) in _PAIRS.items():
-        for length in lengths:
-            row = _example_row(family, max(1, (length * 3 // 4) // (12 if family == 4 else 36)))
-            scoring.destinations(model, source, 10.0, history=row, count=1)
-            yield None
-            scoring.rank(model, source, [destination], 10.0, history=row)
-            yield None
-    scoring.score_rows(model, [_example_row(4, 1)])
-    yield None
-
-
-def _example_row(family: int, count: int) -> ProbeRow:
-    source, destination = pack(_PAIRS[family])
-    return ProbeRow(
-        family=family,
-        source=source.tobytes(),
-        time_us=np.arange(count, dtype=np.int64) * 1_000_000,
-        destinations=np.tile(destination, (count, 1)),
-        rtt_ms=np.ones(count, np.float32),
-    )
+def _example(family: int, tokens: int) -> MeasurementSet:
+    """A measurement per second of one pair, which take about so many tokens."""
+    count = max(1, tokens // _TOKENS[family])
+    ends, times = np.zeros(count, np.int64), np.arange(count, dtype=np.float64)
+    observations = Observations(source=ends, destination=ends + 1, time_s=times, rtt_ms=np.ones(count, np.float32))
+    return MeasurementSet(nodes=_PAIRS[family], observations=observations)
 
 
 def _concatenated(parts: Sequence[BinDistribution]) -> BinDistribution:

@@ -13,9 +13,9 @@ import glob
 import importlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -32,8 +32,8 @@ from ping_llm.storage.location import split_pattern
 class Format:
     """A kind of measurement file. Its module has two functions:
 
-    plan_NAME(path, size, renamed, piece_rows, optional)   rows (None where only reading tells) and pieces of a file
-    read_NAME(piece, batch_rows, strict)                   the `RawBatch`es of a piece
+    plan_NAME(whole, renamed, piece_rows, optional)   rows (None where only reading tells) and pieces of a file
+    read_NAME(piece, batch_rows, strict)              the `RawBatch`es of a piece
     """
 
     module: str
@@ -88,13 +88,8 @@ class Piece:
     row_groups: tuple[int, int] | None = None
     first_row: int = 0
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Self:
-        groups = value["row_groups"]
-        return cls(**{**value, "row_groups": tuple(groups) if groups else None})
+Plan = tuple[int | None, list[Piece]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,7 +154,8 @@ def describe(
     try:
         stat = locate(path).stat()
         kind = _format_of(locate(path))
-        measurements, pieces = _function("plan", kind)(str(path), stat.size, renamed, piece_rows, optional)
+        whole = Piece(path=str(path), format=kind, columns={}, bytes=stat.size)
+        measurements, pieces = _function("plan", kind)(whole, renamed, piece_rows, optional)
     except (OSError, pa.ArrowException) as error:
         raise _unreadable(path, error) from error
     file = InputFile(path=str(path), format=kind, bytes=stat.size, mtime_ns=stat.mtime_ns, measurements=measurements)
@@ -227,11 +223,8 @@ _BYTES_PER_ROW: Final = 60  # a short line; only sets how many rows a block give
 _HEADER_BYTES: Final = 65536
 
 
-def plan_csv(
-    path: str, size: int, renamed: Mapping[str, str], piece_rows: int, optional: frozenset[str]
-) -> tuple[None, list[Piece]]:
-    columns = find_columns(_header(path)[0], renamed, path, optional)
-    return None, [Piece(path=path, format="csv", columns=columns, bytes=size)]
+def plan_csv(whole: Piece, renamed: Mapping[str, str], piece_rows: int, optional: frozenset[str]) -> Plan:
+    return None, [replace(whole, columns=find_columns(_header(whole.path)[0], renamed, whole.path, optional))]
 
 
 def read_csv(piece: Piece, batch_rows: int, strict: bool) -> Iterator[RawBatch]:
@@ -301,27 +294,21 @@ _FETCHED_AHEAD: Final = 256 << 20
 """Of a remote file, pieces up to this size are fetched in a few large requests; longer ones block by block."""
 
 
-def plan_parquet(
-    path: str, size: int, renamed: Mapping[str, str], piece_rows: int, optional: frozenset[str]
-) -> tuple[int, list[Piece]]:
+def plan_parquet(whole: Piece, renamed: Mapping[str, str], piece_rows: int, optional: frozenset[str]) -> Plan:
     """Pieces of whole row groups with about `piece_rows` rows each."""
-    with pq.ParquetFile(_parquet_file(path)) as file:
+    with pq.ParquetFile(_parquet_file(whole.path)) as file:
         metadata = file.metadata
-        columns = find_columns(file.schema_arrow.names, renamed, path, optional)
-        _check_types(file.schema_arrow, columns, path)
-        groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
-        sizes = [(group.num_rows, group.total_byte_size) for group in groups]
+        columns = find_columns(file.schema_arrow.names, renamed, whole.path, optional)
+        _check_types(file.schema_arrow, columns, whole.path)
+    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
     pieces = []
-    first_group = first_row = 0
-    while first_group < len(sizes):
-        last_group, rows = first_group, 0
-        while last_group < len(sizes) and (rows == 0 or rows + sizes[last_group][0] <= piece_rows):
-            rows += sizes[last_group][0]
-            last_group += 1
-        groups_bytes = sum(group_bytes for _, group_bytes in sizes[first_group:last_group])
-        where: dict[str, Any] = {"row_groups": (first_group, last_group), "first_row": first_row}
-        pieces.append(Piece(path=path, format="parquet", columns=columns, bytes=groups_bytes, **where))
-        first_group, first_row = last_group, first_row + rows
+    first = first_row = 0
+    while first < len(groups):
+        last, rows, size = first, 0, 0
+        while last < len(groups) and (rows == 0 or rows + groups[last].num_rows <= piece_rows):
+            rows, size, last = rows + groups[last].num_rows, size + groups[last].total_byte_size, last + 1
+        pieces.append(replace(whole, columns=columns, bytes=size, row_groups=(first, last), first_row=first_row))
+        first, first_row = last, first_row + rows
     return metadata.num_rows, pieces
 
 

@@ -19,6 +19,7 @@ from ping_llm.tokens import FIELD_ORDERS, FIELDS, FIRST_BYTE, LONGEST_DELTA1_S, 
 _KINDS: Final = len(TimeKind)
 _ORDERS: Final = len(FIELD_ORDERS)
 _SOURCE, _DESTINATION, _RESULT, _TIME, _LENGTH = range(5)
+_INDEX: Final = (1 << 40) - 1
 
 # Numba compiles plain numbers into kernels, not members of an enumeration.
 _MEASUREMENT_START, _SRC_IPV4, _SRC_IPV6, _DST_IPV4, _DST_IPV6 = (int(role) for role in list(Role)[:5])
@@ -85,6 +86,7 @@ def write_measurement(
 
     The addresses are rows `s` and `d` of two tables: a view of each would cost as much as writing it.
     """
+    at &= _INDEX  # says that it is not negative: otherwise every store would check whether to count from the end
     failed = np.isnan(rtt_ms)
     form = ((np.int64(is_v6) * 2 + np.int64(failed)) * _KINDS + kind) * _ORDERS + order
     tokens[at] = _MEASUREMENT_START

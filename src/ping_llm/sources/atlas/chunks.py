@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, BinaryIO, Final, NamedTuple
 
 import numpy as np
 import orjson
@@ -23,7 +23,7 @@ import pyarrow as pa
 from ping_llm.core.errors import MeasurementError, PingLlmError
 from ping_llm.core.measurements import SCHEMA
 from ping_llm.sources.atlas.parse import Ping, Unusable, read_ping
-from ping_llm.sources.files import Piece, RawBatch
+from ping_llm.sources.files import Piece, Plan, RawBatch
 from ping_llm.storage import Location, locate
 from ping_llm.tasks.pool import map_in_order
 
@@ -42,10 +42,38 @@ class ReadSizes:
 DEFAULT_SIZES: Final = ReadSizes()
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Chunk:
+@dataclass(kw_only=True)
+class Counts:
+    """What became of results: each that was read is dropped, or in one measurement or several."""
+
+    results: int = 0
+    measurements: int = 0
+    failed: int = 0
+    """Measurements without an answer, which are among the measurements."""
+    dropped: dict[str, int] = field(default_factory=dict)
+    """Results that gave no measurement, by reason."""
+    examples: dict[str, str] = field(default_factory=dict)
+    """Where the first result dropped for each reason is, and what is wrong with it."""
+    bytes: int = 0
+    """Of the input, as stored."""
+
+    def add(self, part: "Counts") -> None:
+        for name in ("results", "measurements", "failed", "bytes"):
+            setattr(self, name, getattr(self, name) + getattr(part, name))
+        for reason, count in part.dropped.items():
+            self.dropped[reason] = self.dropped.get(reason, 0) + count
+        self.examples = part.examples | self.examples
+
+
+@dataclass(kw_only=True)
+class InputCounts(Counts):
+    file: str
+
+
+class Chunk(NamedTuple):
     """Whole lines of a file."""
 
+    file: str
     data: bytes
     first: int
     """Number of the first line, from 1. In a JSON array each element counts as a line."""
@@ -54,45 +82,10 @@ class Chunk:
     """Bytes of the file, as stored, that were read up to here."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ParsedChunk:
-    """Every result of the chunk is in `batch` or in `dropped`."""
-
-    batch: Any
-    """`pyarrow.RecordBatch` of the measurement schema."""
-    results: int
-    dropped: dict[str, int]
-    examples: dict[str, tuple[int, str]]
-    """For each reason the first dropped result, in the order of the lines: its number and what is wrong with it."""
-    in_array: bool
+class ParsedChunk(NamedTuple):
+    batch: pa.RecordBatch
+    counts: Counts
     position: int
-
-
-@dataclass(kw_only=True)
-class InputCounts:
-    """What became of the results of one input file: each is among the measurements or dropped."""
-
-    file: str
-    bytes: int = 0
-    results: int = 0
-    measurements: int = 0
-    failed: int = 0
-    """Measurements without an answer, which are among the measurements."""
-    dropped: dict[str, int] = field(default_factory=dict)
-    examples: dict[str, str] = field(default_factory=dict)
-    """Where the first result dropped for each reason is, and what is wrong with it."""
-
-    def add(self, parsed: ParsedChunk, *, strict: bool) -> None:
-        self.results += parsed.results
-        self.measurements += parsed.batch.num_rows
-        self.failed += parsed.batch.column("rtt").null_count
-        for reason, count in parsed.dropped.items():
-            self.dropped[reason] = self.dropped.get(reason, 0) + count
-        for reason, (number, detail) in parsed.examples.items():
-            where = f"{self.file} element {number}" if parsed.in_array else f"{self.file}:{number}"
-            if strict:
-                raise MeasurementError(f"{where}: {reason}: {detail}")
-            self.examples.setdefault(reason, f"{where}: {detail}")
 
 
 def parse_file(
@@ -109,10 +102,10 @@ def parse_file(
     The next chunk is always being read in a thread: decompression runs beside parsing. A file without any JSON is the
     wrong file, not one with many bad results.
     """
-    parse = partial(parse_chunk, each_packet=each_packet)
+    parse = partial(parse_chunk, each_packet=each_packet, strict=strict)
     chunks = _read_ahead(read_chunks(counts.file, sizes))
     for parsed in map(parse, chunks) if pool is None else map_in_order(pool, parse, chunks, window=window):
-        counts.add(parsed, strict=strict)
+        counts.add(parsed.counts)
         yield parsed
     if counts.results and counts.dropped.get("malformed_json") == counts.results:
         raise PingLlmError(
@@ -122,35 +115,32 @@ def parse_file(
 
 
 def _read_ahead(items: Iterator[Chunk]) -> Iterator[Chunk]:
-    end = object()
     with ThreadPoolExecutor(1) as thread:
-        upcoming = thread.submit(next, items, end)
-        while (item := upcoming.result()) is not end:
-            upcoming = thread.submit(next, items, end)
-            yield item  # type: ignore[misc]
+        upcoming = thread.submit(next, items, None)
+        while (item := upcoming.result()) is not None:
+            upcoming = thread.submit(next, items, None)
+            yield item
 
 
-def parse_chunk(chunk: Chunk, *, each_packet: bool) -> ParsedChunk:
-    """A worker's task."""
+def parse_chunk(chunk: Chunk, *, each_packet: bool, strict: bool = False) -> ParsedChunk:
+    """A worker's task. Every result of the chunk is in its batch, or is counted as dropped."""
+    counts = Counts()
     pings: list[Ping] = []
-    results = 0
-    dropped: Counter[str] = Counter()
-    examples: dict[str, tuple[int, str]] = {}
     for number, line in enumerate(chunk.data.split(b"\n"), chunk.first):
         try:
             pings.append(read_ping(orjson.loads(line), each_packet=each_packet))
+            continue
         except orjson.JSONDecodeError as error:
             if not line.strip():
                 continue
-            problem = Unusable("malformed_json", str(error))
+            reason, detail = "malformed_json", str(error)
         except Unusable as unusable:
-            problem = unusable
-        else:
-            results += 1
-            continue
-        results += 1
-        dropped[problem.reason] += 1
-        examples.setdefault(problem.reason, (number, problem.detail))
+            reason, detail = unusable.args
+        where = f"{chunk.file} element {number}" if chunk.in_array else f"{chunk.file}:{number}"
+        if strict:
+            raise MeasurementError(f"{where}: {reason}: {detail}")
+        counts.dropped[reason] = counts.dropped.get(reason, 0) + 1
+        counts.examples.setdefault(reason, f"{where}: {detail}")
 
     each = [ping for ping in pings for _ in ping.rtts]  # one for each measurement
     columns: tuple[list[Any], ...] = (
@@ -161,42 +151,29 @@ def parse_chunk(chunk: Chunk, *, each_packet: bool) -> ParsedChunk:
         [rtt for ping in pings for rtt in ping.rtts],
     )
     arrays = [pa.array(column, type=field.type) for column, field in zip(columns, SCHEMA, strict=True)]
-    return ParsedChunk(
-        batch=pa.RecordBatch.from_arrays(arrays, schema=SCHEMA),
-        results=results,
-        dropped=dict(dropped),
-        examples=examples,
-        in_array=chunk.in_array,
-        position=chunk.position,
-    )
+    counts.results = len(pings) + sum(counts.dropped.values())
+    counts.measurements, counts.failed = len(each), arrays[-1].null_count
+    return ParsedChunk(pa.RecordBatch.from_arrays(arrays, schema=SCHEMA), counts, chunk.position)
 
 
 # The format "atlas" of `sources.files`: one measurement per result, its minimum RTT. (`ping-llm import atlas` can also
 # keep every packet.)
 
 
-def plan_atlas(
-    path: str, size: int, renamed: Mapping[str, str], piece_rows: int, optional: frozenset[str]
-) -> tuple[None, list[Piece]]:
-    return None, [Piece(path=path, format="atlas", columns={}, bytes=size)]
+def plan_atlas(whole: Piece, renamed: Mapping[str, str], piece_rows: int, optional: frozenset[str]) -> Plan:
+    return None, [whole]
 
 
 def read_atlas(piece: Piece, batch_rows: int, strict: bool) -> Iterator[RawBatch]:
-    waiting: list[ParsedChunk] = []
-    first_row = 0
-
-    def joined() -> RawBatch:
-        dropped = sum((Counter(parsed.dropped) for parsed in waiting), Counter[str]())
-        return RawBatch(batch=pa.concat_batches([p.batch for p in waiting]), first_row=first_row, dropped=dropped)
-
-    for parsed in parse_file(InputCounts(file=piece.path), each_packet=False, strict=strict):
-        waiting.append(parsed)
-        if sum(p.batch.num_rows for p in waiting) >= batch_rows:
-            yield joined()
-            first_row += sum(p.results for p in waiting)
-            waiting = []
-    if waiting:
-        yield joined()
+    first_row, batches, counts = 0, list[pa.RecordBatch](), Counts()
+    parsed = parse_file(InputCounts(file=piece.path), each_packet=False, strict=strict)
+    for chunk in chain(parsed, [None]):  # None: the end
+        if chunk is not None:
+            batches.append(chunk.batch)
+            counts.add(chunk.counts)
+        if batches and (chunk is None or counts.measurements >= batch_rows):
+            yield RawBatch(batch=pa.concat_batches(batches), first_row=first_row, dropped=Counter(counts.dropped))
+            first_row, batches, counts = first_row + counts.results, [], Counts()
 
 
 # From a file to chunks.
@@ -215,8 +192,26 @@ _FOREIGN: Final = {
 
 def read_chunks(path: Path | str | Location, sizes: ReadSizes = DEFAULT_SIZES) -> Iterator[Chunk]:
     """The results of a file. Raises a one-line error for a file that cannot be read to its end."""
-    source = _Source(locate(path), sizes.block)
-    blocks = source.blocks()
+    source, position = locate(path), 0
+
+    def decompressed_blocks() -> Iterator[bytes]:
+        nonlocal position
+        try:
+            with source.open_stream() as file:
+                content = _decompressed(file, source)
+                while block := content.read(sizes.block):
+                    position = file.tell()
+                    yield block
+        except OSError as error:
+            if error.errno is not None:
+                raise PingLlmError(f"{source}: cannot be read: {error.strerror or error}") from error
+            how = "cut off" if "Truncated" in str(error) else "damaged"  # Arrow's own errors have no number
+            raise PingLlmError(
+                f"{source}: the compressed data is {how} (read {position:,} of {source.size():,} bytes); "
+                "download the file again"
+            ) from error
+
+    blocks = decompressed_blocks()
     head = b""
     for block in blocks:
         head += block
@@ -243,49 +238,24 @@ def read_chunks(path: Path | str | Location, sizes: ReadSizes = DEFAULT_SIZES) -
             data = b"".join(parts)
             end = data.rfind(b"\n") + 1
             if end:
-                yield Chunk(data=data[:end], first=first, in_array=in_array, position=source.position)
+                yield Chunk(str(path), data[:end], first, in_array, position)
                 first += data.count(b"\n", 0, end)
             elif size > sizes.result:
                 name = "element" if in_array else "line"
                 raise PingLlmError(f"{path}: {name} {first:,} is over {sizes.result:,} bytes: not RIPE Atlas JSON")
             parts, size = [data[end:]], size - end
     if size:
-        yield Chunk(data=b"".join(parts), first=first, in_array=in_array, position=source.position)
+        yield Chunk(str(path), b"".join(parts), first, in_array, position)
 
 
-class _Source:
-    """A file and how far it has been read."""
-
-    def __init__(self, path: Location, block_bytes: int) -> None:
-        self.path = path
-        self.block_bytes = block_bytes
-        self.position = 0
-
-    def blocks(self) -> Iterator[bytes]:
-        """The decompressed content."""
-        try:
-            with self.path.open_stream() as file:
-                content = self._decompressed(file)
-                while block := content.read(self.block_bytes):
-                    self.position = file.tell()
-                    yield block
-        except OSError as error:
-            if error.errno is not None:
-                raise PingLlmError(f"{self.path}: cannot be read: {error.strerror or error}") from error
-            how = "cut off" if "Truncated" in str(error) else "damaged"  # Arrow's own errors have no number
-            raise PingLlmError(
-                f"{self.path}: the compressed data is {how} (read {self.position:,} of {self.path.size():,} bytes); "
-                "download the file again"
-            ) from error
-
-    def _decompressed(self, file: BinaryIO) -> Any:
-        magic = file.read(8)
-        file.seek(0)
-        for start, kind in _FOREIGN.items():
-            if magic.startswith(start):
-                raise PingLlmError(f"{self.path}: is {kind}; expected JSON, plain or compressed with bzip2 or gzip")
-        codec = next((codec for start, codec in _COMPRESSED.items() if magic.startswith(start)), None)
-        return pa.CompressedInputStream(pa.PythonFile(file, mode="r"), codec) if codec else file
+def _decompressed(file: BinaryIO, name: Location) -> Any:
+    magic = file.read(8)
+    file.seek(0)
+    for start, kind in _FOREIGN.items():
+        if magic.startswith(start):
+            raise PingLlmError(f"{name}: is {kind}; expected JSON, plain or compressed with bzip2 or gzip")
+    codec = next((codec for start, codec in _COMPRESSED.items() if magic.startswith(start)), None)
+    return pa.CompressedInputStream(pa.PythonFile(file, mode="r"), codec) if codec else file
 
 
 # A JSON array as lines. Only two facts are needed to cut it up: which brackets and commas stand outside strings, and

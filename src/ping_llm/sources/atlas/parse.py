@@ -36,16 +36,9 @@ DROP_REASONS: Final = {
 }
 """Why a result can be dropped. A result with several faults is counted under the first one in this order."""
 
-PING_KINDS: Final = frozenset({"ping", "ping6"})
-
 
 class Unusable(Exception):  # noqa: N818 - an outcome that is counted, not an error
-    """The result is dropped, for one of `DROP_REASONS`."""
-
-    def __init__(self, reason: str, detail: str) -> None:
-        super().__init__(reason, detail)
-        self.reason = reason
-        self.detail = detail
+    """The result is dropped. `args` are one of the `DROP_REASONS`, and what is wrong in this case."""
 
 
 class Ping(NamedTuple):
@@ -68,7 +61,8 @@ def read_ping(result: Any, *, each_packet: bool) -> Ping:
     source, source_version = _source(result)
     destination, ip_version = _destination(result)
     stated = result.get("af", result.get("pf"))
-    if source_version != ip_version or (stated != ip_version and _contradicts(stated, ip_version)):
+    # A missing or unreadable family says nothing.
+    if source_version != ip_version or (stated != ip_version and _whole(stated) not in (None, ip_version)):
         raise Unusable("family_mismatch", f"from {source} to {destination}, af {_shown(stated)}")
     return Ping(time_us, source, destination, ip_version, _rtts(result, each_packet))
 
@@ -77,7 +71,7 @@ def _is_ping(result: dict[str, Any]) -> bool:
     kind = result.get("type") or result.get("msm_name")
     if kind is None:  # before firmware 4460 results did not name their type; only pings count packets
         return "sent" in result and "rcvd" in result
-    return isinstance(kind, str) and kind.lower() in PING_KINDS
+    return isinstance(kind, str) and kind.lower() in ("ping", "ping6")
 
 
 def _time_us(timestamp: Any) -> int:
@@ -91,14 +85,13 @@ def _time_us(timestamp: Any) -> int:
 
 
 def _source(result: dict[str, Any]) -> tuple[str, int]:
-    seen_by_controller = result.get("from")
-    if seen_by_controller:
+    if seen_by_controller := result.get("from"):
         address = _address(seen_by_controller)
         if address is None:
             raise Unusable("bad_src_addr", f"from is {_shown(seen_by_controller)}")
         return address
     own = result.get("src_addr") or result.get("srcaddr")
-    address = _address(own) if own else None
+    address = _address(own)
     if address is None or not _is_public(address[0]):
         raise Unusable("missing_source", f"no from, and src_addr is {_shown(own)}")
     return address
@@ -134,14 +127,6 @@ def _is_public(address: str) -> bool:
     return parsed.is_global and not parsed.is_multicast
 
 
-def _contradicts(stated: Any, ip_version: int) -> bool:
-    """Whether a stated family is a number that differs; a missing or unreadable one says nothing."""
-    try:
-        return int(stated) != ip_version
-    except (TypeError, ValueError, OverflowError):
-        return False
-
-
 def _rtts(result: dict[str, Any], each_packet: bool) -> list[float | None]:
     packets = result.get("result")
     if not packets:
@@ -163,13 +148,13 @@ def _rtts(result: dict[str, Any], each_packet: bool) -> list[float | None]:
 
 def _rtt_of_summary(result: dict[str, Any], each_packet: bool) -> float | None:
     """The minimum of a result without a packet list. No packet sent means no measurement, not a failed one."""
-    sent, received = _count(result.get("sent")), _count(result.get("rcvd"))
+    sent, received = _whole(result.get("sent")), _whole(result.get("rcvd"))
     if each_packet or not sent or received is None:
         raise Unusable("no_packets", f"no packets in result, sent {_shown(sent)}, rcvd {_shown(received)}")
     return _rtt(result.get("min")) if received else None
 
 
-def _count(value: Any) -> int | None:
+def _whole(value: Any) -> int | None:
     try:
         return int(value)
     except (TypeError, ValueError, OverflowError):

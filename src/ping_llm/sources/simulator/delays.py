@@ -4,101 +4,88 @@ floor = propagation · (1 + detour of the current route) + access of both ends +
 RTT   = floor + queueing, where queueing is ordinary, sometimes busy, rarely a spike
 """
 
-import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 from scipy.special import ndtr  # type: ignore[import-untyped]
 
 from ping_llm.core.randomness import GOLDEN, Words, mix64, uniform
+from ping_llm.core.rtt import RttDistribution
 from ping_llm.sources.simulator.settings import SimulatorSettings
-from ping_llm.sources.simulator.topology import Endpoints, Floats, Geography, Ints, great_circle_km, key_words
+from ping_llm.sources.simulator.topology import Columns, Endpoints, Floats, Geography, Ints, great_circle_km, key_words
 
 
-@dataclass(frozen=True)
-class DelayDistribution:
-    """What is true of n measurements before they are made.
+@dataclass(frozen=True, kw_only=True, eq=False)
+class DelayDistribution(RttDistribution):
+    """What is true of n measurements before they are made: a mixture of log-normal delays above a floor."""
 
-    Everything but `failed_probability` is conditional on an answer. RTTs and probabilities broadcast against the n
-    measurements: `truth.quantile([[0.1], [0.9]])` has shape [2, n].
-    """
-
-    failed_probability: Floats
-    floor_ms: Floats
-    weight: tuple[Floats, ...]  # of each component; they add up to 1
-    log_median: tuple[Floats, ...]  # of each component: ln of the median delay above the floor, in ms
+    floor_ms: Floats  # [n]
+    weight: Floats  # [n, components], adds up to 1
+    log_median: Floats  # [n, components]: ln of the median delay above the floor, in ms
     sigma: tuple[float, ...]  # of each component's logarithm
 
-    def __len__(self) -> int:
-        return len(self.floor_ms)
+    _SHARED: ClassVar = frozenset({"sigma"})
 
-    def cdf(self, rtt_ms: npt.ArrayLike) -> Floats:
-        """P(RTT ≤ rtt_ms)."""
+    def _cdf(self, rtt_ms: Floats) -> Floats:
         return self._cdf_above(self._log_above_floor(rtt_ms))
 
-    def log_pdf(self, rtt_ms: npt.ArrayLike) -> Floats:
-        """Natural logarithm of the density per millisecond; -inf at or below the floor."""
-        log_above = self._log_above_floor(rtt_ms)
-        total = np.full(np.shape(log_above), -np.inf)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            for weight, log_median, sigma in self._components():
-                z = (log_above - log_median) / sigma
-                term = np.log(weight) - 0.5 * z**2 - np.log(sigma * np.sqrt(2.0 * np.pi)) - log_above
-                total = np.logaddexp(total, np.where(np.isneginf(log_above), -np.inf, term))
-        return np.asarray(total, np.float64)
-
-    def quantile(self, q: npt.ArrayLike) -> Floats:
-        """The RTT that a share q of the answers stay below, by bisection to the precision of a float."""
-        q = np.asarray(q, np.float64)
-        if not ((q >= 0) & (q <= 1)).all():
-            raise ValueError("a quantile lies between 0 and 1")
-        shape = np.broadcast_shapes(q.shape, self.floor_ms.shape)
+    def _quantile(self, level: Floats) -> Floats:
+        """By bisection to the precision of a float."""
         reach = 9.0 * max(self.sigma)  # beyond nine standard deviations a float holds no probability
-        low = np.broadcast_to(np.minimum.reduce(self.log_median) - reach, shape)
-        high = np.broadcast_to(np.maximum.reduce(self.log_median) + reach, shape)
+        low = np.broadcast_to(self.log_median.min(axis=1, keepdims=True) - reach, level.shape)
+        high = np.broadcast_to(self.log_median.max(axis=1, keepdims=True) + reach, level.shape)
         for _ in range(52):
             middle = (low + high) / 2.0
-            below = self._cdf_above(middle) < q
+            below = self._cdf_above(middle) < level
             low, high = np.where(below, middle, low), np.where(below, high, middle)
-        found = self.floor_ms + np.exp((low + high) / 2.0)
-        return np.asarray(np.where(q == 0, self.floor_ms, np.where(q == 1, np.inf, found)), np.float64)
+        floor = self.floor_ms[:, None]
+        found = floor + np.exp((low + high) / 2.0)
+        return np.where(level == 0, floor, np.where(level == 1, np.inf, found))
 
-    def median(self) -> Floats:
-        return self.quantile(0.5)
-
+    @property
     def mean(self) -> Floats:
-        return sum((w * np.exp(m + s**2 / 2.0) for w, m, s in self._components()), self.floor_ms)
+        return sum((w * np.exp(m + s**2 / 2.0) for w, m, s in self._components()), self.floor_ms[:, None])[:, 0]
+
+    def log_pdf(self, rtt_ms: Any) -> Floats:
+        """Natural logarithm of the density per millisecond, at one RTT or one for each; -inf at or below the floor."""
+        log_above = self._log_above_floor(self._column(rtt_ms))
+        with np.errstate(divide="ignore", invalid="ignore"):
+            logs = [
+                np.log(w) - 0.5 * ((log_above - m) / s) ** 2 - np.log(s * np.sqrt(2.0 * np.pi)) - log_above
+                for w, m, s in self._components()
+            ]
+            return np.where(np.isneginf(log_above), -np.inf, np.logaddexp.reduce(logs))[:, 0]
 
     def draw(self, rng: np.random.Generator) -> Floats:
         """An outcome for each of the n measurements: an RTT, or NaN where it failed."""
         chance = rng.random(len(self))
-        failed = chance < self.failed_probability
+        failed = chance < self.p_failed
         # Given that it did not fail, what is left of the chance is uniform again: it chooses the component.
         with np.errstate(divide="ignore"):  # the probability may be 1
-            chance = (chance - self.failed_probability) / (1.0 - self.failed_probability)
-        log_median, sigma = self.log_median[0].copy(), np.full(len(self), self.sigma[0])
-        passed = self.weight[0]
-        for index in range(1, len(self.weight)):
+            chance = (chance - self.p_failed) / (1.0 - self.p_failed)
+        log_median, sigma = self.log_median[:, 0].copy(), np.full(len(self), self.sigma[0])
+        passed = self.weight[:, 0]
+        for index in range(1, len(self.sigma)):
             later = chance >= passed
-            np.copyto(log_median, self.log_median[index], where=later)
+            np.copyto(log_median, self.log_median[:, index], where=later)
             np.copyto(sigma, self.sigma[index], where=later)
-            passed = passed + self.weight[index]
+            passed = passed + self.weight[:, index]
         rtt = np.asarray(self.floor_ms + np.exp(log_median + sigma * rng.standard_normal(len(self))), np.float64)
         rtt[failed] = np.nan
         return rtt
 
     def _components(self) -> Iterator[tuple[Floats, Floats, float]]:
-        return zip(self.weight, self.log_median, self.sigma, strict=True)
+        return zip(self.weight.T[..., None], self.log_median.T[..., None], self.sigma, strict=True)
 
     def _cdf_above(self, log_above: Floats) -> Floats:
-        """P(ln(RTT - floor) ≤ log_above)."""
+        """P(ln(RTT - floor) <= log_above)."""
         return sum((w * ndtr((log_above - m) / s) for w, m, s in self._components()), np.zeros(()))
 
-    def _log_above_floor(self, rtt_ms: npt.ArrayLike) -> Floats:
+    def _log_above_floor(self, rtt_ms: Floats) -> Floats:
         with np.errstate(divide="ignore"):
-            return np.asarray(np.log(np.maximum(np.asarray(rtt_ms, np.float64) - self.floor_ms, 0.0)), np.float64)
+            return np.asarray(np.log(np.maximum(rtt_ms - self.floor_ms[:, None], 0.0)), np.float64)
 
 
 # Random words of pairs, and the numbers they stand for.
@@ -147,7 +134,7 @@ _BUSY_QUEUE = 6.0
 
 
 @dataclass(frozen=True)
-class Paths:
+class Paths(Columns):
     """Arrays by path, a pair of endpoints: everything about it that does not depend on time."""
 
     propagation_ms: Floats
@@ -160,9 +147,6 @@ class Paths:
     target_day: Floats
     route_key: Words
     route_period_s: Floats
-
-    def take(self, index: Ints) -> "Paths":
-        return Paths(*(getattr(self, field.name)[index] for field in dataclasses.fields(self)))
 
 
 @dataclass(frozen=True)
@@ -212,12 +196,12 @@ class DelayModel:
         congestion_ms = paths.source_congestion_ms * source_load + paths.target_congestion_ms * target_load
         log_queue = np.log(paths.queue_ms + _CONGESTED_QUEUE * congestion_ms)
         busy = settings.busy_share * (0.5 + 0.5 * load)
-        spike = np.full(len(busy), settings.spike_share)
+        spike, log_spike = np.full(len(busy), settings.spike_share), np.log(settings.spike_ms)
         return DelayDistribution(
-            failed_probability=-np.expm1(-loss_scale * _loss_hazard(paths.hazard, load)),
+            p_failed=-np.expm1(-loss_scale * _loss_hazard(paths.hazard, load)),
             floor_ms=paths.propagation_ms + self._reroute_ms(paths, time_s) + paths.access_ms + congestion_ms,
-            weight=(1.0 - busy - spike, busy, spike),
-            log_median=(log_queue, log_queue + np.log(_BUSY_QUEUE), np.full(len(busy), np.log(settings.spike_ms))),
+            weight=np.stack([1.0 - busy - spike, busy, spike]).T,
+            log_median=np.stack([log_queue, log_queue + np.log(_BUSY_QUEUE), np.full(len(busy), log_spike)]).T,
             sigma=(_CALM_SIGMA, _BUSY_SIGMA, _SPIKE_SIGMA),
         )
 

@@ -1,6 +1,5 @@
 """Who measures whom, when: streams, each a source that measures one target at a steady interval for a while."""
 
-import dataclasses
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,7 +7,7 @@ import numpy.typing as npt
 
 from ping_llm.core.errors import PingLlmError
 from ping_llm.sources.simulator.settings import SimulatorSettings
-from ping_llm.sources.simulator.topology import Endpoints, Floats, Geography, Ints, generator
+from ping_llm.sources.simulator.topology import Columns, Endpoints, Floats, Geography, Ints, generator
 
 INTERVALS = ((10, 0.03), (30, 0.08), (60, 0.56), (120, 0.15), (180, 0.13), (300, 0.03), (600, 0.016), (1800, 0.004))
 """Seconds between two measurements of a stream, and the share of the measurements made at that interval."""
@@ -27,7 +26,7 @@ _JUST_BELOW_ONE = 1.0 - 1e-12
 
 
 @dataclass(frozen=True)
-class Streams:
+class Streams(Columns):
     """Arrays by stream, in the order in which they start. Measurement k of a stream is at start_ms + k·interval_ms."""
 
     source: npt.NDArray[np.int32]  # endpoint
@@ -38,9 +37,6 @@ class Streams:
 
     def __len__(self) -> int:
         return len(self.source)
-
-    def take(self, index: Ints) -> "Streams":
-        return Streams(*(getattr(self, field.name)[index] for field in dataclasses.fields(self)))
 
     @property
     def last_ms(self) -> Ints:
@@ -107,12 +103,8 @@ def _choose_targets(
     rng: np.random.Generator,
 ) -> Ints:
     """A target of the source's family for every stream: in its city, in its region, or in another region."""
-    shares = (
-        (0, settings.local_share),
-        (1, settings.regional_share),
-        (2, 1 - settings.local_share - settings.regional_share),
-    )
-    reach = _shares_of_weight(count, shares, rng)
+    local, regional = settings.local_share, settings.regional_share
+    reach = _shares_of_weight(count, ((0, local), (1, regional), (2, 1 - local - regional)), rng)
     target = np.full(len(source), -1, np.int64)
     city = geography.pop_city[endpoints.pop]
     region = geography.city_region[city]
@@ -127,23 +119,17 @@ def _choose_targets(
             if not len(waiting):
                 break
             home, area = city[source[waiting]], region[source[waiting]]
-            in_city, in_region = (by_city[home], by_city[home + 1]), (by_region[area], by_region[area + 1])
-            target[waiting] = candidates[_choose(cumulative, in_city, in_region, reach[waiting], rng)]
+            bounds = np.stack([by_city[home], by_city[home + 1], by_region[area], by_region[area + 1]])
+            target[waiting] = candidates[_choose(cumulative, bounds, reach[waiting], rng)]
             waiting = _repeated(source, target, waiting)
     return target
 
 
-def _choose(
-    cumulative: Floats,
-    in_city: tuple[Floats, Floats],
-    in_region: tuple[Floats, Floats],
-    reach: Ints,
-    rng: np.random.Generator,
-) -> Ints:
+def _choose(cumulative: Floats, bounds: Floats, reach: Ints, rng: np.random.Generator) -> Ints:
     """Random targets by popularity: in the city (reach 0), in the region (1) or elsewhere (2), of which the first two
     are ranges of the cumulative popularity."""
     within, elsewhere = rng.random((2, len(reach)))
-    (city_low, city_high), (region_low, region_high) = in_city, in_region
+    city_low, city_high, region_low, region_high = bounds
     total = cumulative[-1]
     local = (reach == 0) & (city_high > city_low)
     low, high = np.where(local, city_low, region_low), np.where(local, city_high, region_high)

@@ -6,7 +6,8 @@ what was drawn before, so any part of a world or of its measurements can be made
 
 import hashlib
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +20,14 @@ from ping_llm.sources.simulator.settings import SimulatorSettings
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Columns:
+    """A base of data classes whose fields are arrays of the same length."""
+
+    def take(self, index: Ints) -> Self:
+        return type(self)(*(getattr(self, field.name)[index] for field in fields(self)))
 
 
 def key_words(seed: int, purpose: str) -> Words:
