@@ -17,7 +17,7 @@ import pyarrow as pa
 from ping_llm.core.console import Advance, no_progress
 from ping_llm.core.errors import PingLlmError
 from ping_llm.core.measurements import ADDRESS_BYTES, AddressColumn, ValidMeasurements, format_address, validate
-from ping_llm.core.rtt import Ints, NodeIds, Observations
+from ping_llm.core.rtt import Ints, Observations
 from ping_llm.rows.dataset import RowSet
 from ping_llm.rows.format import ProbeRow
 from ping_llm.sources import files
@@ -49,13 +49,15 @@ def joined(sets: Sequence[MeasurementSet]) -> MeasurementSet:
     """Several sets as one, in time order, with one number for each address."""
     if len(sets) == 1:
         return sets[0]
-    number, parts = NodeIds(), [NOTHING]
+    number: dict[str, int] = {}
+    parts = [NOTHING]
     for one in sets:
-        ids, known = number.ids(one.nodes), one.observations
+        ids = np.array([number.setdefault(node, len(number)) for node in one.nodes], dtype=np.int64)
+        known = one.observations
         parts.append(replace(known, source=ids[known.source], destination=ids[known.destination]))
     together = Observations(**{name: np.concatenate([vars(part)[name] for part in parts]) for name in vars(NOTHING)})
     in_order = together.take(np.argsort(together.time_s, kind="stable"))
-    return MeasurementSet(nodes=tuple(map(str, number.of)), observations=in_order)
+    return MeasurementSet(nodes=tuple(number), observations=in_order)
 
 
 def read_observations(
