@@ -18,7 +18,7 @@ import numpy.typing as npt
 import orjson
 
 from ping_llm.baselines.interface import PairTable
-from ping_llm.core.rtt import Floats, History, NodeIds, Observations, Questions, RttDistribution
+from ping_llm.core.rtt import Floats, History, Observations, Questions, RttDistribution
 from ping_llm.evaluate.scores import Scores, scores
 from ping_llm.sources.atlas.parse import read_ping
 
@@ -52,7 +52,7 @@ def planetlab_pairs(folder: Path) -> Observations:
 
 def menog_pings(folder: Path) -> Pings:
     """Reading takes eight seconds."""
-    numbers, addresses = NodeIds(), dict[Any, str]()
+    numbers, addresses = dict[Any, int](), dict[Any, str]()
     source, destination, time_s, first, fastest = [], [], [], [], []
     with bz2.open(folder / MENOG_FILE, "rb") as lines:
         for line in lines:
@@ -65,11 +65,14 @@ def menog_pings(folder: Path) -> Pings:
             time_s.append(ping.time_us / 1e6)
             first.append(np.nan if ping.rtts[0] is None else ping.rtts[0])
             fastest.append(min((rtt for rtt in ping.rtts if rtt is not None), default=np.nan))
-    columns = {"source": numbers.ids(source), "destination": numbers.ids(destination), "time_s": np.array(time_s)}
+    sources, destinations = (
+        np.array([numbers.setdefault(node, len(numbers)) for node in ends]) for ends in (source, destination)
+    )
+    columns = {"source": sources, "destination": destinations, "time_s": np.array(time_s)}
     return Pings(
         first=Observations(**columns, rtt_ms=np.array(first)),
         fastest=Observations(**columns, rtt_ms=np.array(fastest)),
-        nodes=tuple(addresses.get(node, str(node)) for node in numbers.of),
+        nodes=tuple(addresses.get(node, str(node)) for node in numbers),
     )
 
 

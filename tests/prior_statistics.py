@@ -65,7 +65,7 @@ def character(source: Ints, destination: Ints, rtt_ms: Floats, *, seed: int = 0)
     test = pairs.take(~known)
     symmetric = bool(len(np.intersect1d(source, destination)))
     fitted = LogFactors(rank=5, symmetric=symmetric, seed=seed).fit(pairs.take(known))
-    missed = np.abs(np.log(fitted.predict(test.questions)) - test.log_rtt)
+    missed = np.abs(np.log(fitted(test.questions)) - test.log_rtt)
     return Character(
         median_ms=float(np.exp(middle)),
         spread=float(high - low) / 2,

@@ -35,7 +35,7 @@ def unseen_pairs(pairs: Observations, make: Make, known: float) -> Floats:
     results = []
     for seed in range(3):
         learnt, test = parted(pairs, known, seed)
-        results.append(errors(make(seed).fit(learnt).predict(test.questions), test.rtt_ms.astype(np.float64)))
+        results.append(errors(make(seed).fit(learnt)(test.questions), test.rtt_ms.astype(np.float64)))
     return np.mean(results, axis=0)
 
 
@@ -114,6 +114,6 @@ def test_seen_pairs_of_menog_one_step_ahead(menog: Pings, baseline: Baseline, me
     first = menog.first.answered
     start, stop = History.of(first.pair, first.time_s, first.rtt_ms).span(first.pair, first.time_s)
     test = first.take(stop > start)
-    got = errors(baseline.fit(first).predict(test.questions), test.rtt_ms.astype(np.float64))
+    got = errors(baseline.fit(first)(test.questions), test.rtt_ms.astype(np.float64))
     assert got[0] < median
     assert got[2] < absolute

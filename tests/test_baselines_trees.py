@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from ping_llm.baselines.interface import GlobalMedian, PairTable
+from ping_llm.baselines.interface import GlobalMedian, PairTable, Predict
 from ping_llm.baselines.prefix_trees import KeyMeans, PrefixTrees, mean_features, numbered_prefixes, pair_keys
 from ping_llm.core.rtt import DEFAULT_RTT_MS, Observations, Questions
 
@@ -26,8 +26,8 @@ def between_sites(count: int, *, seed: int, hosts: range = range(HOSTS)) -> Obse
     return Observations(source=source, destination=destination, time_s=np.arange(count, dtype=np.float64), rtt_ms=rtt)
 
 
-def median_error(fitted: object, asked: Observations) -> float:
-    predicted = fitted.predict(asked.questions)  # type: ignore[attr-defined]
+def median_error(fitted: Predict, asked: Observations) -> float:
+    predicted = fitted(asked.questions)
     return float(np.median(np.abs(predicted / asked.rtt_ms - 1)))
 
 
@@ -49,7 +49,7 @@ class TestPrefixTrees:
     @pytest.mark.slow
     def test_the_same_again(self) -> None:
         train = between_sites(500, seed=0)
-        once, again = (PrefixTrees(nodes=addresses(), trees=60).fit(train).predict(train) for _ in range(2))
+        once, again = (PrefixTrees(nodes=addresses(), trees=60).fit(train)(train) for _ in range(2))
         np.testing.assert_array_equal(once, again)
 
     @pytest.mark.slow
@@ -57,9 +57,9 @@ class TestPrefixTrees:
         train = between_sites(500, seed=0)
         ask = Questions(source=np.array([-1, 10**6, 3]), destination=np.array([4, -1, 10**6]), time_s=np.zeros(3))
         for known in (train, train.take(slice(0, 3))):
-            predicted = PrefixTrees(nodes=addresses(), trees=60, rate=0.2).fit(known).predict(ask)
+            predicted = PrefixTrees(nodes=addresses(), trees=60, rate=0.2).fit(known)(ask)
             assert (np.isfinite(predicted) & (predicted > 0)).all()
-        nothing = PrefixTrees(nodes=addresses(), trees=60, rate=0.2).fit(train.take(slice(0, 0))).predict(ask)
+        nothing = PrefixTrees(nodes=addresses(), trees=60, rate=0.2).fit(train.take(slice(0, 0)))(ask)
         assert nothing == pytest.approx([DEFAULT_RTT_MS] * 3)
 
     def test_in_training_no_pair_sees_its_own_answer(self) -> None:

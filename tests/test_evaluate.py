@@ -10,7 +10,7 @@ import pytest
 from ping_llm.baselines import standard_baselines
 from ping_llm.baselines.factors import PairMedian
 from ping_llm.baselines.forecasts import PointWithResiduals, cumulative
-from ping_llm.baselines.interface import Baseline, FittedBaseline, GlobalMedian
+from ping_llm.baselines.interface import Baseline, GlobalMedian, Predict
 from ping_llm.baselines.sequential import LastValue, MedianOfLast
 from ping_llm.core.rtt import Observations, Questions, RttDistribution
 from ping_llm.evaluate import Evaluation, evaluate, scores
@@ -208,7 +208,7 @@ class Spy:
     fitted: list[Observations] = field(default_factory=list)
     name: str = "spy"
 
-    def fit(self, train: Observations) -> FittedBaseline:
+    def fit(self, train: Observations) -> Predict:
         self.fitted.append(train)
         return GlobalMedian().fit(train)
 

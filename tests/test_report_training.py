@@ -18,7 +18,7 @@ from ping_llm.evaluate.scores import Evaluation, ProtocolResult, ScoredAnswers, 
 from ping_llm.report import page
 from ping_llm.report.figures import status_of
 from ping_llm.report.page import write_at_end
-from ping_llm.report.run import read_run
+from ping_llm.report.run import Run
 from ping_llm.training import train
 from report_fixtures import Page, finished, page_of
 from training_fixtures import simulated_rows, tiny_config
@@ -57,12 +57,12 @@ class TestAtTheEndOfARun:
         assert "stage ms per batch share what it does" in text
 
     def test_sessions_tell_when_it_was_resumed(self, config: Config) -> None:
-        sessions = read_run(folder_of(config)).sessions
+        sessions = Run(folder_of(config)).sessions
         assert [session.first_step for session in sessions] == [0, 4]
         assert all(session.ended and session.begun and session.error is None for session in sessions)
 
     def test_what_it_was_trained_on_is_known(self, config: Config) -> None:
-        found = read_run(folder_of(config))
+        found = Run(folder_of(config))
         assert found.data is not None
         assert found.data.identity == spec_from_config(config).identity()
         assert found.pipeline is not None
@@ -72,7 +72,7 @@ class TestAtTheEndOfARun:
         broken = tiny_config(rows, tmp_path, opt_type="adamw", learning_rate=1e30, warmup_steps_fraction=0.0, steps=9)
         with pytest.raises(PingLlmError, match="is nan"):
             train(broken.replace(gradient_clipping_threshold=0.0), at_end=write_at_end)
-        assert status_of(read_run(folder_of(broken))).word == "failed"
+        assert status_of(Run(folder_of(broken))).word == "failed"
         assert "tiny failed" in Page((folder_of(broken) / "report.html").read_text()).text
 
     def test_a_report_that_fails_is_a_warning_and_not_the_end_of_the_run(

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ping_llm.baselines.factors import LogFactors, rowwise_dot
-from ping_llm.baselines.interface import FittedBaseline, GlobalMedian, PairTable, rows_of, with_fallback
+from ping_llm.baselines.interface import GlobalMedian, PairTable, Predict, rows_of, with_fallback
 from ping_llm.core.rtt import MIN_RTT_MS, Floats, Ints, Observations, Questions
 
 Arrays = dict[str, Any]
@@ -117,7 +117,7 @@ class Vivaldi:
     name: str = "vivaldi"
     causal: bool = False
 
-    def fit(self, train: Observations) -> FittedBaseline:
+    def fit(self, train: Observations) -> Predict:
         table = PairTable.of(train)
         fallback = LogFactors(rank=0).fit(train)
         if not len(table):
@@ -148,7 +148,7 @@ class Vivaldi:
             predicted[~(known[ours] & known[theirs])] = np.nan  # the origin would be too near to everything
             return with_fallback(predicted, questions, fallback)
 
-        return FittedBaseline(predict)
+        return predict
 
 
 def _vivaldi_loss(nodes: Arrays, pairs: Arrays, settings: Arrays) -> Any:
@@ -187,7 +187,7 @@ class Dmfsgd:
     name: str = "dmfsgd"
     causal: bool = False
 
-    def fit(self, train: Observations) -> FittedBaseline:
+    def fit(self, train: Observations) -> Predict:
         table = PairTable.of(train)
         if not len(table):
             return GlobalMedian().fit(train)
@@ -220,7 +220,7 @@ class Dmfsgd:
             rtt = predict_one_way(questions)
             return (rtt + predict_one_way(questions.reversed())) / 2 if self.symmetric else rtt
 
-        return FittedBaseline(predict)
+        return predict
 
 
 def _with_unknown(vectors: Floats, pairs: Ints) -> Floats:

@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 import scipy.sparse  # type: ignore[import-untyped]
 
-from ping_llm.baselines.interface import Baseline, FittedBaseline, PairTable, rows_of, with_fallback
+from ping_llm.baselines.interface import Baseline, PairTable, Predict, rows_of, with_fallback
 from ping_llm.core.rtt import DEFAULT_RTT_MS, Floats, Ints, Observations, Questions
 
 _NODES_AT_A_TIME: Final = 4096
@@ -45,12 +45,12 @@ class LogFactors:
     name: str = "log factors"
     causal: bool = False
 
-    def fit(self, train: Observations) -> FittedBaseline:
+    def fit(self, train: Observations) -> Predict:
         table = PairTable.of(train)
         base = self.base.fit(train) if self.base else None
         log_rtt = np.log(table.rtt_ms)
         if base:
-            log_rtt -= np.log(base.predict(table.questions))
+            log_rtt -= np.log(base(table.questions))
         source, destination = table.source, table.destination
         if self.symmetric:
             source, destination = np.concatenate([source, destination]), np.concatenate([destination, source])
@@ -68,9 +68,9 @@ class LogFactors:
             if self.symmetric:
                 log_ratio = (log_ratio + predict_log(questions.reversed())) / 2
             ratio = np.exp(np.clip(log_ratio, -15.0, 15.0))
-            return ratio * base.predict(questions) if base else ratio
+            return ratio * base(questions) if base else ratio
 
-        return FittedBaseline(predict)
+        return predict
 
     def _alternate(self, source: Ints, destination: Ints, value: Floats, nodes: int) -> tuple[Floats, Floats]:
         """Of every node, and of an unknown one in the last row: bias, then factors; as source and as destination."""
@@ -183,6 +183,6 @@ class PairMedian:
     name: str = "pair median"
     causal: bool = False
 
-    def fit(self, train: Observations) -> FittedBaseline:
+    def fit(self, train: Observations) -> Predict:
         table, fallback = PairTable.of(train), self.fallback.fit(train)
-        return FittedBaseline(lambda questions: with_fallback(table.lookup(questions), questions, fallback))
+        return lambda questions: with_fallback(table.lookup(questions), questions, fallback)

@@ -208,7 +208,7 @@ class WithResiduals:
         errors, buckets = [], []
         for history, held_out in rounds:
             questions = self._as_seen(held_out.questions)
-            errors.append(held_out.log_rtt - np.log(self.baseline.fit(history.observations).predict(questions)))
+            errors.append(held_out.log_rtt - np.log(self.baseline.fit(history.observations)(questions)))
             buckets.append(history.bucket(questions))
         return cumulative_by_bucket(np.concatenate(errors), np.concatenate(buckets), BUCKETS)
 
@@ -218,7 +218,7 @@ class WithResiduals:
 
         def forecast(questions: Questions) -> PointWithResiduals:
             seen = self._as_seen(questions)
-            point_ms, p_failed, bucket = fitted.predict(seen), history.p_failed(seen), history.bucket(seen)
+            point_ms, p_failed, bucket = fitted(seen), history.p_failed(seen), history.bucket(seen)
             return PointWithResiduals(point_ms=point_ms, p_failed=p_failed, bucket=bucket, cumulative=errors)
 
         return forecast

@@ -1,4 +1,4 @@
-"""What a baseline is: settings, whose `fit` learns from measurements and returns something that answers questions.
+"""What a baseline is: settings, whose `fit` learns from measurements and returns a function of questions.
 
 static   ignores the time of a question: the caller must see to it that the training data lies before it
 causal   uses only what was measured strictly before the time of the question
@@ -14,11 +14,8 @@ import numpy as np
 
 from ping_llm.core.rtt import DEFAULT_RTT_MS, MIN_RTT_MS, Floats, Ints, Observations, Questions
 
-
-@dataclass(frozen=True)
-class FittedBaseline:
-    predict: Callable[[Questions], Floats]
-    """The median RTT in ms that is expected for each question, always positive and finite."""
+Predict = Callable[[Questions], Floats]
+"""The median RTT in ms that is expected for each question, always positive and finite."""
 
 
 class Baseline(Protocol):
@@ -28,7 +25,7 @@ class Baseline(Protocol):
     @property
     def causal(self) -> bool: ...
 
-    def fit(self, train: Observations) -> FittedBaseline: ...
+    def fit(self, train: Observations) -> Predict: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,11 +85,11 @@ def rows_of(questions: Questions, count: int) -> tuple[Ints, Ints]:
     return source, destination
 
 
-def with_fallback(predicted: Floats, questions: Questions, fallback: FittedBaseline) -> Floats:
+def with_fallback(predicted: Floats, questions: Questions, fallback: Predict) -> Floats:
     """What the fallback predicts takes the place of every NaN."""
     lacking = np.isnan(predicted)
     if lacking.any():
-        predicted[lacking] = fallback.predict(questions.take(lacking))
+        predicted[lacking] = fallback(questions.take(lacking))
     return predicted
 
 
@@ -103,7 +100,7 @@ class GlobalMedian:
     name: str = "global median"
     causal: bool = False
 
-    def fit(self, train: Observations) -> FittedBaseline:
+    def fit(self, train: Observations) -> Predict:
         rtt = train.answered.rtt_ms
         median = float(np.median(rtt)) if len(rtt) else DEFAULT_RTT_MS
-        return FittedBaseline(lambda questions: np.full(len(questions), median))
+        return lambda questions: np.full(len(questions), median)

@@ -13,7 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from ping_llm.baselines.interface import FittedBaseline, GlobalMedian, PairTable, rows_of
+from ping_llm.baselines.interface import GlobalMedian, PairTable, Predict, rows_of
 from ping_llm.core.measurements import prefix_numbers
 from ping_llm.core.rtt import Floats, Ints, Observations, Questions
 
@@ -41,7 +41,7 @@ class PrefixTrees:
     name: str = "prefix trees"
     causal: bool = False
 
-    def fit(self, train: Observations) -> FittedBaseline:
+    def fit(self, train: Observations) -> Predict:
         table = PairTable.of(train)
         if len(table) < _FOLDS:
             return GlobalMedian().fit(train)
@@ -65,7 +65,7 @@ class PrefixTrees:
             features = mean_features(means, list(pair_keys(prefixes, questions)), None)
             return np.exp(trees.predict(np.stack([*features, _shared_levels(prefixes, questions)]).T))
 
-        return FittedBaseline(predict)
+        return predict
 
 
 @dataclass(frozen=True, kw_only=True)

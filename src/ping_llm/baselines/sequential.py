@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from ping_llm.baselines.interface import FittedBaseline, with_fallback
+from ping_llm.baselines.interface import Predict, with_fallback
 from ping_llm.core.rtt import DEFAULT_RTT_MS, MIN_RTT_MS, Floats, History, Observations, Questions
 
 _SHRINK: Final = 2.0
@@ -30,7 +30,7 @@ class _Sequential:
         """One RTT from each row of recent ones, newest first and padded with NaN."""
         raise NotImplementedError
 
-    def fit(self, train: Observations) -> FittedBaseline:
+    def fit(self, train: Observations) -> Predict:
         known = train.answered
         by_pair = History.of(known.pair, known.time_s, np.maximum(known.rtt_ms, MIN_RTT_MS))
         from_nodes = _node_means(known)
@@ -44,10 +44,10 @@ class _Sequential:
             predicted[start == stop] = np.nan
             return with_fallback(predicted, questions, from_nodes)
 
-        return FittedBaseline(predict)
+        return predict
 
 
-def _node_means(known: Observations) -> FittedBaseline:
+def _node_means(known: Observations) -> Predict:
     """What the earlier measurements of both ends say about a pair that has none."""
     keys = np.zeros(len(known), np.int64), known.source, known.destination
     everything, by_source, by_destination = (History.of(key, known.time_s, known.log_rtt) for key in keys)
@@ -59,7 +59,7 @@ def _node_means(known: Observations) -> FittedBaseline:
         destination = by_destination.mean_before(questions.destination, time_s, prior=mean, strength=_SHRINK)
         return np.exp(source + destination - mean)
 
-    return FittedBaseline(predict)
+    return predict
 
 
 @dataclass(frozen=True, kw_only=True)

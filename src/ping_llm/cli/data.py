@@ -46,8 +46,7 @@ def simulate(
         ping-llm simulate --output data/raw
         ping-llm simulate -n 20000000 --seed 7 --set ipv6_share=0 --set days=30 -o data/raw-ipv4
     """
-    from ping_llm.sources.simulator import SimulatorSettings
-    from ping_llm.sources.simulator import simulate as run
+    from ping_llm.sources import simulator
 
     chosen: dict[str, Any] = {"measurements": measurements, "seed": seed}
     for pair in settings or []:
@@ -58,9 +57,9 @@ def simulate(
             chosen[name] = json.loads(text)
         except ValueError:
             chosen[name] = text
-    given = SimulatorSettings(**chosen)
+    given = simulator.SimulatorSettings(**chosen)
     with progress("simulating", total=given.measurements) as advance:
-        summary = run(given, output, overwrite=overwrite, on_progress=advance)
+        summary = simulator.simulate(given, output, overwrite=overwrite, on_progress=advance)
     text = (
         f"{summary.measurements:,} measurements ({summary.failed:,} unanswered) of {summary.sources:,} sources and "
         f"{summary.targets:,} targets in {len(summary.files)} file(s), {summary.size_bytes / 1e6:,.1f} MB, in {output}"
@@ -72,7 +71,7 @@ def import_atlas(
     files: Annotated[list[str], Argument(help="Result files: JSON array or lines, plain, .gz or .bz2.")],
     output: options.OutputLocation,
     packets: Annotated[
-        str, Option(help="`min`: one measurement per result, its minimum RTT; `each`: one per packet.")
+        str, Option(help="`min`: the least RTT of each result; `each`: the RTT of each packet.")
     ] = "min",
     per_file: Annotated[
         bool, Option("--per-file", help="A Parquet file for each input, and a ledger: a rerun does what is missing.")
@@ -99,8 +98,7 @@ def import_atlas(
         ping-llm import atlas results.json --packets each --output data/raw --json
         ping-llm import atlas dumps/*.bz2 --per-file --engine ray --address head:6379 --output s3://bucket/raw
     """
-    from ping_llm.sources.atlas import ImportReport, import_by_file
-    from ping_llm.sources.atlas import import_atlas as import_together
+    from ping_llm.sources import atlas
     from ping_llm.storage import locate
     from ping_llm.tasks.engines import EngineChoice
 
@@ -109,19 +107,19 @@ def import_atlas(
         raise PingLlmError("--address and --timings belong to --per-file")
     given: dict[str, Any] = {"packets": packets, "strict": strict, "overwrite": overwrite}
     failures: dict[str, str] = {}
-    report: ImportReport
+    report: atlas.ImportReport
     with ExitStack() as open_files, progress("importing (bytes)") as advance:
         given["on_progress"] = advance
         if by_file:
             choice = EngineChoice(name=engine, address=address, workers=workers)
             on_timing = _timings_to(timings, open_files, measured=[])
-            report = import_by_file(files, output, **given, engine=choice, on_timing=on_timing)
+            report = atlas.import_by_file(files, output, **given, engine=choice, on_timing=on_timing)
             failures = report.failures
             done = len(files) - report.skipped - len(failures)
             where = f"{done} file(s) imported to {output}, {report.skipped} done before"
         else:
             local = [locate(file).local for file in files]
-            report = import_together(local, locate(output).local, **given, workers=workers)
+            report = atlas.import_atlas(local, locate(output).local, **given, workers=workers)
             where = f"{len(report.files)} file(s) in {output}"
     text = (
         f"{report.results:,} results gave {report.measurements:,} measurements ({report.failed:,} unanswered) "

@@ -16,9 +16,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from rich.table import Table
 
-    from ping_llm.predict.language_model import LanguageModel
-    from ping_llm.predict.scoring import LikelyAddresses
-    from ping_llm.rows.format import ProbeRow
     from ping_llm.rows.measurement_set import MeasurementSet
 
 _LINES_SHOWN = 25
@@ -238,11 +235,7 @@ def destinations(
 
         ping-llm destinations --checkpoint runs/ping-llm/my-run --src 192.0.2.1 --rtt 20 --history my_pings.csv
     """
-    from ping_llm.predict import scoring
-
-    model, own = _model_and_history(checkpoint, src, history, columns)
-    found = scoring.destinations(model, src, rtt, history=own, count=count, beam=beam)
-    _show_addresses(found, json_output)
+    complete(checkpoint, src, "", rtt, history, columns, count, beam, json_output)
 
 
 def complete(
@@ -263,27 +256,15 @@ def complete(
         ping-llm complete --checkpoint runs/ping-llm/my-run --src 192.0.2.1 --prefix 193.0.
     """
     from ping_llm.predict import scoring
-
-    model, own = _model_and_history(checkpoint, src, history, columns)
-    found = scoring.destinations(model, src, rtt, history=own, count=count, beam=beam, prefix=prefix)
-    _show_addresses(found, json_output)
-
-
-def _model_and_history(
-    checkpoint: Path, src: str, history: list[str] | None, columns: list[str] | None
-) -> "tuple[LanguageModel, ProbeRow | None]":
-    """The model, and what the source itself measured."""
     from ping_llm.predict.predictor import Predictor
     from ping_llm.predict.prompts import Histories
 
     model = Predictor.from_pretrained(checkpoint).language_model
     measured = options.read_measurements(history or [], options.renamed(columns))
-    if src not in measured.nodes:
-        return model, None
-    return model, Histories(measured.observations, measured.nodes).row(measured.nodes.index(src))[0]
-
-
-def _show_addresses(found: "LikelyAddresses", json_output: bool) -> None:
+    own = None  # what the source itself measured
+    if src in measured.nodes:
+        own, _ = Histories(measured.observations, measured.nodes).row(measured.nodes.index(src))
+    found = scoring.destinations(model, src, rtt, history=own, count=count, beam=beam, prefix=prefix)
     pairs = list(zip(found.addresses, found.probability.tolist(), strict=True))
     likely = [{"address": address, "probability": chance} for address, chance in pairs]
     lines = [f"{chance:9.4%}  {address}" for address, chance in pairs]

@@ -16,21 +16,14 @@ _VARIABLE = "PING_LLM_TOKEN"
 
 def serve(
     checkpoint: AnyCheckpoint = None,
-    rows: Annotated[
-        list[str] | None, Option(help="Known measurements: prepared rows or files; may be repeated.")
-    ] = None,
+    rows: Annotated[list[str] | None, Option(help="Known measurements: rows or files; may be repeated.")] = None,
     host: Annotated[str, Option(help="Address to listen at.")] = "127.0.0.1",
     port: Annotated[int, Option(min=0, max=65535, help="Port to listen at; 0: any that is free.")] = 8000,
     token: Annotated[
-        str | None,
-        Option(
-            help=f"Token that clients must send. Visible to others as an argument: better --token-file or {_VARIABLE}."
-        ),
+        str | None, Option(help=f"Token that clients must send. Others may see it here: --token-file or {_VARIABLE}.")
     ] = None,
     token_file: Annotated[Path | None, Option(help="File whose first line is the token.")] = None,
-    open_to_all: Annotated[
-        bool, Option("--open-to-all", help="Let other machines send queries without a token.")
-    ] = False,
+    open_to_all: Annotated[bool, Option("--open-to-all", help="Let other machines ask without a token.")] = False,
     context: Annotated[int, Option(min=8, max=4096, help="Measurements in a context of the completer.")] = 256,
     max_body_mb: Annotated[float, Option(min=0.01, help="Largest request.")] = 8.0,
     max_history: Annotated[int, Option(min=1, help="Most measurements in a request.")] = 20_000,
@@ -56,13 +49,7 @@ def serve(
     from ping_llm.serve.access import Limits, ServeSettings
     from ping_llm.serve.server import serve as answer
 
-    limits = Limits(
-        body_bytes=int(max_body_mb * 1_000_000),
-        history=max_history,
-        questions=max_questions,
-        scored=max_scored,
-        seconds=max_seconds,
-    )
+    sizes = {"history": max_history, "questions": max_questions, "scored": max_scored}
     settings = ServeSettings(
         checkpoint=checkpoint,
         rows=tuple(rows or ()),
@@ -71,7 +58,7 @@ def serve(
         token=_token(token, token_file),
         open_to_all=open_to_all,
         context=context,
-        limits=limits,
+        limits=Limits(body_bytes=int(max_body_mb * 1_000_000), seconds=max_seconds, **sizes),
     )
     with suppress(KeyboardInterrupt):
         answer(settings)

@@ -12,9 +12,7 @@ from ping_llm.core.errors import PingLlmError
 
 
 def train(
-    changes: Annotated[
-        list[str] | None, Argument(help="Keys of the configuration, as key=value.", metavar="KEY=VALUE…")
-    ] = None,
+    changes: Annotated[list[str] | None, Argument(help="Keys of the configuration.", metavar="KEY=VALUE…")] = None,
     config: Annotated[Path | None, Option(help="Configuration file; see configs/ and docs/configuration.md.")] = None,
     project: Annotated[str | None, Option(help="Folder for runs that belong together; W&B's project.")] = None,
     name: Annotated[str | None, Option(help="Name of the run. The same name resumes where it stopped.")] = None,

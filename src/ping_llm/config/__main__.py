@@ -20,18 +20,10 @@ def key_tables() -> str:
     """Markdown: for each section a heading, an introduction and the table of its keys."""
     blocks = []
     for section in SECTIONS:
-        lines = [
-            f"### {section.__name__}",
-            "",
-            str(section.__doc__),
-            "",
-            "| key | type | default | meaning |",
-            "|---" * 4 + "|",
-        ]
+        lines = [f"### {section.__name__}\n\n{section.__doc__}\n\n| key | type | default | meaning |", "|---" * 4 + "|"]
         for name, field in section.model_fields.items():
-            kind = ", ".join(
-                [_TYPES[field.annotation], *(rule.text for rule in field.metadata if isinstance(rule, Rule))]
-            )
+            rules = (rule.text for rule in field.metadata if isinstance(rule, Rule))
+            kind = ", ".join([_TYPES[field.annotation], *rules])
             default = str(field.default).lower() if field.annotation is bool else str(field.default)
             lines.append(f"| `{name}` | {kind} | {f'`{default}`' if default else 'empty'} | {field.description} |")
         blocks.append("\n".join(lines) + "\n")

@@ -4,7 +4,7 @@ To add a key: declare it in a section here (or in a new `Section`, which then be
 `python -m ping_llm.config docs/configuration.md`. Loading, checking, storing and documenting it follows.
 The names are MaxText's wherever MaxText has the same thing, so that its commands work here.
 
-A key is a field of a pydantic model, `Section`. pydantic checks its type; a `Rule` in its annotation checks the rest:
+A key is a field of a pydantic model, `Section`. pydantic checks its type; a `Rule` in its annotation says the rest:
 `steps: Annotated[int, at_least(1)]`. Whatever is wrong becomes one `PingLlmError` that names the key, what it must be,
 and what it was.
 """
@@ -14,15 +14,13 @@ import functools
 import math
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
-from typing import Annotated, Any, ClassVar, Final, Self
+from typing import Annotated, Any, ClassVar, Final, NamedTuple, Self
 
 import pydantic
 import yaml
-from pydantic import ValidationError, field_validator, model_validator
+from pydantic import field_validator, model_validator
 from pydantic.fields import FieldInfo
-from pydantic_core import CoreSchema, core_schema
 
 from ping_llm.config.blends import parse_blend
 from ping_llm.core.errors import PingLlmError
@@ -40,37 +38,25 @@ MAX_DIGITS: Final = 18
 """Of an integer, so that it fits 64 bits wherever it goes."""
 
 
-@dataclass(frozen=True)
-class Rule:
+class Rule(NamedTuple):
     """A condition on a value, for `Annotated`. `text` completes the sentence "must be …"; `accepts` may raise an error
     that says more."""
 
     text: str
     accepts: Callable[[Any], bool]
 
-    def __get_pydantic_core_schema__(self, source: Any, handler: pydantic.GetCoreSchemaHandler) -> CoreSchema:
-        return core_schema.no_info_after_validator_function(self._checked, handler(source))
-
-    def _checked(self, value: Any) -> Any:
-        if not self.accepts(value):
-            raise ValueError(self.text)
-        return value
+    def or_else(self, special: float) -> "Rule":
+        """Accept one value more, which has a meaning of its own (-1, most often). The help says which."""
+        return Rule(f"{self.text}, or {special}", lambda value: value == special or self.accepts(value))
 
 
-def at_least(least: float, *, up_to: float = math.inf, or_else: float | None = None) -> Rule:
-    """`or_else` is the one value outside the range that has a meaning (-1, most often). The help says which."""
+def at_least(least: float, *, up_to: float = math.inf) -> Rule:
     text = f"at least {least}" if up_to == math.inf else f"from {least} to {up_to}"
-    return _range(text, lambda value: least <= value <= up_to, or_else)
+    return Rule(text, lambda value: least <= value <= up_to)
 
 
-def above(bound: float, *, or_else: float | None = None) -> Rule:
-    return _range(f"above {bound}", lambda value: value > bound, or_else)
-
-
-def _range(text: str, inside: Callable[[float], bool], or_else: float | None) -> Rule:
-    if or_else is None:
-        return Rule(text, inside)
-    return Rule(f"{text}, or {or_else}", lambda value: value == or_else or inside(value))
+def above(bound: float) -> Rule:
+    return Rule(f"above {bound}", lambda value: value > bound)
 
 
 def one_of(*choices: str) -> Rule:
@@ -111,20 +97,22 @@ class Section(pydantic.BaseModel):
     @field_validator("*", mode="wrap")
     @classmethod
     def _refuse_in_one_line(cls, value: Any, check: Callable[[Any], Any], info: pydantic.ValidationInfo) -> Any:
-        what = None
+        field, what = cls.model_fields[info.field_name or ""], None
         if type(value) is int and abs(value) >= 10**cls.max_digits:
             what = f"a number of at most {cls.max_digits} digits"
         elif isinstance(value, str) and _CONTROL.search(value):
             what = "text without line breaks and other control characters"
         else:
             try:
-                return check(value)
+                value = check(value)
+                rules = (rule for rule in field.metadata if isinstance(rule, Rule))
+                what = next((rule.text for rule in rules if not rule.accepts(value)), None)
             except PingLlmError as error:
                 raise PingLlmError(f"{info.field_name}: {error}") from None
-            except ValidationError as error:
-                problem = error.errors()[0]
-                kind = cls.model_fields[info.field_name or ""].annotation
-                what = problem["ctx"]["error"] if problem["type"] == "value_error" else _TYPE_NAMES[kind]
+            except ValueError:
+                what = _TYPE_NAMES[field.annotation]
+        if what is None:
+            return value
         raise PingLlmError(f"{info.field_name} must be {what}, not {shown(value)}")
 
 
@@ -168,7 +156,8 @@ def installed_backends() -> dict[str, EntryPoint]:
 
 
 Count = Annotated[int, at_least(1)]
-CountOrMinusOne = Annotated[int, at_least(1, or_else=-1)]
+CountOrZero = Annotated[int, at_least(0)]
+CountOrMinusOne = Annotated[int, at_least(1).or_else(-1)]
 Seed = Annotated[int, at_least(0, up_to=2**32 - 1)]
 Positive = Annotated[float, above(0)]
 NonNegative = Annotated[float, at_least(0)]
@@ -211,14 +200,12 @@ class Data(Section):
     network_eval_files: RowFiles = key("", "Evaluation data, written likewise; of a folder, its evaluation split.")
     network_context_measurements: Count = key(30, "A row gives one context for every so many measurements.")
     network_max_contexts: Count = key(16, "A row gives at most so many contexts per epoch.")
-    network_skip_corrupt_rows: bool = key(
-        False, "true = leave out rows that cannot be read and count them; false = stop at the first."
-    )
+    network_skip_corrupt_rows: bool = key(False, "true = skip and count unreadable rows; false = stop at the first.")
     data_cache_dir: str = key("", "Where copies of rows in object stores are kept; empty = in the user's cache folder.")
     data_cache_gb: NonNegative = key(0.0, "Disk space for such copies; 0 = half of what is free.")
     data_shuffle_seed: Seed = key(0, "Seed of the order and of all sampling.")
     per_device_batch_size: Positive = key(
-        8.0, "Sequences per device and step; may be a fraction if it times the number of devices is whole."
+        8.0, "Sequences per device and step; may be a fraction if all devices have a whole number."
     )
     # The longest measurement (IPv6, absolute time) has 47 tokens: each fits the shortest sequence.
     max_target_length: Annotated[int, at_least(64)] = key(1024, "Tokens of a sequence.")
@@ -254,9 +241,7 @@ class Text(Section):
     train_data_columns: str = key("text", "Column or feature that holds the text of a training document.")
     eval_data_columns: str = key("text", "The same of evaluation documents.")
     num_epoch: CountOrMinusOne = key(-1, "Epochs of the training text; -1 = without end.")
-    shuffle_window: Count = key(
-        4096, "Documents that are shuffled together, where data is read in order (all but ArrayRecord)."
-    )
+    shuffle_window: Count = key(4096, "Documents shuffled together, where data is read in order (all but ArrayRecord).")
     max_segments_per_seq: CountOrMinusOne = key(
         -1, "Documents that share a sequence, at most; the rest of it is padding. -1 = one for each 32 tokens."
     )
@@ -271,8 +256,8 @@ class Tokenizer(Section):
     tokenizer_path: str = key(
         "", "SentencePiece model; folder with a `tokenizer.json` (or a name on the Hub); tiktoken file or encoding."
     )
-    vocab_size: Annotated[int, at_least(0)] = key(
-        0, "Tokens that the model knows, at least those of the tokenizer; 0 = just those of the data."
+    vocab_size: CountOrZero = key(
+        0, "Tokens that the model knows, at least the tokenizer's; 0 = just those of the data."
     )
     add_bos: bool = key(True, "Begin each document with the tokenizer's token for that, if it has one.")
     add_eos: bool = key(True, "End each document with the tokenizer's token for that, if it has one.")
@@ -297,12 +282,10 @@ class Loader(Section):
     grain_per_worker_buffer_size: CountOrMinusOne = key(
         -1, "Finished batches a worker holds ready; -1 = chosen within the RAM budget."
     )
-    grain_ram_budget_mb: Count = key(
-        4096, "Memory that workers and their buffers may take together, where -1 lets us choose."
-    )
+    grain_ram_budget_mb: Count = key(4096, "Memory of workers and their buffers together, where -1 lets us choose.")
     grain_debug_mode: bool = key(False, "Log time per stage, the share of waiting and the bottleneck.")
     grain_visualization_dir: str = key("", "Folder for the graph of the pipeline (SVG) and its numbers; empty = none.")
-    expansion_factor_real_data: Annotated[float, above(0, or_else=-1)] = key(
+    expansion_factor_real_data: Annotated[float, above(0).or_else(-1)] = key(
         -1.0, "MaxText trainer only: -1 = every host loads data; k > 1 = one host in k does."
     )
 
@@ -365,9 +348,7 @@ class Optimizer(Section):
     adam_weight_decay: NonNegative = key(0.1, "Decoupled weight decay, of all but the embedding.")
     muon_beta: Share = key(0.95, "Momentum of Muon.")
     gradient_clipping_threshold: NonNegative = key(1.0, "Largest norm of the gradient; 0 = no clipping.")
-    gradient_accumulation_steps: Count = key(
-        1, "Parts in which a batch is computed one after the other, to save memory."
-    )
+    gradient_accumulation_steps: Count = key(1, "Parts of a batch, computed one after the other to save memory.")
     average_decay: Share = key(
         0.0, "Decay per step of a running average of the weights, which is then what is evaluated and used; 0 = none."
     )
@@ -383,7 +364,7 @@ class Hardware(Section):
     ici_data_parallelism: CountOrMinusOne = key(-1, "Devices that hold copies of the weights; -1 = all that are left.")
     ici_fsdp_parallelism: Count = key(1, "Devices that share one copy of weights and optimizer.")
     peak_tflops: NonNegative = key(
-        0.0, "Peak of a device for the utilisation (MFU), in TFLOP/s; 0 = known for common ones."
+        0.0, "Peak TFLOP/s of a device, for the utilisation (MFU); 0 = known for common ones."
     )
 
 
@@ -394,9 +375,7 @@ class Checkpoints(Section):
     checkpoint_period: Count = key(500, "Steps from one checkpoint to the next; the end is always saved.")
     async_checkpointing: bool = key(True, "Write while training continues.")
     max_num_checkpoints_to_keep: Count = key(2, "Newest checkpoints that are kept.")
-    keep_best_checkpoints: Annotated[int, at_least(0)] = key(
-        1, "Checkpoints of the lowest evaluation loss that are kept as well."
-    )
+    keep_best_checkpoints: CountOrZero = key(1, "Checkpoints of the lowest evaluation loss that are kept as well.")
 
 
 class Metrics(Section):

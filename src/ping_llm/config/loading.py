@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import yaml
-from pydantic.fields import FieldInfo
 
 from ping_llm.config.keys import KEYS, MAX_DIGITS, SECTIONS, Config, shown
 from ping_llm.core.errors import PingLlmError
@@ -32,8 +31,9 @@ class _Setting(NamedTuple):
     text: str
 
     def value(self) -> Any:
+        kind = KEYS[self.name].annotation if self.name in KEYS else str
         try:
-            return check_value(self.name, _parsed(find_key(self.name).annotation, self.text))
+            return check_value(self.name, _parsed(kind, self.text))
         except PingLlmError as error:
             raise PingLlmError(f"{self.origin}: {error}") from None
 
@@ -51,17 +51,10 @@ def load_config(path: str | Path | None, overrides: Sequence[str] = ()) -> Confi
     return Config(**{setting.name: setting.value() for setting in settings})
 
 
-def find_key(name: str) -> FieldInfo:
-    """The key of that name, or an error that names the nearest ones."""
-    if name not in KEYS:
-        raise Config.unknown(name)
-    return KEYS[name]
-
-
 def check_value(name: str, value: Any) -> Any:
-    """The value of one key, an integer given for a number made one; an error if the key may not have it."""
-    find_key(name)
-    section = next(section for section in SECTIONS if name in section.model_fields)
+    """The value of one key, an integer given for a number made one; an error if there is no such key, or it may not
+    have that value."""
+    section = next((section for section in SECTIONS if name in section.model_fields), Config)
     return getattr(section(**{name: value}), name)
 
 

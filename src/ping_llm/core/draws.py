@@ -9,25 +9,20 @@ from ping_llm.core.compiled import Array, column, kernel, part_of_kernels, types
 from ping_llm.core.randomness import GOLDEN
 
 mix64 = part_of_kernels(randomness.mix64)
+uniform: Any = part_of_kernels(randomness.uniform)
 
 _FEW_BITS: Final = np.uint64(5)
 _MANTISSA: Final = (1 << 52) - 1
 _HALF: Final = 1022 << 52
 
 # A word and a Python int would become a float.
-U1, U2, U4, U6, U8, U11 = (np.uint64(number) for number in (1, 2, 4, 6, 8, 11))
+U1, U2, U4, U6, U8 = (np.uint64(number) for number in (1, 2, 4, 6, 8))
 
 
 @part_of_kernels
 def extend(word: Any, part: Any) -> Any:
     """The word for a key that is one part longer."""
     return mix64((word ^ np.uint64(part)) + GOLDEN)
-
-
-@part_of_kernels
-def uniform(word: Any) -> Any:
-    """A number in [0, 1)."""
-    return np.float64(word >> U11) * 2.0**-53
 
 
 @part_of_kernels

@@ -211,8 +211,8 @@ def validate(batch: pa.RecordBatch) -> ValidMeasurements:
 MISSING_TEXT: Final = frozenset({"", "*", "-", "null", "none", "na", "n/a", "timeout"})
 """What an empty cell is spelled as in text columns. For an RTT it means that the probe failed."""
 
-_EPOCH_UNITS: Final = ((1e11, 1e6), (1e14, 1e3), (1e17, 1.0), (np.inf, 1e-3))
-"""(upper bound, microseconds per unit): seconds up to the year 5138, then milli-, micro- and nanoseconds."""
+_EPOCH_TICKS: Final = {1e11: 1, 1e14: 10**3, 1e17: 10**6, np.inf: 10**9}
+"""Ticks per second of epoch numbers below a bound: seconds up to the year 5138, then milli-, micro-, nanoseconds."""
 
 _TICKS_PER_SECOND: Final = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 
@@ -222,7 +222,12 @@ def time_microseconds(column: Any) -> tuple[npt.NDArray[np.int64], Flags, Flags]
     column = _plain(column)
     kind = column.type
     if is_text(kind):
-        return _text_times(column)
+        column, missing = _cells(column)
+        try:  # the common case, in one pass: every cell a number, or none
+            micros, bad = _epoch_floats(_floats(column))
+        except pa.ArrowInvalid:
+            micros, bad = _parse_each(column, _time_from_text, np.int64)
+        return micros, missing, bad & ~missing
     missing = column.is_null().to_numpy(zero_copy_only=False)
     bad = np.zeros(len(column), dtype=bool)
     if pa.types.is_null(kind):
@@ -231,8 +236,8 @@ def time_microseconds(column: Any) -> tuple[npt.NDArray[np.int64], Flags, Flags]
         micros = _rescaled(_integers(column), _TICKS_PER_SECOND[kind.unit])
     elif pa.types.is_integer(kind):  # integers stay integers: a float has 53 bits, nanoseconds need 61
         numbers = _integers(column)
-        bounds = [numbers < bound for bound in (10**11, 10**14, 10**17)]
-        micros = np.select(bounds, [_rescaled(numbers, n) for n in (1, 10**3, 10**6)], numbers // 1000)
+        scaled = [_rescaled(numbers, ticks) for ticks in _EPOCH_TICKS.values()]
+        micros = np.select([numbers < bound for bound in _EPOCH_TICKS], scaled)
     elif is_number(kind):
         micros, bad = _epoch_floats(_floats(column))
     else:
@@ -246,14 +251,15 @@ def rtt_milliseconds(column: Any) -> tuple[npt.NDArray[np.float64], Flags]:
     kind = column.type
     if pa.types.is_null(kind):  # a file in which every probe failed may have no other type
         return np.full(len(column), np.nan), np.zeros(len(column), dtype=bool)
-    if is_number(kind):
-        values = _floats(column)
-        return values, np.isnan(values) & column.is_valid().to_numpy(zero_copy_only=False)
     if is_text(kind):
-        numbers, absent, bad = _parse_text(column, float, pa.float64())
-        values = np.where(absent | bad, np.nan, numbers)
-        return values, bad | (np.isnan(values) & ~absent)
-    raise TypeError(f"column rtt has type {kind}; expected numbers (milliseconds)")
+        column, _ = _cells(column)
+    elif not is_number(kind):
+        raise TypeError(f"column rtt has type {kind}; expected numbers (milliseconds)")
+    try:
+        values = _floats(column)
+    except pa.ArrowInvalid:
+        values, _ = _parse_each(column, float, np.float64)
+    return values, np.isnan(values) & column.is_valid().to_numpy(zero_copy_only=False)
 
 
 def _rescaled(ticks: npt.NDArray[np.int64], per_second: int) -> npt.NDArray[np.int64]:
@@ -267,18 +273,9 @@ def _rescaled(ticks: npt.NDArray[np.int64], per_second: int) -> npt.NDArray[np.i
 def _epoch_floats(values: npt.NDArray[np.float64]) -> tuple[npt.NDArray[np.int64], Flags]:
     bad = ~np.isfinite(values)
     usable = np.where(bad, 0.0, values)
-    scale = np.select([usable < bound for bound, _ in _EPOCH_UNITS], [unit for _, unit in _EPOCH_UNITS])
+    scale = np.select([usable < bound for bound in _EPOCH_TICKS], [1e6 / ticks for ticks in _EPOCH_TICKS.values()])
     with np.errstate(over="ignore"):  # infinity is clipped like any other time too far away
         return np.round(np.clip(usable * scale, -1, 9e18)).astype(np.int64), bad
-
-
-def _text_times(column: Any) -> tuple[npt.NDArray[np.int64], Flags, Flags]:
-    try:  # the common case, in one pass: every cell a number, or none
-        numbers, missing, bad = _parse_text(column, None, pa.float64())
-        micros, unusable = _epoch_floats(numbers)
-        return micros, missing, (bad | unusable) & ~missing
-    except pa.ArrowInvalid:
-        return _parse_text(column, _time_from_text, pa.int64())
 
 
 def _time_from_text(text: str) -> int:
@@ -294,30 +291,27 @@ def _time_from_text(text: str) -> int:
     return int(micros[0])
 
 
-def _parse_text(column: Any, parse: Callable[[str], float] | None, kind: Any) -> tuple[npt.NDArray[Any], Flags, Flags]:
-    """Numbers in a text column, with flags for missing and for bad cells.
-
-    Arrow's cast does a clean column at full speed. It refuses the whole column for one bad cell; then each cell goes
-    through `parse` (or, without one, the refusal is raised).
-    """
+def _cells(column: Any) -> tuple[Any, Flags]:
+    """The cells of a text column, trimmed, and null where nothing is said; and where that is."""
     text = pc.utf8_trim_whitespace(column)
     absent = pc.or_kleene(pc.is_null(text), pc.is_in(pc.utf8_lower(text), pa.array(sorted(MISSING_TEXT))))
-    missing = absent.to_numpy(zero_copy_only=False)
-    present = pc.if_else(absent, pa.scalar(None, text.type), text)
-    bad = np.zeros(len(column), dtype=bool)
-    try:
-        return present.cast(kind).fill_null(0).to_numpy(zero_copy_only=False), missing, bad
-    except pa.ArrowInvalid:
-        if parse is None:
-            raise
-    values = np.zeros(len(missing), dtype=kind.to_pandas_dtype())
-    for i, cell in enumerate(present.to_pylist()):
+    return pc.if_else(absent, pa.scalar(None, text.type), text), absent.to_numpy(zero_copy_only=False)
+
+
+def _parse_each(cells: Any, parse: Callable[[str], float], kind: Any) -> tuple[npt.NDArray[Any], Flags]:
+    """Cell by cell, where Arrow's cast, which does a clean column at full speed, refuses all for one bad cell.
+
+    What cannot be parsed is flagged and, as a float, NaN.
+    """
+    values = np.full(len(cells), np.nan if kind is np.float64 else 0, dtype=kind)
+    bad = np.zeros(len(cells), dtype=bool)
+    for i, cell in enumerate(cells.to_pylist()):
         if cell is not None:
             try:
                 values[i] = parse(cell)
             except (ValueError, OverflowError):
                 bad[i] = True
-    return values, missing, bad
+    return values, bad
 
 
 def _plain(column: Any) -> Any:

@@ -57,8 +57,8 @@ def extend(word: Words, part: Any) -> Words:
 
 
 def uniform(words: Words) -> npt.NDArray[np.float64]:
-    """Numbers in [0, 1) from random words."""
-    return np.asarray((words >> np.uint64(11)) * 2.0**-53, np.float64)
+    """Numbers in [0, 1) from random words. Also compiled."""
+    return (words >> np.uint64(11)) * np.float64(2.0**-53)
 
 
 def permute(words: Words, size: Any, position: Any) -> Ints:

@@ -18,8 +18,7 @@ A measurement *fails* if it gets no answer; everything but `p_failed` is conditi
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Iterable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Final, Self
 
 import numpy as np
@@ -88,21 +87,6 @@ class Observations(Questions):
     @property
     def log_rtt(self) -> Floats:
         return np.log(np.maximum(self.rtt_ms.astype(np.float64), MIN_RTT_MS))
-
-
-@dataclass
-class NodeIds:
-    """Numbers nodes in the order they are met: `ids(column)` for any column of hashables, for example addresses."""
-
-    of: dict[Hashable, int] = field(default_factory=dict)
-
-    def ids(self, values: Iterable[Hashable]) -> Ints:
-        """The id of each value; a value met for the first time gets the next id."""
-        numbers = self.of
-        return np.fromiter((numbers.setdefault(value, len(numbers)) for value in values), np.int64)
-
-    def __len__(self) -> int:
-        return len(self.of)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,7 +29,7 @@ from ping_llm.evaluate.scores import SCORE_COLUMNS
 from ping_llm.report.charts import training_charts
 from ping_llm.report.figures import figures_of, notes_of, status_of
 from ping_llm.report.formatting import SI, duration, number, percent, short
-from ping_llm.report.run import DATA_FILE, Run, read_run
+from ping_llm.report.run import DATA_FILE, Run
 from ping_llm.report.sections import compared_evaluations, differing_keys, evaluation_of, fingerprint, sequences_of
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ def write_report(
 ) -> Path:
     """One HTML file about a run, or about several side by side. `evaluations` belong to the runs in their order."""
     given: list[Path | None] = [*evaluations, *[None] * (len(runs) - len(evaluations))]
-    read = [read_run(folder, file) for folder, file in zip(runs, given, strict=True)]
+    read = [Run(folder, file) for folder, file in zip(runs, given, strict=True)]
     page = page_of(read, with_sequences=with_sequences)
     output.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(output, page)

@@ -1,7 +1,7 @@
 """What the folder of a run holds, read as far as it can be: most of it may be missing, cut off or damaged."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -86,22 +86,81 @@ def _time(event: Mapping[str, Any]) -> datetime | None:
         return None
 
 
-@dataclass(frozen=True, kw_only=True)
+class Words(NamedTuple):
+    """What a kind of model is called, what it counts, and what its loss is a mean over."""
+
+    kind: str
+    token: str = "token"
+    question: str = "token"
+
+
 class Run:
-    folder: Path
-    name: str
-    config: Config | None
-    """None if this version of the program cannot read it: then `settings` is all there is."""
-    settings: Mapping[str, Any]
-    curves: Mapping[str, Floats]
-    summary: Mapping[str, Any]
-    sessions: Sequence[Session]
-    pipeline: Mapping[str, Any] | None
-    """As `PipelineReport.to_json` gives it."""
-    data: DataState | None
-    evaluation: Mapping[str, Any] | None
-    problems: Sequence[str] = ()
-    """Of reading, one line each."""
+    """`evaluation` is a file of `ping-llm evaluate --json`, instead of the one in the folder."""
+
+    def __init__(self, folder: Path, evaluation: Path | None = None) -> None:
+        where = RunFolder(folder)
+        if not where.config.is_file():
+            raise PingLlmError(f"{folder} is not the folder of a run: there is no {where.config.name} in it")
+        if (folder / "model.safetensors.index.json").exists():
+            raise PingLlmError(f"{folder} is an exported model; a report is made of the folder of a run")
+        self.folder, self.name = folder, folder.resolve().name
+        self.problems: list[str] = []
+        """Of reading, one line each."""
+        self.config, self.settings = self._configuration(where.config)
+        self.curves, self.sessions = read_curves(where.metrics), read_sessions(where.sessions)
+        self.summary = self._json(where.summary) or {}
+        pipeline = self._json(folder / PIPELINE_FILE)
+        drawn = self.settings.get("grain_visualization_dir")  # a run that has not ended may write it there every minute
+        if not pipeline and isinstance(drawn, str) and drawn:
+            pipeline = self._json(Path(drawn) / PIPELINE_FILE)
+        self.pipeline = pipeline if pipeline and _is_pipeline(pipeline) else None
+        """As `PipelineReport.to_json` gives it."""
+        self.data = self._data_state(where)
+        self.evaluation = _evaluation(evaluation) if evaluation else self._json(folder / EVALUATION_FILE)
+        written = where.metrics.stat().st_mtime if where.metrics.exists() else None
+        self.last_written = None if written is None else datetime.fromtimestamp(written, UTC)
+
+    def _json(self, file: Path) -> dict[str, Any] | None:
+        if not file.is_file():
+            return None
+        try:
+            value = json.loads(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            self.problems.append(f"{file.name} cannot be read: {error}")
+            return None
+        if isinstance(value, dict):
+            return value
+        self.problems.append(f"{file.name} holds something else than it should")
+        return None
+
+    def _configuration(self, file: Path) -> tuple[Config | None, dict[str, Any]]:
+        """Of another version of the program, the settings alone."""
+        try:
+            config = load_config(file)
+        except PingLlmError as error:
+            self.problems.append(f"the configuration is not one of this version: {error}")
+        else:
+            return config, config.to_store()
+        try:
+            values = yaml.safe_load(file.read_text(encoding="utf-8", errors="replace"))
+        except yaml.YAMLError:
+            values = None
+        if not isinstance(values, dict):
+            return None, {}
+        return None, {str(key): "" if key in SECRETS else value for key, value in values.items()}
+
+    def _data_state(self, where: RunFolder) -> DataState | None:
+        """As the run left it, or as its newest checkpoint has it."""
+        try:
+            if (where.path / DATA_FILE).is_file():
+                return DataState.from_json((where.path / DATA_FILE).read_text())
+            steps = sorted(int(path.name) for path in where.checkpoints.glob("*") if path.name.isdigit())
+            if steps:
+                stored = json.loads((where.checkpoints / str(steps[-1]) / "run" / "metadata").read_text())
+                return DataState.from_json(stored["data"])
+        except (OSError, ValueError, KeyError, TypeError, PingLlmError) as error:
+            self.problems.append(f"what the data was cannot be read: {error}")
+        return None
 
     @property
     def dataset_type(self) -> str:
@@ -117,7 +176,7 @@ class Run:
         return max(1, len(self.curves["step"]) // 50)
 
     @property
-    def words(self) -> "Words":
+    def words(self) -> Words:
         if self.dataset_type in COMPLETER_DATA:
             return Words("completer", token="position", question="question")
         return Words("language model of text" if self.dataset_type in TEXT_DATASET_TYPES else "language model")
@@ -140,77 +199,6 @@ class Run:
         known = {"devices", "device"} <= self.machine.keys()
         return f"{self.machine['devices']}\u00a0×\u00a0{self.machine['device']}" if known else ""
 
-    @property
-    def last_written(self) -> datetime | None:
-        file = RunFolder(self.folder).metrics
-        return datetime.fromtimestamp(file.stat().st_mtime, UTC) if file.exists() else None
-
-
-class Words(NamedTuple):
-    """What a kind of model is called, what it counts, and what its loss is a mean over."""
-
-    kind: str
-    token: str = "token"
-    question: str = "token"
-
-
-def read_run(folder: Path, evaluation: Path | None = None) -> Run:
-    """`evaluation` is a file of `ping-llm evaluate --json`, instead of the one in the folder."""
-    where = RunFolder(folder)
-    if not where.config.is_file():
-        raise PingLlmError(f"{folder} is not the folder of a run: there is no {where.config.name} in it")
-    if (folder / "model.safetensors.index.json").exists():
-        raise PingLlmError(f"{folder} is an exported model; a report is made of the folder of a run")
-    problems: list[str] = []
-    config, settings = _configuration(where.config, problems)
-    pipeline = _json(folder / PIPELINE_FILE, problems)
-    drawn = settings.get("grain_visualization_dir")  # a run that has not ended may write it there every minute
-    if not pipeline and isinstance(drawn, str) and drawn:
-        pipeline = _json(Path(drawn) / PIPELINE_FILE, problems)
-    return Run(
-        folder=folder,
-        name=folder.resolve().name,
-        config=config,
-        settings=settings,
-        curves=read_curves(where.metrics),
-        summary=_json(where.summary, problems) or {},
-        sessions=read_sessions(where.sessions),
-        pipeline=pipeline if pipeline and _is_pipeline(pipeline) else None,
-        data=_data_state(where, problems),
-        evaluation=_evaluation(evaluation) if evaluation else _json(folder / EVALUATION_FILE, problems),
-        problems=problems,
-    )
-
-
-def _json(file: Path, problems: list[str]) -> dict[str, Any] | None:
-    if not file.is_file():
-        return None
-    try:
-        value = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        problems.append(f"{file.name} cannot be read: {error}")
-        return None
-    if isinstance(value, dict):
-        return value
-    problems.append(f"{file.name} holds something else than it should")
-    return None
-
-
-def _configuration(file: Path, problems: list[str]) -> tuple[Config | None, dict[str, Any]]:
-    try:
-        config = load_config(file)
-    except PingLlmError as error:
-        problems.append(f"the configuration is not one of this version: {error}")
-    else:
-        return config, config.to_store()
-    try:
-        values = yaml.safe_load(file.read_text(encoding="utf-8", errors="replace"))
-    except yaml.YAMLError:
-        values = None
-    if not isinstance(values, dict):
-        return None, {}
-    return None, {str(key): "" if key in SECRETS else value for key, value in values.items()}
-
 
 def _is_pipeline(value: Mapping[str, Any]) -> bool:
     def has(kind: Any, value: Mapping[str, Any], *names: str) -> bool:
@@ -223,20 +211,6 @@ def _is_pipeline(value: Mapping[str, Any]) -> bool:
         and has(numbers, value, "workers", "wait_share", "real_tokens_per_s", "padding_fraction", "batches")
         and all(isinstance(s, dict) and has(numbers, s, "ms_per_batch", "share") for s in value["stages"].values())
     )
-
-
-def _data_state(run: RunFolder, problems: list[str]) -> DataState | None:
-    """As the run left it, or as its newest checkpoint has it."""
-    try:
-        if (run.path / DATA_FILE).is_file():
-            return DataState.from_json((run.path / DATA_FILE).read_text())
-        steps = sorted(int(path.name) for path in run.checkpoints.glob("*") if path.name.isdigit())
-        if steps:
-            stored = json.loads((run.checkpoints / str(steps[-1]) / "run" / "metadata").read_text())
-            return DataState.from_json(stored["data"])
-    except (OSError, ValueError, KeyError, TypeError, PingLlmError) as error:
-        problems.append(f"what the data was cannot be read: {error}")
-    return None
 
 
 def _evaluation(file: Path) -> dict[str, Any]:

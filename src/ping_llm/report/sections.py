@@ -3,7 +3,6 @@
 import hashlib
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Final
 
@@ -28,28 +27,21 @@ Cell = tuple[str, bool]
 """A value, and whether it is the best of its column."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class StoredEvaluation:
     """What of an evaluation's file has the form that it should."""
 
-    protocols: Mapping[str, Mapping[str, Scores]]
-    titles: Mapping[str, str]
-    """What to call the predictors."""
-    models: Sequence[str]
-    """Which of them are models, the run's own first."""
-
-    @classmethod
-    def of(cls, run: Run) -> "StoredEvaluation":
+    def __init__(self, run: Run) -> None:
         names, models, protocols = ((run.evaluation or {}).get(key) for key in ("names", "models", "protocols"))
-        read = {
+        self.protocols: dict[str, dict[str, Scores]] = {
             str(name): {str(who): _numbers(scores) for who, scores in answers.items() if isinstance(scores, dict)}
             for name, answers in (protocols.items() if isinstance(protocols, dict) else ())
             if isinstance(answers, dict)
         }
-        known = [str(key) for key in models] if isinstance(models, list) and models else ["model"]
-        titles = {who: who.replace("_", " ") for answers in (*read.values(), known) for who in answers}
-        titles |= {str(key): str(value) for key, value in (names.items() if isinstance(names, dict) else ())}
-        return cls(protocols=read, titles=titles | {ORACLE: "the truth"}, models=known)
+        self.models = [str(key) for key in models] if isinstance(models, list) and models else ["model"]
+        """Which of the predictors are models, the run's own first."""
+        self.titles = {who: who.replace("_", " ") for some in (*self.protocols.values(), self.models) for who in some}
+        self.titles |= {str(key): str(value) for key, value in (names.items() if isinstance(names, dict) else ())}
+        self.titles[ORACLE] = "the truth"
 
     def best_baseline(self, protocol: str) -> str | None:
         """The classical predictor with the lowest median error."""
@@ -88,7 +80,7 @@ def evaluation_of(run: Run) -> list[dict[str, Any]]:
 
     A row has the median and the 90th percentile of the relative error as positions on a logarithmic axis, in per cent.
     """
-    found, sections = StoredEvaluation.of(run), []
+    found, sections = StoredEvaluation(run), []
     kinds = dict.fromkeys(found.models, "model") | {ORACLE: "oracle"}
     for name, scores in found.protocols.items():
         ranked = sorted(scores, key=lambda who: (who == ORACLE, _error(scores[who])))
@@ -122,7 +114,7 @@ def evaluation_of(run: Run) -> list[dict[str, Any]]:
 
 def compared_evaluations(runs: Sequence[Run], names: Sequence[str]) -> list[dict[str, Any]]:
     """The model of each run, and the best classical predictor of each evaluation."""
-    found = [StoredEvaluation.of(run) for run in runs]
+    found = [StoredEvaluation(run) for run in runs]
     sections = []
     for protocol in dict.fromkeys(protocol for one in found for protocol in one.protocols):
         scores: dict[str, Scores] = {}

@@ -20,7 +20,7 @@ from datetime import timedelta
 from functools import cache
 from glob import has_magic
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO, Final, Protocol
+from typing import Any, BinaryIO, Final
 from urllib.parse import urlsplit
 
 import pyarrow as pa
@@ -68,16 +68,6 @@ def split_pattern(path: str) -> tuple[str, str]:
     parts = path.split("/")
     first = next((i for i, part in enumerate(parts) if has_magic(part)), len(parts))
     return "/".join(parts[:first]), "/".join(parts[first:])
-
-
-class RandomFile(Protocol):
-    """Reads at any offset, by several threads if need be."""
-
-    def read_at(self, nbytes: int, offset: int) -> bytes: ...
-
-    def size(self) -> int: ...
-
-    def close(self) -> None: ...
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
@@ -170,26 +160,28 @@ class Location:
     # -- reading
 
     def read_bytes(self) -> bytes:
-        with self.open_stream() as file:
-            return file.read()
+        if self.is_local:
+            return self.attempt(self.local.read_bytes)
+        file = RandomFile(self)
+        return file.read_at(file.size(), 0)
 
     def read_text(self) -> str:
         return self.read_bytes().decode()
 
-    def open_random(self) -> RandomFile:
-        """A file with `read_at(nbytes, offset)`, which several threads may call at the same time."""
-        return _RetryingFile(self) if self.is_remote else self.open_input()
+    def open_random(self) -> "RandomFile":
+        """A file with `read_at(nbytes, offset)`, which several threads may call; a local one is Arrow's own."""
+        return RandomFile(self) if self.is_remote else self.open_input()
 
     def open_input(self) -> pa.NativeFile:
         """A seekable file for Arrow readers."""
         if self.is_remote:
-            return pa.PythonFile(_RetryingFile(self), mode="r")
+            return pa.PythonFile(RandomFile(self), mode="r")
         return self.attempt(lambda: pa.OSFile(self.path))
 
     def open_stream(self) -> BinaryIO:
         """A file to be read from its beginning to its end, in large blocks underneath."""
         if self.is_remote:
-            return io.BufferedReader(_RetryingFile(self), COPY_BYTES)
+            return io.BufferedReader(RandomFile(self), COPY_BYTES)
         return self.attempt(lambda: Path(self.path).open("rb"))
 
     def download(self, target: Path, *, sha256: str | None = None, size: int | None = None) -> None:
@@ -317,7 +309,7 @@ class Location:
         return MissingError(f"{self}: no such object")
 
 
-class _RetryingFile(io.RawIOBase):
+class RandomFile(io.RawIOBase):
     """A seekable remote file. Each read is checked for its length and retried on its own, at one request each."""
 
     def __init__(self, location: Location) -> None:
@@ -359,20 +351,12 @@ class _RetryingFile(io.RawIOBase):
         self._position += len(data)
         return len(data)
 
-    def readall(self) -> bytes:
-        data = self.read_at(self._size - self._position, self._position)
-        self._position += len(data)
-        return data
-
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         position = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
         if position < 0:
             raise ValueError("negative position")
         self._position = position
         return position
-
-    def tell(self) -> int:
-        return self._position
 
     def readable(self) -> bool:
         return True

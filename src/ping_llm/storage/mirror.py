@@ -12,7 +12,7 @@ import hashlib
 import json
 import threading
 import time
-from collections.abc import Mapping, Set
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache
@@ -148,12 +148,9 @@ class Mirror:
         files = {name: entry for name, entry in entries.items() if entry and _step_of(name) not in deleted}
         state = {"step": max((int(step) for step in map(_step_of, files) if step), default=-1), "files": files}
         (self._remote / STATE).write_text(json.dumps(state, indent=1) + "\n")
-        self._remove(before.keys() - files.keys(), files.keys())
-
-    def _remove(self, gone: Set[str], kept: Set[str]) -> None:
-        """Delete files in the store, and checkpoints as a whole."""
-        steps = {_step_of(name) for name in gone} - {_step_of(name) for name in kept}
-        for step in filter(None, steps):
+        gone = before.keys() - files.keys()
+        steps = set(map(_step_of, gone)) - {"", *map(_step_of, files)}
+        for step in steps:  # checkpoints as a whole
             (self._remote / CHECKPOINTS / step).delete_tree()
         for name in gone:
             if _step_of(name) not in steps:

@@ -8,16 +8,16 @@ order, with the time that each took and where.
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
+from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import islice
+from functools import partial
 from typing import Any, Final, Generic, TypeVar
 
 import psutil
 
 from ping_llm.core.errors import PingLlmError
-from ping_llm.tasks.pool import available_cores, worker_pool
+from ping_llm.tasks.pool import available_cores, map_in_order, worker_pool
 from ping_llm.tasks.ray import ray_executor
 
 Task = TypeVar("Task")
@@ -97,28 +97,9 @@ class Engine:
     is_this_machine: bool = True
 
     def map(self, function: Callable[[Task], Value], tasks: Iterable[Task]) -> Iterator[Done[Value]]:
-        """Results in the order of the tasks, of which no more than a window are under way or made at a time.
-
-        A slow task does not hold up those behind it. The error that is raised is the first in the order of the tasks,
-        however they ran; once there is one, no further task is begun.
-        """
-        numbered = enumerate(tasks)
-        under_way: dict[Future[Done[Value]], int] = {}
-        finished: dict[int, Future[Done[Value]]] = {}
-        failed = False
-        position = 0
-        while True:
-            room = 0 if failed else max(1, self.window()) - len(under_way)
-            for number, task in islice(numbered, max(0, room)):
-                under_way[self.executor.submit(_run_timed, function, task)] = number
-            while position in finished:
-                yield finished.pop(position).result()
-                position += 1
-            if not under_way:
-                return
-            for future in wait(under_way, return_when=FIRST_COMPLETED).done:
-                finished[under_way.pop(future)] = future
-                failed = failed or future.exception() is not None
+        """Results in the order of the tasks (`map_in_order`), of which a window is under way at a time."""
+        timed = partial(_run_timed, function)
+        return map_in_order(self.executor, timed, tasks, window=lambda: max(1, self.window()), run_ahead=True)
 
 
 def _run_timed(function: Callable[[Task], Value], task: Task) -> Done[Value]:

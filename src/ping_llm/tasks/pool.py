@@ -14,8 +14,10 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, ProcessPoolExecutor
+from concurrent.futures import wait as wait_for
 from contextlib import contextmanager
+from itertools import islice
 from multiprocessing.connection import Connection, wait
 from typing import Any, TypeVar
 
@@ -59,30 +61,37 @@ def worker_pool(workers: int) -> Iterator[Executor]:
 
 
 def map_in_order(
-    pool: Executor, task: Callable[[Item], Outcome], items: Iterable[Item], *, window: int
+    pool: Executor,
+    task: Callable[[Item], Outcome],
+    items: Iterable[Item],
+    *,
+    window: int | Callable[[], int],
+    run_ahead: bool = False,
 ) -> Iterator[Outcome]:
-    """Outcomes of `task` in the order of `items`, with at most `window` tasks under way: memory stays bounded.
+    """Outcomes of `task` in the order of `items`, with at most `window` tasks under way.
 
-    When `items` itself fails, the outcomes of the items before it still come first. So the error a user sees is the
-    first one in the order of the input, whatever the number of workers.
+    An outcome that waits for its turn counts, so that memory stays bounded; with `run_ahead`, for small outcomes, it
+    does not, and a slow task does not hold up those behind it. The error a user sees is the first one in the order of
+    the input, of a task or of `items` itself, whatever the number of workers; after one, no further task is begun.
     """
-    under_way: deque[Future[Outcome]] = deque()
-    failure: list[Exception] = []
-
-    def until_it_fails() -> Iterator[Item]:
-        try:
-            yield from items
-        except Exception as error:
-            failure.append(error)
-
-    for item in until_it_fails():
-        under_way.append(pool.submit(task, item))
-        if len(under_way) >= window:
-            yield under_way.popleft().result()
-    while under_way:
-        yield under_way.popleft().result()
+    source, failure = iter(items), None
+    waiting: deque[Future[Outcome]] = deque()
+    while True:
+        under_way = sum(not future.done() for future in waiting) if run_ahead else len(waiting)
+        if not any(future.done() and future.exception() for future in waiting):
+            try:
+                for item in islice(source, max(0, (window() if callable(window) else window) - under_way)):
+                    waiting.append(pool.submit(task, item))
+            except Exception as error:
+                source, failure = iter(()), error
+        if not waiting:
+            break
+        if run_ahead and not waiting[0].done():
+            wait_for([future for future in waiting if not future.done()], return_when=FIRST_COMPLETED)
+        else:
+            yield waiting.popleft().result()
     if failure:
-        raise failure[0]
+        raise failure
 
 
 class _InProcess(Executor):
