@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import duckdb
+import numpy as np
 import psutil
 import pyarrow as pa
 import pyarrow.dataset as ds
@@ -25,9 +26,9 @@ from array_record.python.array_record_module import ArrayRecordWriter
 from ping_llm.core.console import progress
 from ping_llm.core.errors import PingLlmError
 from ping_llm.rows.estimate import MEASURED, Rates
-from ping_llm.rows.manifest import INDEX_SCHEMA
+from ping_llm.rows.manifest import INDEX_TYPES
 from ping_llm.rows.prepare import PrepareSettings, prepare
-from ping_llm.rows.shards import join_indexes
+from ping_llm.rows.shards import index_table, join_indexes
 from ping_llm.sources.simulator import SimulatorSettings, simulate
 from ping_llm.sources.simulator.world import SimulationSummary
 from ping_llm.tasks.engines import Timing
@@ -166,10 +167,7 @@ def measure_rates(measurements: int = 8_000_000) -> tuple[Rates, float]:
 
 
 def _index_rate(folder: Path) -> float:
-    rows = _INDEX_ROWS // 4
-    blank = [pa.py_buffer(bytes(rows * field.type.bit_width // 8)) for field in INDEX_SCHEMA]
-    arrays = [pa.Array.from_buffers(f.type, rows, [None, data]) for f, data in zip(INDEX_SCHEMA, blank, strict=True)]
-    part = pa.Table.from_arrays(arrays, schema=INDEX_SCHEMA)
+    part = index_table([np.zeros(_INDEX_ROWS // 4, kind) for kind in INDEX_TYPES.values()])
     started = time.perf_counter()
     join_indexes([part] * 4, _INDEX_ROWS, folder / "joined.index")
     return _INDEX_ROWS / (time.perf_counter() - started)
