@@ -30,10 +30,8 @@ def encode_one(
             tokens += [SRC_IPV4 if family == 4 else SRC_IPV6, *_spell(source)]
         elif field == "destination":
             tokens += [DST_IPV4 if family == 4 else DST_IPV6, *_spell(destination)]
-        elif field == "result" and rtt_ms is None:
-            tokens.append(FAILED)
         elif field == "result":
-            tokens += [RTT_START, *_spell(rtt_code(rtt_ms).to_bytes(2, "big"))]
+            tokens += [FAILED] if rtt_ms is None else [RTT_START, *_spell(rtt_code(rtt_ms).to_bytes(2, "big"))]
         elif time_kind != "none":
             role, size = TIMES[time_kind]
             tokens += [role, *_spell(time_value.to_bytes(size, "big", signed=time_kind == "absolute"))]
