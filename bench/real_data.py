@@ -21,7 +21,7 @@ from ping_llm import Predictor
 from ping_llm.baselines import standard_baselines
 from ping_llm.baselines.interface import Baseline
 from ping_llm.core.rtt import Observations
-from ping_llm.evaluate.scores import Scores, point_scores, scores
+from ping_llm.evaluate.scores import Scores, scores
 from real_data_sets import (
     MENOG_KNOWN,
     PLANETLAB_KNOWN,
@@ -114,7 +114,7 @@ def _is_among(name: str, wanted: list[str]) -> bool:
 
 def _of_baseline(one: Set, baseline: Baseline, seed: int) -> Scores:
     known, asked = parted(one.pairs, one.known, seed)
-    return point_scores(baseline.fit(_at_once(known))(asked.questions), asked)
+    return scores(baseline.fit(_at_once(known))(asked.questions), asked)
 
 
 def _of_model(one: Set, model: Predictor, seed: int, questions: int) -> Scores:
@@ -129,7 +129,7 @@ def _later(pings: Pings, models: dict[str, Predictor], questions: int, seeds: ra
     tests = [answered_later(pings, questions, seed) for seed in seeds]
     for baseline in (b for b in standard_baselines() if baselines and b.causal):
         fitted = baseline.fit(pings.first)
-        _show(baseline.name, [point_scores(fitted(test.questions), test) for test in tests])
+        _show(baseline.name, [scores(fitted(test.questions), test) for test in tests])
     for name, model in models.items():
         _show(name, [scores(model.predict(pings.first, test.questions, pings.nodes), test) for test in tests])
 

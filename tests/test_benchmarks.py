@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from conftest import random_measurements
-from ping_llm.benchmarks.backends import BackendsBenchmark
-from ping_llm.benchmarks.pipeline import PipelineBenchmark
-from ping_llm.benchmarks.prepare_speed import PrepareBenchmark, measure_rates, run_measured
+from ping_llm.benchmarks.backends import measure_backends
+from ping_llm.benchmarks.pipeline import measure_pipeline
+from ping_llm.benchmarks.prepare_speed import measure_prepare, measure_rates, run_measured
 from ping_llm.core.errors import PingLlmError
 from pipeline_fixtures import prepare_table
 
@@ -16,7 +16,7 @@ from pipeline_fixtures import prepare_table
 @pytest.mark.slow
 def test_all_backends_that_are_installed_are_measured_and_the_others_named(shared_data: Path) -> None:
     pytest.importorskip("sentencepiece", reason="the package sentencepiece is not installed")
-    found = BackendsBenchmark(data=shared_data / "c4-minimal", seconds=0.3).run()["backends"]
+    found = measure_backends(shared_data / "c4-minimal", seconds=0.3)["backends"]
     in_order = ["grain_arrayrecord", "grain_parquet", "grain_tfrecord", "hf", "tfds", "c4_mlperf", "synthetic"]
     assert list(found) == in_order
     for name, numbers in found.items():
@@ -26,19 +26,19 @@ def test_all_backends_that_are_installed_are_measured_and_the_others_named(share
 
 def test_a_folder_that_is_not_the_c4_sample_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(PingLlmError, match="is not laid out as the C4 sample"):
-        BackendsBenchmark(data=tmp_path).run()
+        measure_backends(tmp_path)
 
 
 def test_batches_are_measured_beside_the_plain_encoder() -> None:
     dataset = prepare_table(random_measurements(3_000))
-    found = PipelineBenchmark(path=dataset.folder, batch_size=4, length=256, seconds=0.1).run()
+    found = measure_pipeline(str(dataset.folder), batch_size=4, length=256, seconds=0.1)
     assert found["speedup"] == pytest.approx(found["real_tokens_per_s"] / found["reference_tokens_per_s"], abs=0.06)
     assert 0 <= found["padding_fraction"] < 1
 
 
 @pytest.mark.slow
 def test_preparation_is_measured_beside_its_yardsticks(tmp_path: Path) -> None:
-    found = PrepareBenchmark(measurements=20_000, workers=1, scratch=tmp_path).run()
+    found = measure_prepare(20_000, workers=1, inside=tmp_path)
     assert found["measurements_per_s"] == pytest.approx(20_000 / found["prepare_seconds"], rel=0.01)
     assert found["peak_rss_mb"] > 50
     assert list(tmp_path.iterdir()) == []

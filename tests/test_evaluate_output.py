@@ -23,8 +23,7 @@ from ping_llm.core.rtt import Observations, Questions
 from ping_llm.evaluate import Evaluation, protocols
 from ping_llm.evaluate.plots import equal_bins, plot
 from ping_llm.evaluate.scores import ProtocolResult, ScoredAnswers, comparison, tables
-from ping_llm.evaluate.split import SplitSettings, split
-from ping_llm.evaluate.split_folder import write_split
+from ping_llm.evaluate.split import SplitSettings, split, write_split
 from ping_llm.rows.measurement_set import MeasurementSet, read_observations, rows_observations
 from ping_llm.rows.prepare import PrepareSettings, prepare
 from ping_llm.sources.simulator import SimulatorSettings, simulate

@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 
 from conftest import random_measurements
 from ping_llm.cli.main import app
+from ping_llm.core.console import no_progress
 from ping_llm.core.errors import MeasurementError, PingLlmError
 from ping_llm.core.measurements import format_address
 from ping_llm.rows import prepare as prepare_module
@@ -30,7 +31,6 @@ from ping_llm.rows.partition import partition
 from ping_llm.rows.prepare import MIB, PrepareSettings, TaskSizes, prepare
 from ping_llm.rows.work_folder import WorkFolder
 from ping_llm.sources.simulator import SimulatorSettings, simulate
-from ping_llm.storage import locate
 
 WriteParquet = Callable[..., Path]
 SEVERAL = TaskSizes(shard_measurements=1_500, piece_rows=2_000)
@@ -104,7 +104,7 @@ class TestContent:
         run(tmp_path / "rows", write_parquet(random_measurements(5_000)))
         for split in ("train", "eval"):
             with RowSet(tmp_path / "rows", split) as rows:
-                assert list(rows.verify(lambda amount=1, *, total=None: None)) == []
+                assert list(rows.verify(no_progress)) == []
 
 
 class TestSplit:
@@ -309,7 +309,7 @@ class TestKill:
         with pytest.raises(KeyboardInterrupt):
             run(tmp_path / "rows", *paths)
         monkeypatch.undo()
-        damage(tmp_path / "rows" / ".work" / "runs" / "piece-000001.run")
+        damage(tmp_path / "rows" / ".work" / "runs" / "run-00001.run")
         run(tmp_path / "rows", *paths)
         assert dataset_bytes(tmp_path / "rows") == dataset_bytes(tmp_path / "whole")
 
@@ -371,7 +371,7 @@ class TestExistingOutput:
         assert (tmp_path / "rows" / "train.arrayrecord").read_bytes() == b"mine"
 
     def test_two_preparations_do_not_write_to_one_folder(self, tmp_path: Path, write_parquet: WriteParquet) -> None:
-        folder = WorkFolder.of(locate(tmp_path / "rows"), None, "", this_machine=True)
+        folder = WorkFolder.of(PrepareSettings(inputs=(), output=tmp_path / "rows"), "")
         with folder.locked(), pytest.raises(PingLlmError, match="another prep"):
             run(tmp_path / "rows", write_parquet(random_measurements(100)))
 

@@ -173,7 +173,7 @@ def test_an_import_gives_the_same_files_as_on_one_machine(tmp_path: Path, cluste
     files = several_files(tmp_path)
     (tmp_path / "damaged.bz2").write_bytes(files[0].read_bytes()[:-20])
     files.append(tmp_path / "damaged.bz2")
-    engine = EngineChoice(name="ray", address=cluster.address, memory_limit_bytes=TASK_MEMORY)
+    engine = EngineChoice(engine="ray", address=cluster.address, memory_limit_bytes=TASK_MEMORY)
     local = import_by_file(files, tmp_path / "local")
     ray = import_by_file(files, tmp_path / "ray", engine=engine)
     assert ray.failures == local.failures

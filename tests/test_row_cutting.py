@@ -60,7 +60,7 @@ def test_rows_do_not_depend_on_batching_and_nothing_is_lost(
 @pytest.mark.parametrize(("family", "step_us"), [(4, 1_000_000), (6, 1_000_000), (4, 60_000_001), (6, 60_000_001)])
 def test_no_record_exceeds_the_largest_row_size_and_full_rows_come_close(family: int, step_us: int) -> None:
     batch = sorted_batch([3000], step_us, family)
-    sizes = np.concatenate([encode_rows(r).index["size"] for r in cut_into_rows(iter([batch]), family, MAX_ROW_BYTES)])
+    sizes = np.concatenate([encode_rows(r)[1]["size"] for r in cut_into_rows(iter([batch]), family, MAX_ROW_BYTES)])
     assert sizes.max() <= MAX_ROW_BYTES
     assert (sizes[:-1] > MAX_ROW_BYTES * 0.95).all()
 

@@ -14,9 +14,7 @@ import pytest
 from conftest import random_measurements
 from ping_llm.core.errors import PingLlmError
 from ping_llm.core.measurements import SCHEMA
-from ping_llm.evaluate import split_folder as write_split_module
-from ping_llm.evaluate.split import PROTOCOLS, trained_on
-from ping_llm.evaluate.split_folder import read_split, write_split
+from ping_llm.evaluate.split import PROTOCOLS, read_split, trained_on, write_split
 from ping_llm.rows.measurement_set import MeasurementSet, read_observations, rows_observations
 from ping_llm.rows.prepare import PrepareSettings, prepare
 from split_fixtures import GENEROUS, equal, leaks, plain, random_world, without_times
@@ -96,7 +94,7 @@ class TestFolder:
         def full(*_: Any) -> Any:
             raise OSError(28, "No space left on device")
 
-        monkeypatch.setattr(write_split_module, "_description", full)
+        monkeypatch.setattr(Path, "write_text", full)  # of the description, which comes last
         for name in ("split", "new"):
             with pytest.raises(PingLlmError, match="No space left"):
                 write_split(random_world(6_000), tmp_path / name, overwrite=True)

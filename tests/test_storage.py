@@ -114,7 +114,7 @@ class TestFiles:
 
     def test_reads_at_any_offset(self, folder: Location) -> None:
         (folder / "file").write_bytes(bytes(range(100)))
-        with (folder / "file").open_input() as file:
+        with (folder / "file").open_random() as file:
             assert file.seekable()
             assert file.size() == 100
             file.seek(-3, 2)
@@ -125,7 +125,7 @@ class TestFiles:
         table = pa.table({"x": range(1000)})
         pq.write_table(table, tmp_path / "t.parquet", row_group_size=100)
         (folder / "t.parquet").upload(tmp_path / "t.parquet")
-        with pq.ParquetFile((folder / "t.parquet").open_input()) as file:
+        with pq.ParquetFile((folder / "t.parquet").open_random()) as file:
             assert file.read_row_group(3)["x"].to_pylist() == list(range(300, 400))
 
     def test_deleting(self, folder: Location) -> None:
@@ -154,7 +154,7 @@ class TestFiles:
         for attempt in (
             (folder / "no").read_bytes,
             (folder / "no").size,
-            (folder / "no").open_input,
+            (folder / "no").open_random,
             lambda: (folder / "no").download(tmp_path / "x"),
         ):
             with pytest.raises(MissingError, match=r"no such (object|file)"):

@@ -167,8 +167,7 @@ class TestSmallCache:
     def rows(self, remote: Location, limit: int) -> RowReader:
         """That looks at every fetch whether something was evicted."""
         rows = RowSet(remote, cache=Cache(folder=Cache.from_environment().folder, limit_bytes=limit))
-        assert rows.remote is not None
-        rows.remote.sweep_every_s = 0.0
+        rows.sweep_every_s = 0.0
         return RowReader(rows)
 
     def test_the_disk_is_bounded_while_all_rows_pass_through(self, dataset: Dataset, remote: Location) -> None:
@@ -231,7 +230,6 @@ def test_local_rows_need_no_cache(dataset: Dataset, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("PING_LLM_CACHE_DIR", str(tmp_path / "none"))
     digests(dataset.folder)
     assert not (tmp_path / "none").exists()
-    assert dataset.rows.remote is None
 
 
 READ_AT_RANDOM = """
@@ -243,7 +241,7 @@ from ping_llm.rows.reader import RowReader
 from ping_llm.storage.cache import Cache
 cache = Cache(folder=Path(sys.argv[3]), limit_bytes=int(sys.argv[4]))
 here, there = RowReader(RowSet(Path(sys.argv[1]))), RowReader(RowSet(sys.argv[2], cache=cache))
-there.rows.remote.sweep_every_s = 0.0
+there.rows.sweep_every_s = 0.0
 random = np.random.default_rng(int(sys.argv[5]))
 for _ in range(60):
     rows = random.integers(0, len(here.rows), 20)

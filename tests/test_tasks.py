@@ -190,7 +190,7 @@ class TestEngine:
 class TestChoice:
     def test_unknown_engines_and_addresses_without_ray_are_refused(self) -> None:
         with pytest.raises(PingLlmError, match="--engine spark: there is local and ray"):
-            EngineChoice(name="spark")
+            EngineChoice(engine="spark")
         with pytest.raises(PingLlmError, match="add --engine ray"):
             EngineChoice(address="head:6379")
         with pytest.raises(PingLlmError, match="at least one worker"):
@@ -200,7 +200,7 @@ class TestChoice:
         monkeypatch.setitem(__import__("sys").modules, "ray", None)
         with (
             pytest.raises(PingLlmError, match=r'--engine ray needs the package ray: pip install "ping-llm\[ray\]"'),
-            EngineChoice(name="ray").open(),
+            EngineChoice(engine="ray").open(),
         ):
             pass
 

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from ping_llm.cli.main import app
 from ping_llm.cli.options import check_folder, file_errors, write_table
 from ping_llm.core.errors import PingLlmError
-from ping_llm.evaluate import split_folder as write_split
+from ping_llm.evaluate.split import write_split
 from ping_llm.rows.manifest import MANIFEST
 from ping_llm.rows.measurement_set import read_observations
 from ping_llm.rows.prepare import PrepareSettings, prepare
@@ -28,7 +28,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What a newcomer may have lying about."""
     folder = tmp_path_factory.mktemp("newcomer")
     simulate(SimulatorSettings(measurements=5_000), folder / "raw")
-    write_split.write_split(read_observations([folder / "raw"]), folder / "split")
+    write_split(read_observations([folder / "raw"]), folder / "split")
     prepare(PrepareSettings(inputs=(str(folder / "split" / "train"),), output=folder / "rows", workers=1))
     for name in ("empty.csv", "empty.parquet", "empty.json", "empty.yml"):
         (folder / name).touch()

@@ -8,7 +8,7 @@ import importlib.util
 import json
 import tempfile
 import time
-from dataclasses import dataclass
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,102 +27,96 @@ _NEEDS: Final = {"hf": "datasets", "tfds": "tensorflow_datasets", "c4_mlperf": "
 _WARM_UP: Final = 4
 
 
-@dataclass(frozen=True, kw_only=True)
-class BackendsBenchmark:
-    data: Path
-    """Folder laid out as the C4 sample: `c4/en/3.0.1` and `tokenizer.default.model`."""
-    workers: int = 0
-    batch_size: int = 64
-    length: int = 1024
-    seconds: float = 5.0
-    only: tuple[str, ...] = ()
-
-    def run(self) -> dict[str, Any]:
-        tokenizer = self.data / "tokenizer.default.model"
-        if not tokenizer.exists():
-            raise PingLlmError(f"{self.data} is not laid out as the C4 sample: there is no {tokenizer}")
-        with tempfile.TemporaryDirectory(prefix="ping-llm-bench-", ignore_cleanup_errors=True) as scratch:
-            return self._run(Path(scratch), tokenizer)
-
-    def _run(self, scratch: Path, tokenizer: Path) -> dict[str, Any]:
-        records = f"{self.data}/c4/en/3.0.1/c4-train.array_record*"
-        texts = _texts(records)
-        configs = self._configs(scratch, records, tokenizer, texts)
-        if unknown := set(self.only) - set(configs):
+def measure_backends(
+    data: Path,
+    *,
+    workers: int = 0,
+    batch_size: int = 64,
+    length: int = 1024,
+    seconds: float = 5.0,
+    only: Collection[str] = (),
+) -> dict[str, Any]:
+    """`data` is laid out as the C4 sample: `c4/en/3.0.1` and `tokenizer.default.model`."""
+    tokenizer = data / "tokenizer.default.model"
+    if not tokenizer.exists():
+        raise PingLlmError(f"{data} is not laid out as the C4 sample: there is no {tokenizer}")
+    records = f"{data}/c4/en/3.0.1/c4-train.array_record*"
+    documents = Documents(TextFiles.find(records, "--data"), "text")
+    texts = documents.texts(np.arange(len(documents)))
+    text = Config(
+        dataset_type="grain",
+        tokenizer_path=str(tokenizer),
+        grain_train_files=records,
+        per_device_batch_size=float(batch_size),
+        max_target_length=length,
+        grain_worker_count=workers,
+        shuffle_window=512,
+    )
+    found: dict[str, Any] = {}
+    references = []
+    with tempfile.TemporaryDirectory(prefix="ping-llm-bench-", ignore_cleanup_errors=True) as scratch:
+        configs = _configs(text, data, Path(scratch), texts)
+        if unknown := set(only) - set(configs):
             raise PingLlmError(f"there is no backend {', '.join(sorted(unknown))}, only {', '.join(configs)}")
-        chosen = {name: config for name, config in configs.items() if not self.only or name in self.only}
-        found: dict[str, Any] = {}
-        references = []
+        chosen = {name: config for name, config in configs.items() if not only or name in only}
         with progress("measuring", total=len(chosen)) as advance:
             for name, config in chosen.items():
                 package = _NEEDS.get(name)
                 if package and importlib.util.find_spec(package) is None:
                     found[name] = {"skipped": f"the package {package} is not installed"}
                 else:
-                    references.append(_one_at_a_time(tokenizer, texts, self.length, self.seconds / 4))
-                    measured = self._measure(config)
-                    rate = measured["real_tokens_per_s" if self.workers else "tokens_per_core_s"]
-                    found[name] = measured | {"ratio": round(rate / references[-1], 2)}
+                    references.append(_one_at_a_time(tokenizer, texts, length, seconds / 4))
+                    found[name] = _measure(config, seconds)
+                    rate = found[name]["real_tokens_per_s" if workers else "tokens_per_core_s"]
+                    found[name]["ratio"] = round(rate / references[-1], 2)
                 advance()
-        return {
-            "documents": len(texts),
-            "batch": [self.batch_size, self.length],
-            "workers": self.workers,
-            "one_at_a_time_tokens_per_core_s": round(float(np.median(references))) if references else None,
-            "backends": found,
-        }
+    return {
+        "documents": len(texts),
+        "batch": [batch_size, length],
+        "workers": workers,
+        "one_at_a_time_tokens_per_core_s": round(float(np.median(references))) if references else None,
+        "backends": found,
+    }
 
-    def _configs(self, scratch: Path, records: str, tokenizer: Path, texts: list[str]) -> dict[str, Config]:
-        text = Config(
-            dataset_type="grain",
-            tokenizer_path=str(tokenizer),
-            grain_train_files=records,
-            per_device_batch_size=float(self.batch_size),
-            max_target_length=self.length,
-            grain_worker_count=self.workers,
-            shuffle_window=512,
-        )
-        pq.write_table(pa.table({"text": texts}), scratch / "text.parquet", row_group_size=256)
-        (scratch / "text.json").write_text("".join(json.dumps({"text": t}) + "\n" for t in texts))
-        examples = f"{self.data}/c4/en/3.0.1/*-train.tfrecord*"
-        in_order = {"parquet": str(scratch / "text.parquet"), "tfrecord": examples}
-        tensorflow = text.replace(dataset_type="tfds", dataset_path=str(self.data))
-        return {
-            "grain_arrayrecord": text,
-            **{f"grain_{k}": text.replace(grain_file_type=k, grain_train_files=f) for k, f in in_order.items()},
-            "hf": text.replace(dataset_type="hf", hf_path="json", hf_train_files=str(scratch / "text.json")),
-            "tfds": tensorflow,
-            "c4_mlperf": tensorflow.replace(dataset_type="c4_mlperf"),
-            "synthetic": text.replace(dataset_type="synthetic"),
-        }
 
-    def _measure(self, config: Config) -> dict[str, Any]:
-        started = time.perf_counter()
-        with make_train_loader(config) as loader:
+def _configs(text: Config, data: Path, scratch: Path, texts: list[str]) -> dict[str, Config]:
+    """The same documents for each backend, in the files that it reads."""
+    pq.write_table(pa.table({"text": texts}), scratch / "text.parquet", row_group_size=256)
+    (scratch / "text.json").write_text("".join(json.dumps({"text": t}) + "\n" for t in texts))
+    files = {"parquet": str(scratch / "text.parquet"), "tfrecord": f"{data}/c4/en/3.0.1/*-train.tfrecord*"}
+    tensorflow = text.replace(dataset_type="tfds", dataset_path=str(data))
+    return {
+        "grain_arrayrecord": text,
+        **{f"grain_{k}": text.replace(grain_file_type=k, grain_train_files=f) for k, f in files.items()},
+        "hf": text.replace(dataset_type="hf", hf_path="json", hf_train_files=str(scratch / "text.json")),
+        "tfds": tensorflow,
+        "c4_mlperf": tensorflow.replace(dataset_type="c4_mlperf"),
+        "synthetic": text.replace(dataset_type="synthetic"),
+    }
+
+
+def _measure(config: Config, seconds: float) -> dict[str, Any]:
+    started = time.perf_counter()
+    with make_train_loader(config) as loader:
+        next(loader)
+        first_batch_s = time.perf_counter() - started
+        for _ in range(_WARM_UP):
             next(loader)
-            first_batch_s = time.perf_counter() - started
-            for _ in range(_WARM_UP):
-                next(loader)
-            tokens, begun, cpu = 0, time.perf_counter(), time.process_time()
-            report = getattr(loader, "report", None)
-            if report is not None:
-                report.reset()
-            while (elapsed := time.perf_counter() - begun) < self.seconds:
-                tokens += int((next(loader)["inputs_segmentation"] > 0).sum())
-            result: dict[str, Any] = {"real_tokens_per_s": round(tokens / elapsed)}
-            if not self.workers:  # the time of other processes is not in it
-                result["tokens_per_core_s"] = round(tokens / (time.process_time() - cpu))
-            result["first_batch_s"] = round(first_batch_s, 2)
-            if report is not None:
-                value = report.to_json()
-                shares = {name: stage["share"] for name, stage in value["stages"].items()}
-                result |= {"padding_fraction": value["padding_fraction"], "time": shares}
-            return result
-
-
-def _texts(records: str) -> list[str]:
-    documents = Documents(TextFiles.find(records, "--data"), "text")
-    return documents.texts(np.arange(len(documents)))
+        tokens, begun, cpu = 0, time.perf_counter(), time.process_time()
+        report = getattr(loader, "report", None)
+        if report is not None:
+            report.reset()
+        while (elapsed := time.perf_counter() - begun) < seconds:
+            tokens += int((next(loader)["inputs_segmentation"] > 0).sum())
+        result: dict[str, Any] = {"real_tokens_per_s": round(tokens / elapsed)}
+        if not config.grain_worker_count:  # the time of other processes is not in it
+            result["tokens_per_core_s"] = round(tokens / (time.process_time() - cpu))
+        result["first_batch_s"] = round(first_batch_s, 2)
+        if report is not None:
+            value = report.to_json()
+            shares = {name: stage["share"] for name, stage in value["stages"].items()}
+            result |= {"padding_fraction": value["padding_fraction"], "time": shares}
+        return result
 
 
 def _one_at_a_time(path: Path, texts: list[str], length: int, seconds: float) -> float:

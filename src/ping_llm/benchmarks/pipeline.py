@@ -6,95 +6,80 @@ It does no sampling, reading or packing.
 """
 
 import ipaddress
-import tempfile
 import time
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import numpy as np
 
 from ping_llm.batches.loader import Loader
 from ping_llm.batches.spec import ContextSettings, DataSpec, LoaderSettings, RowsSpec
 from ping_llm.benchmarks.plain_encoder import encode_one
+from ping_llm.benchmarks.prepare_speed import simulated_input
 from ping_llm.core.console import progress
 from ping_llm.rows.dataset import RowSet
 from ping_llm.rows.prepare import PrepareSettings, prepare
 from ping_llm.rows.summary import measurement_as_json
-from ping_llm.sources.simulator import SimulatorSettings, simulate
+from ping_llm.sources.simulator import SimulatorSettings
 
-RowKind = Literal["typical", "big"]
-
-_SIMULATED: Final[dict[str, SimulatorSettings]] = {
+SIMULATED: Final[dict[str, SimulatorSettings]] = {
     "typical": SimulatorSettings(measurements=4_000_000),
     # A few probes with hundreds of thousands of measurements each: every row is at the 8 MB cap or near it.
     "big": SimulatorSettings(measurements=12_000_000, measurements_per_source=600_000, days=365),
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class PipelineBenchmark:
-    rows: RowKind = "typical"
-    path: Path | None = None
-    """Prepared rows to use instead of simulated ones."""
-    workers: int = 0
-    batch_size: int = 64
-    length: int = 1024
-    seconds: float = 10.0
+def measure_pipeline(
+    rows: str = "typical", *, workers: int = 0, batch_size: int = 64, length: int = 1024, seconds: float = 10.0
+) -> dict[str, Any]:
+    """`rows` is the name of `SIMULATED` ones, or a folder of prepared ones."""
+    if rows not in SIMULATED:
+        return {"rows": str(Path(rows))} | _measure(Path(rows), workers, batch_size, length, seconds)
+    with simulated_input(SIMULATED[rows]) as (scratch, _):
+        prepare(PrepareSettings(inputs=(str(scratch / "raw"),), output=scratch / "rows"))
+        return {"rows": rows} | _measure(scratch / "rows", workers, batch_size, length, seconds)
 
-    def run(self) -> dict[str, Any]:
-        if self.path is not None:
-            return self._run(self.path)
-        with tempfile.TemporaryDirectory(prefix="ping-llm-bench-", ignore_cleanup_errors=True) as scratch:
-            raw, rows, settings = Path(scratch) / "raw", Path(scratch) / "rows", _SIMULATED[self.rows]
-            with progress("simulating the input", total=settings.measurements) as advance:
-                simulate(settings, raw, on_progress=advance)
-            prepare(PrepareSettings(inputs=(str(raw),), output=rows))
-            return self._run(rows)
 
-    def _run(self, rows: Path) -> dict[str, Any]:
-        with progress("measuring", total=2 + bool(self.workers)) as advance:
-            reference = _reference_rate(rows)
-            advance()
-            alone = self._measure(rows, 0)
-            advance()
-            result = {
-                "rows": self.rows if self.path is None else str(self.path),
-                "batch": [self.batch_size, self.length],
-                "real_tokens_per_s": alone["real_tokens_per_s"],
-                "reference_tokens_per_s": round(reference),
-                "speedup": round(alone["real_tokens_per_s"] / reference, 1),
-                **{name: alone[name] for name in ("padding_fraction", "first_batch_s", "stages", "bottleneck")},
+def _measure(rows: Path, workers: int, batch_size: int, length: int, seconds: float) -> dict[str, Any]:
+    contexts, found = ContextSettings(length=length), RowsSpec.find(str(rows), "train")
+    spec = DataSpec(rows=(found,), global_batch_size=batch_size, contexts=contexts)
+    with progress("measuring", total=2 + bool(workers)) as advance:
+        reference = _reference_rate(rows)
+        advance()
+        alone = _loader_report(spec, 0, seconds)
+        advance()
+        rate = alone["real_tokens_per_s"]
+        result = {
+            "batch": [batch_size, length],
+            "real_tokens_per_s": rate,
+            "reference_tokens_per_s": round(reference),
+            "speedup": round(rate / reference, 1),
+            **{name: alone[name] for name in ("padding_fraction", "first_batch_s", "stages", "bottleneck")},
+        }
+        if workers:
+            delivered = _loader_report(spec, workers, seconds)
+            result |= {
+                "workers": workers,
+                "delivered_tokens_per_s": delivered["real_tokens_per_s"],
+                "delivered_relative_to_one": round(delivered["real_tokens_per_s"] / rate, 2),
+                "delivered_first_batch_s": delivered["first_batch_s"],
             }
-            if self.workers:
-                delivered = self._measure(rows, self.workers)
-                ratio = delivered["real_tokens_per_s"] / alone["real_tokens_per_s"]
-                result |= {
-                    "workers": self.workers,
-                    "delivered_tokens_per_s": delivered["real_tokens_per_s"],
-                    "delivered_relative_to_one": round(ratio, 2),
-                    "delivered_first_batch_s": delivered["first_batch_s"],
-                }
-                advance()
-        return result
+            advance()
+    return result
 
-    def _measure(self, rows: Path, workers: int) -> dict[str, Any]:
-        """Take batches as fast as they come, after a warm-up in which the rows get into memory."""
-        spec = DataSpec(
-            rows=(RowsSpec.find(str(rows), "train"),),
-            global_batch_size=self.batch_size,
-            contexts=ContextSettings(length=self.length),
-        )
-        started = time.perf_counter()
-        with Loader(spec, LoaderSettings(worker_count=workers)) as loader:
-            next(loader)
-            first_batch_s = time.perf_counter() - started
-            for seconds in (self.seconds / 4, self.seconds):
-                loader.report.reset()
-                until = time.perf_counter() + seconds
-                while time.perf_counter() < until:
-                    next(loader)
-            return loader.report.to_json() | {"first_batch_s": round(first_batch_s, 3)}
+
+def _loader_report(spec: DataSpec, workers: int, seconds: float) -> dict[str, Any]:
+    """Take batches as fast as they come, after a warm-up in which the rows get into memory."""
+    started = time.perf_counter()
+    with Loader(spec, LoaderSettings(worker_count=workers)) as loader:
+        next(loader)
+        first_batch_s = time.perf_counter() - started
+        for period in (seconds / 4, seconds):
+            loader.report.reset()
+            until = time.perf_counter() + period
+            while time.perf_counter() < until:
+                next(loader)
+        return loader.report.to_json() | {"first_batch_s": round(first_batch_s, 3)}
 
 
 def _reference_rate(rows: Path) -> float:

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 MEASUREMENT_START = 0
 SRC_IPV4, SRC_IPV6 = 1, 2
 DST_IPV4, DST_IPV6 = 3, 4
-TIMESTAMP_ABS, TIMESTAMP_DELTA1, TIMESTAMP_DELTA4 = 5, 6, 7
 RTT_START, FAILED = 8, 10
+TIMES = {"absolute": (5, 8), "delta1": (6, 1), "delta4": (7, 4)}  # the role of each kind, and its bytes
 FIRST_BYTE = 11
 
 
@@ -27,26 +27,14 @@ def encode_one(
     tokens = [MEASUREMENT_START]
     for field in order:
         if field == "source":
-            tokens.append(SRC_IPV4 if family == 4 else SRC_IPV6)
-            tokens += _spell(source)
+            tokens += [SRC_IPV4 if family == 4 else SRC_IPV6, *_spell(source)]
         elif field == "destination":
-            tokens.append(DST_IPV4 if family == 4 else DST_IPV6)
-            tokens += _spell(destination)
+            tokens += [DST_IPV4 if family == 4 else DST_IPV6, *_spell(destination)]
         elif field == "result":
-            if rtt_ms is None:
-                tokens.append(FAILED)
-            else:
-                tokens.append(RTT_START)
-                tokens += _spell(rtt_code(rtt_ms).to_bytes(2, "big"))
-        elif time_kind == "absolute":
-            tokens.append(TIMESTAMP_ABS)
-            tokens += _spell(time_value.to_bytes(8, "big", signed=True))
-        elif time_kind == "delta1":
-            tokens.append(TIMESTAMP_DELTA1)
-            tokens += _spell(time_value.to_bytes(1, "big"))
-        elif time_kind == "delta4":
-            tokens.append(TIMESTAMP_DELTA4)
-            tokens += _spell(time_value.to_bytes(4, "big"))
+            tokens += [FAILED] if rtt_ms is None else [RTT_START, *_spell(rtt_code(rtt_ms).to_bytes(2, "big"))]
+        elif time_kind != "none":
+            role, size = TIMES[time_kind]
+            tokens += [role, *_spell(time_value.to_bytes(size, "big", signed=time_kind == "absolute"))]
     return tokens
 
 

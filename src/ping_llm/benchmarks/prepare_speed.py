@@ -11,13 +11,13 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import duckdb
+import numpy as np
 import psutil
 import pyarrow as pa
 import pyarrow.dataset as ds
@@ -26,10 +26,11 @@ from array_record.python.array_record_module import ArrayRecordWriter
 from ping_llm.core.console import progress
 from ping_llm.core.errors import PingLlmError
 from ping_llm.rows.estimate import MEASURED, Rates
-from ping_llm.rows.manifest import INDEX_SCHEMA
+from ping_llm.rows.manifest import INDEX_TYPES
 from ping_llm.rows.prepare import PrepareSettings, prepare
-from ping_llm.rows.shards import join_indexes
+from ping_llm.rows.shards import index_table, join_indexes
 from ping_llm.sources.simulator import SimulatorSettings, simulate
+from ping_llm.sources.simulator.world import SimulationSummary
 from ping_llm.tasks.engines import Timing
 from ping_llm.tasks.pool import available_cores
 
@@ -38,22 +39,27 @@ _NAIVE_SAMPLE: Final = 300_000
 _INDEX_ROWS: Final = 2_000_000
 
 
-@dataclass(frozen=True, kw_only=True)
-class PrepareBenchmark:
-    measurements: int = 5_000_000
-    workers: int | None = None
-    memory_limit_gb: float = 4.0
-    scratch: Path | None = None
-    """Folder for input and output; needs about 100 bytes per measurement."""
+@contextmanager
+def simulated_input(
+    settings: SimulatorSettings, inside: Path | None = None
+) -> Iterator[tuple[Path, SimulationSummary]]:
+    """A temporary folder (`inside` this one) with simulated measurements in `raw`."""
+    with tempfile.TemporaryDirectory(prefix="ping-llm-bench-", dir=inside, ignore_cleanup_errors=True) as name:
+        with progress("simulating the input", total=settings.measurements) as advance:
+            summary = simulate(settings, Path(name) / "raw", on_progress=advance)
+        yield Path(name), summary
 
-    def run(self) -> dict[str, Any]:
-        prefix = "ping-llm-bench-"
-        with tempfile.TemporaryDirectory(prefix=prefix, dir=self.scratch, ignore_cleanup_errors=True) as name:
-            return self._run(self.workers or available_cores(), Path(name))
 
-    def _run(self, workers: int, scratch: Path) -> dict[str, Any]:
-        with progress("simulating the input", total=self.measurements) as advance:
-            simulate(SimulatorSettings(measurements=self.measurements), scratch / "raw", on_progress=advance)
+def measure_prepare(
+    measurements: int = 5_000_000,
+    *,
+    workers: int | None = None,
+    memory_limit_gb: float = 4.0,
+    inside: Path | None = None,
+) -> dict[str, Any]:
+    """`inside` is a folder for input and output; they need about 100 bytes per measurement."""
+    workers = workers or available_cores()
+    with simulated_input(SimulatorSettings(measurements=measurements), inside) as (scratch, _):
         pattern = str(scratch / "raw" / "*.parquet")
         with progress("measuring", total=3) as advance:
             naive = _naive_rate(scratch)
@@ -62,31 +68,27 @@ class PrepareBenchmark:
             advance()
             command = [sys.executable, "-m", "ping_llm", "prepare", "--input", pattern]
             command += ["--output", str(scratch / "rows"), "--workers", str(workers)]
-            measured = run_measured([*command, "--memory-limit-gb", str(self.memory_limit_gb), "--json"])
+            measured = run_measured([*command, "--memory-limit-gb", str(memory_limit_gb), "--json"])
             advance()
-        rate = self.measurements / measured.seconds
-        return {
-            "measurements": self.measurements,
-            "workers": workers,
-            "memory_limit_gb": self.memory_limit_gb,
-            "measurements_per_s": round(rate),
-            "naive_measurements_per_s": round(naive),
-            "speedup": round(rate / naive, 1),
-            "sort_seconds": round(sort_seconds, 2),
-            "prepare_seconds": round(measured.seconds, 2),
-            "overhead_vs_sort": round(measured.seconds / sort_seconds, 2),
-            "peak_rss_mb": round(measured.peak_rss_mb),
-        }
+    rate = measurements / measured.seconds
+    return {
+        "measurements": measurements,
+        "workers": workers,
+        "memory_limit_gb": memory_limit_gb,
+        "measurements_per_s": round(rate),
+        "naive_measurements_per_s": round(naive),
+        "speedup": round(rate / naive, 1),
+        "sort_seconds": round(sort_seconds, 2),
+        "prepare_seconds": round(measured.seconds, 2),
+        "overhead_vs_sort": round(measured.seconds / sort_seconds, 2),
+        "peak_rss_mb": round(measured.peak_rss_mb),
+    }
 
 
 def _sort_seconds(pattern: str, threads: int, scratch: Path) -> float:
     started = time.perf_counter()
-    settings: dict[str, str | bool | int | float | list[str]] = {
-        "threads": threads,
-        "temp_directory": str(scratch / "sort"),
-        "preserve_insertion_order": False,
-    }
-    with duckdb.connect(config=settings) as connection:
+    settings: dict[str, Any] = {"threads": threads, "temp_directory": str(scratch / "sort")}
+    with duckdb.connect(config=settings | {"preserve_insertion_order": False}) as connection:
         connection.execute("SET enable_progress_bar = false")
         query = f"SELECT * FROM read_parquet('{pattern}') ORDER BY src_addr, event_time"
         for _ in connection.sql(query).to_arrow_reader(500_000):
@@ -112,8 +114,7 @@ def _naive_rate(scratch: Path) -> float:
     return len(table) / (time.perf_counter() - started)
 
 
-@dataclass(frozen=True, kw_only=True)
-class MeasuredRun:
+class MeasuredRun(NamedTuple):
     seconds: float
     peak_rss_mb: float
     output: str
@@ -141,7 +142,7 @@ def run_measured(command: Sequence[str], *, every_s: float = 0.05) -> MeasuredRu
         errors.seek(0)
         if process.returncode:
             raise PingLlmError(f"{' '.join(command[:4])} … failed: {errors.read().strip()[-300:]}")
-        return MeasuredRun(seconds=seconds, peak_rss_mb=peak / 1e6, output=output.read())
+        return MeasuredRun(seconds, peak / 1e6, output.read())
 
 
 def measure_rates(measurements: int = 8_000_000) -> tuple[Rates, float]:
@@ -149,9 +150,7 @@ def measure_rates(measurements: int = 8_000_000) -> tuple[Rates, float]:
 
     The rate of the Atlas import is not measured: it needs real dumps.
     """
-    with tempfile.TemporaryDirectory(prefix="ping-llm-rates-", ignore_cleanup_errors=True) as name:
-        folder = Path(name)
-        raw = simulate(SimulatorSettings(measurements=measurements), folder / "raw")
+    with simulated_input(SimulatorSettings(measurements=measurements)) as (folder, raw):
         timings: list[Timing] = []
         # So little memory that tasks of step one merge several runs, as they do when there are billions.
         inputs, output, memory = (str(folder / "raw"),), folder / "rows", 512 << 20
@@ -168,10 +167,7 @@ def measure_rates(measurements: int = 8_000_000) -> tuple[Rates, float]:
 
 
 def _index_rate(folder: Path) -> float:
-    rows = _INDEX_ROWS // 4
-    blank = [pa.py_buffer(bytes(rows * field.type.bit_width // 8)) for field in INDEX_SCHEMA]
-    arrays = [pa.Array.from_buffers(f.type, rows, [None, data]) for f, data in zip(INDEX_SCHEMA, blank, strict=True)]
-    part = pa.Table.from_arrays(arrays, schema=INDEX_SCHEMA)
+    part = index_table([np.zeros(_INDEX_ROWS // 4, kind) for kind in INDEX_TYPES.values()])
     started = time.perf_counter()
     join_indexes([part] * 4, _INDEX_ROWS, folder / "joined.index")
     return _INDEX_ROWS / (time.perf_counter() - started)

@@ -111,7 +111,7 @@ def import_atlas(
     with ExitStack() as open_files, progress("importing (bytes)") as advance:
         given["on_progress"] = advance
         if by_file:
-            choice = EngineChoice(name=engine, address=address, workers=workers)
+            choice = EngineChoice(engine=engine, address=address, workers=workers)
             on_timing = _timings_to(timings, open_files, measured=[])
             report = atlas.import_by_file(files, output, **given, engine=choice, on_timing=on_timing)
             failures = report.failures

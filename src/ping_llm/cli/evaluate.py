@@ -38,8 +38,7 @@ def split(
         ping-llm prepare --input data/split/train --output data/rows      # then train, then
         ping-llm evaluate runs/ping-llm/my-run --data data/split
     """
-    from ping_llm.evaluate.split import SplitSettings
-    from ping_llm.evaluate.split_folder import write_split
+    from ping_llm.evaluate.split import SplitSettings, write_split
 
     settings = SplitSettings(held_out_pairs=held_out_pairs, unseen_probes=unseen_probes, later=later)
     measured = options.read_measurements(files, options.renamed(columns))
@@ -117,8 +116,7 @@ def evaluate(
 
 
 def _split_of(data: Sequence[str], rows: Path | None, columns: dict[str, str]) -> "Split":
-    from ping_llm.evaluate.split import split
-    from ping_llm.evaluate.split_folder import read_split
+    from ping_llm.evaluate.split import read_split, split
     from ping_llm.rows.manifest import Manifest
     from ping_llm.rows.measurement_set import joined, rows_observations
     from ping_llm.sources import SPLIT_FILE

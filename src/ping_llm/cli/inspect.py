@@ -189,14 +189,12 @@ def bench_prepare(
 
         ping-llm bench prepare --measurements 20000000 --json
     """
-    from ping_llm.benchmarks.prepare_speed import PrepareBenchmark
+    from ping_llm.benchmarks.prepare_speed import measure_prepare
 
     if scratch is not None and not scratch.is_dir():
         raise PingLlmError(f"--scratch {scratch}: no such folder")
-    benchmark = PrepareBenchmark(
-        measurements=measurements, workers=workers, memory_limit_gb=memory_limit_gb, scratch=scratch
-    )
-    _show_figures(benchmark.run(), json_output)
+    figures = measure_prepare(measurements, workers=workers, memory_limit_gb=memory_limit_gb, inside=scratch)
+    _show_figures(figures, json_output)
 
 
 def bench_pipeline(
@@ -214,11 +212,10 @@ def bench_pipeline(
         ping-llm bench pipeline --workers 2 --json
         ping-llm bench pipeline --rows big
     """
-    from ping_llm.benchmarks.pipeline import PipelineBenchmark
+    from ping_llm.benchmarks.pipeline import measure_pipeline
 
-    source: dict[str, Any] = {"rows": rows} if rows in ("typical", "big") else {"path": Path(rows)}
-    benchmark = PipelineBenchmark(**source, workers=workers, batch_size=batch_size, length=length, seconds=seconds)
-    _show_figures(benchmark.run(), json_output)
+    figures = measure_pipeline(rows, workers=workers, batch_size=batch_size, length=length, seconds=seconds)
+    _show_figures(figures, json_output)
 
 
 def bench_backends(
@@ -240,12 +237,10 @@ def bench_backends(
 
         ping-llm bench backends --json
     """
-    from ping_llm.benchmarks.backends import BackendsBenchmark
+    from ping_llm.benchmarks.backends import measure_backends
 
-    benchmark = BackendsBenchmark(
-        data=data, workers=workers, batch_size=batch_size, length=length, seconds=seconds, only=tuple(only or ())
-    )
-    result = benchmark.run()
+    sizes: dict[str, Any] = {"workers": workers, "batch_size": batch_size, "length": length}
+    result = measure_backends(data, **sizes, seconds=seconds, only=only or ())
     if not json_output:
         for name, figures in result.pop("backends").items():
             rate = figures.get("tokens_per_core_s", figures.get("real_tokens_per_s"))

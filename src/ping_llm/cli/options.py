@@ -11,7 +11,7 @@ from rich import box
 from rich.table import Table
 from typer import Argument, Option
 
-from ping_llm.core.console import err, out, progress
+from ping_llm.core.console import err, no_progress, out, progress
 from ping_llm.core.errors import PingLlmError
 from ping_llm.core.files import atomic_file
 
@@ -74,7 +74,7 @@ def read_measurements(files: Sequence[str], columns: dict[str, str]) -> "Measure
     if not files:
         return table_observations(None)
     is_long = sum(file.size() or 0 for file in expand(files)) > _QUICKLY_READ_BYTES  # a device has no size
-    with progress("reading") if is_long else nullcontext() as advance:
+    with progress("reading") if is_long else nullcontext(no_progress) as advance:
         measured = read_observations(files, columns=columns, on_progress=advance)
     for reason, count in measured.dropped.items():
         err.print(f"dropped {count:,} {reason}", markup=False)

@@ -20,6 +20,10 @@ class Advance(Protocol):
     def __call__(self, amount: float = 1, *, total: float | None = None) -> None: ...
 
 
+def no_progress(amount: float = 1, *, total: float | None = None) -> None:
+    """For work that nobody watches."""
+
+
 @contextmanager
 def progress(description: str, total: float | None = None) -> Iterator[Advance]:
     """A progress bar on standard error that is only drawn on a terminal.

@@ -19,7 +19,7 @@ import numpy as np
 from ping_llm.baselines import standard_baselines
 from ping_llm.baselines.forecasts import FittedHistory, Rehearsal, WithResiduals
 from ping_llm.baselines.interface import Baseline
-from ping_llm.core.console import Advance
+from ping_llm.core.console import Advance, no_progress
 from ping_llm.core.rtt import History, Ints, Observations, Questions, RttDistribution
 from ping_llm.evaluate.scores import ORACLE, Evaluation, ProtocolResult, ScoredAnswers
 from ping_llm.evaluate.split import Split, sampled
@@ -54,7 +54,7 @@ def evaluate(
     questions: int = 1000,
     seed: int = 0,
     oracle: World | None = None,
-    advance: Advance | None = None,
+    advance: Advance = no_progress,
 ) -> Evaluation:
     """Ask every model, every baseline and, on simulated data, the truth: at most so many questions of each protocol.
 
@@ -70,16 +70,15 @@ def evaluate(
         raise ValueError(f"every predictor needs a name of its own, not {names}")
 
     answers: dict[str, dict[str, ScoredAnswers]] = {protocol: {} for protocol in asked}
-    step: Advance = advance or (lambda amount=1, *, total=None: None)
-    step(0, total=len(asked) * len(names))
+    advance(0, total=len(asked) * len(names))
     for protocol, name, predicted in baseline_forecasts(split, asked, baselines, seed):
         answers[protocol][name] = ScoredAnswers.of(predicted, asked[protocol])
-        step()
+        advance()
     for name, predictor in predictors.items():
         for protocol, rows in asked.items():
             predicted = predictor.predict(split.history, rows.questions, split.nodes)
             answers[protocol][name] = ScoredAnswers.of(predicted, rows)
-            step()
+            advance()
     return Evaluation(
         models=tuple(models),
         protocols={

@@ -31,31 +31,25 @@ INTERVAL: Final = 0.9
 def scores(predicted: RttDistribution | Floats, observed: Observations) -> Scores:
     """All scores of distributions (see `SCORE_COLUMNS`) and how many questions there were; of mere RTTs, those of
     points only. NaN where there was nothing to score."""
-    if not isinstance(predicted, RttDistribution):
-        return point_scores(predicted, observed) | {"questions": len(observed)}
-    rtt = observed.rtt_ms.astype(np.float64)
-    failed = np.isnan(rtt)
-    answered = predicted.take(~failed)
-    low, high = answered.interval(INTERVAL)
-    return {
-        **point_scores(predicted.median, observed),
-        "nll_bits": _mean(predicted.bits(rtt)),
-        "crps": _mean(answered.crps(rtt[~failed])),
-        "coverage90": _mean((low <= rtt[~failed]) & (rtt[~failed] <= high)),
-        "brier": _mean((predicted.p_failed - failed) ** 2),
-        "questions": len(observed),
-    }
-
-
-def point_scores(predicted_ms: Floats, observed: Observations) -> Scores:
-    """Errors of predicted RTTs."""
-    error, relative = errors(predicted_ms, observed)
-    return {
+    error, relative = errors(predicted.median if isinstance(predicted, RttDistribution) else predicted, observed)
+    found = {
         "mae": _mean(error),
         "median_ae": _quantile(error, 0.5),
         "median_re": _quantile(relative, 0.5),
         "p90_re": _quantile(relative, 0.9),
     }
+    if isinstance(predicted, RttDistribution):
+        rtt = observed.rtt_ms.astype(np.float64)
+        failed = np.isnan(rtt)
+        answered = predicted.take(~failed)
+        low, high = answered.interval(INTERVAL)
+        found |= {
+            "nll_bits": _mean(predicted.bits(rtt)),
+            "crps": _mean(answered.crps(rtt[~failed])),
+            "coverage90": _mean((low <= rtt[~failed]) & (rtt[~failed] <= high)),
+            "brier": _mean((predicted.p_failed - failed) ** 2),
+        }
+    return found | {"questions": len(observed)}
 
 
 def errors(predicted_ms: Floats, observed: Observations) -> tuple[Floats, Floats]:
@@ -77,7 +71,6 @@ def _quantile(values: Floats, level: float) -> float:
 # What an evaluation found: scores by protocol and predictor, and what plots need.
 
 ORACLE: Final = "oracle"
-
 
 EVALUATION_FILE: Final = "evaluation.json"
 """In the folder of a run, for its report."""
@@ -132,7 +125,10 @@ class Evaluation:
         """
         return {
             "protocols": {
-                protocol: {self._key(name): _plain(answers.scores) for name, answers in result.answers.items()}
+                protocol: {
+                    self._key(name): {key: None if np.isnan(value) else value for key, value in found.scores.items()}
+                    for name, found in result.answers.items()
+                }
                 for protocol, result in self.protocols.items()
             }
         }
@@ -173,15 +169,8 @@ def _curves(result: ProtocolResult, name: str) -> dict[str, list[float]]:
     relative, inside = result.relative_errors(name), result.answers[name].inside(_SHARES)
     if not len(relative) or not len(inside):
         return {}
-    return {"relative_error": _rounded(np.quantile(relative, _SHARES)), "inside": _rounded(inside)}
-
-
-def _rounded(values: Floats) -> list[float]:
-    return [float(f"{value:.4g}") for value in values.tolist()]
-
-
-def _plain(found: Scores) -> dict[str, float | None]:
-    return {name: None if np.isnan(value) else value for name, value in found.items()}
+    curves = {"relative_error": np.quantile(relative, _SHARES), "inside": inside}
+    return {name: [float(f"{value:.4g}") for value in curve.tolist()] for name, curve in curves.items()}
 
 
 # The scores by name: how they are shown in tables, in the run report and in benchmarks.

@@ -10,21 +10,35 @@
 Where a measurement goes follows from its addresses, by a hash that is the same for every data set, and from the cut
 time. So the split depends on nothing else: not on the order of the measurements, not on how they were cut into files.
 `RULE` has it in words. `trained_on` checks a model's training data against a split.
+
+As a folder, others can train on the same part and be asked the same questions:
+
+    train/measurements.parquet      measurements, as every other command reads them
+    history.parquet                 likewise
+    questions-PROTOCOL.parquet      likewise, the answers included
+    nodes.parquet                   the address of each node, in the order of their numbers
+    split.json                      the rule, the settings, the cut time and how many measurements went where
 """
 
-from dataclasses import dataclass
-from typing import Final
+import json
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from ping_llm.core.errors import PingLlmError
-from ping_llm.core.measurements import UNPARSABLE, parse_addresses, source_hash
+from ping_llm.core.files import atomic_folder
+from ping_llm.core.measurements import SCHEMA, UNPARSABLE, parse_addresses, source_hash
 from ping_llm.core.randomness import GOLDEN, mix64, uniform
 from ping_llm.core.rtt import Bools, Floats, Ints, Observations, Questions
 from ping_llm.rows.measurement_set import MeasurementSet
+from ping_llm.sources import SPLIT_FILE
 
 PROTOCOLS: Final = ("unseen_pair", "seen_pair", "unseen_probe")
 
@@ -49,6 +63,10 @@ KEPT_PAIRS: Final = 0.8
 _PROBE_SALT: Final = np.uint64(0x9B0B_E5A1_7000_0001)
 _PAIR_SALT: Final = np.uint64(0x9A12_5A17_0000_0002)
 _KEPT_SALT: Final = np.uint64(0x6E97_5A17_0000_0003)
+
+FORMAT_VERSION: Final = 1
+TRAIN_FILE: Final = "train/measurements.parquet"
+_ROWS_PER_GROUP: Final = 1 << 17
 
 Hashes = npt.NDArray[np.uint64]
 
@@ -98,7 +116,8 @@ def split(measured: MeasurementSet, settings: SplitSettings | None = None) -> Sp
     # Of each pair that was measured, with its direction:
     pairs, pair = _distinct(known.pair)
     source, destination = pairs >> 32, pairs & 0xFFFFFFFF
-    pair_hash = _pair_hashes(hashes[source], hashes[destination])
+    low, high = np.minimum(hashes[source], hashes[destination]), np.maximum(hashes[source], hashes[destination])
+    pair_hash = mix64(low ^ mix64(high + GOLDEN))  # the same for both directions
     unseen = _marked(source, len(hashes)) & (_draws(hashes, _PROBE_SALT, settings.seed) < settings.unseen_probes)
     from_probe, with_probe = unseen[source], unseen[source] | unseen[destination]
     held_out = ~with_probe & (_draws(pair_hash, _PAIR_SALT, settings.seed) < settings.held_out_pairs)
@@ -120,7 +139,8 @@ def split(measured: MeasurementSet, settings: SplitSettings | None = None) -> Sp
         "seen_pair": trained_pair[pair] & ~earlier,
         "unseen_probe": (from_probe & heard[source] & trained[destination])[pair] & ~earlier,
     }
-    if not in_train.any() or not any(mask.any() for mask in asked.values()):
+    questions = {name: known.take(mask) for name, mask in asked.items() if mask.any()}
+    if not in_train.any() or not questions:
         lacking = "question to ask" if in_train.any() else "measurement to learn from"
         raise PingLlmError(
             f"too little to split: of {len(known):,} measurements of {len(pairs):,} pairs there is no {lacking}; "
@@ -131,7 +151,11 @@ def split(measured: MeasurementSet, settings: SplitSettings | None = None) -> Sp
         cut_time_s=cut,
         train=known.take(in_train),
         history=known.take(in_history),
-        questions={name: _in_fixed_order(known.take(asked[name])) for name in PROTOCOLS if asked[name].any()},
+        # Equal times are ordered by what was measured, so that a sample of the questions is always the same one.
+        questions={
+            name: part.take(np.lexsort((part.rtt_ms, part.destination, part.source, part.time_s)))
+            for name, part in questions.items()
+        },
         unused=int(np.count_nonzero(~np.logical_or.reduce([in_history, *asked.values()]))),
     )
 
@@ -149,12 +173,6 @@ def _in_time_order(measured: MeasurementSet) -> Observations:
     if without_time or (known.time_s[1:] >= known.time_s[:-1]).all():
         return known
     return known.take(np.argsort(known.time_s, kind="stable"))
-
-
-def _in_fixed_order(questions: Observations) -> Observations:
-    """Ordered by time, and among equal times by what they are: so that a sample of them is always the same one."""
-    columns = (questions.rtt_ms, questions.destination, questions.source, questions.time_s)
-    return questions.take(np.lexsort(columns))
 
 
 def _cut_time(time_s: Floats, later: float) -> float:
@@ -178,11 +196,6 @@ def _node_hashes(nodes: tuple[str, ...]) -> Hashes:
     if len(np.unique(hashes)) < len(hashes):
         raise PingLlmError("two nodes have the same address, so one could be learned from and the other asked about")
     return hashes
-
-
-def _pair_hashes(one: Hashes, other: Hashes) -> Hashes:
-    """A hash of two nodes, whichever comes first."""
-    return mix64(np.minimum(one, other) ^ mix64(np.maximum(one, other) + GOLDEN))
 
 
 def _draws(hashes: Hashes, salt: np.uint64, seed: int) -> Floats:
@@ -225,16 +238,106 @@ def trained_on(train_rows: MeasurementSet, split: Split) -> dict[str, int]:
     rows = train_rows.observations
     seen = Questions(source=ids[rows.source], destination=ids[rows.destination], time_s=rows.time_s)
     late = seen.take(~(seen.time_s < split.cut_time_s))  # one without a time may be late
-    ends = np.concatenate([seen.source, seen.destination])
     compromised = {
-        "unseen_pair": lambda questions: _among(questions.unordered_pair, seen.unordered_pair),
-        "seen_pair": lambda questions: _among(questions.unordered_pair, late.unordered_pair),
-        "unseen_probe": lambda questions: _among(questions.source, ends),
+        "unseen_pair": lambda questions: np.isin(questions.unordered_pair, seen.unordered_pair),
+        "seen_pair": lambda questions: np.isin(questions.unordered_pair, late.unordered_pair),
+        "unseen_probe": lambda questions: np.isin(questions.source, [seen.source, seen.destination]),
     }
     return {name: int(compromised[name](questions).sum()) for name, questions in split.questions.items()}
 
 
-def _among(values: Ints, known: Ints) -> Bools:
-    if len(known) > len(values):  # a small table is quicker to search than a large one is to build
-        known = known[_among(known, values)]
-    return pc.is_in(pa.array(values), value_set=pa.array(known)).to_numpy(zero_copy_only=False)
+# A split as a folder.
+
+
+def write_split(
+    measured: MeasurementSet, folder: Path, settings: SplitSettings | None = None, *, overwrite: bool = False
+) -> Split:
+    """Split the measurements and write the folder, whole or not at all."""
+    settings = settings or SplitSettings()
+    if folder.exists() and not overwrite:
+        raise PingLlmError(f"{folder} already exists: choose another folder, or overwrite it")
+    if folder.exists() and not (folder / SPLIT_FILE).exists():
+        raise PingLlmError(f"{folder} holds something else than a split and is not overwritten; choose another folder")
+    result = split(measured, settings)
+    cut = None if result.timeless else result.cut_time_s
+    description = {
+        "format": FORMAT_VERSION,
+        "rule": RULE,
+        "settings": asdict(settings),
+        "cut_time_s": cut,
+        "cut_time": None if cut is None else datetime.fromtimestamp(cut, UTC).isoformat(),
+        "train": len(result.train),
+        "history": len(result.history),
+        "questions": {name: len(part) for name, part in result.questions.items()},
+        "unused": result.unused,
+    }
+    families, _ = parse_addresses(result.nodes)
+    ip_version, addresses = pa.array(families.astype(np.int8)), pa.array(result.nodes, pa.string())
+    parts = {TRAIN_FILE: result.train, "history.parquet": result.history}
+    parts |= {f"questions-{name}.parquet": questions for name, questions in result.questions.items()}
+    try:
+        with atomic_folder(folder) as unfinished:
+            pq.write_table(pa.table({"address": addresses}), unfinished / "nodes.parquet", compression="zstd")
+            for name, part in parts.items():
+                (unfinished / name).parent.mkdir(exist_ok=True)
+                _write(unfinished / name, part, addresses, ip_version)
+            (unfinished / SPLIT_FILE).write_text(json.dumps(description, indent=2) + "\n")
+    except OSError as error:
+        raise PingLlmError(f"cannot write {folder}: {error.strerror or error}") from error
+    return result
+
+
+def _write(path: Path, part: Observations, addresses: Any, ip_version: Any) -> None:
+    time = _time_column(part)
+    rtt = pa.array(part.rtt_ms if part.rtt_ms.dtype == np.float32 else part.rtt_ms.astype(np.float64), from_pandas=True)
+    columns = [time, addresses.take(part.source), addresses.take(part.destination), ip_version.take(part.source), rtt]
+    schema = SCHEMA.set(0, pa.field("event_time", time.type, nullable=time.null_count > 0))
+    table = pa.table(columns, schema=schema.set(4, pa.field("rtt", rtt.type)))
+    encoding: dict[str, Any] = {"compression": "zstd", "use_dictionary": ["src_addr", "dst_addr"]}
+    pq.write_table(table, path, row_group_size=_ROWS_PER_GROUP, **encoding)
+
+
+def _time_column(part: Observations) -> Any:
+    """Microseconds, as the schema has them; seconds, which readers take too, if times are finer or out of range."""
+    with np.errstate(invalid="ignore"):
+        time_us = np.rint(part.time_s * 1e6)
+        lossless = np.isnan(part.time_s) | ((time_us / 1e6 == part.time_s) & (np.abs(time_us) < 2**62))
+    if not lossless.all():
+        return pa.array(part.time_s)
+    return pa.array(time_us, from_pandas=True).cast(pa.int64()).cast(SCHEMA.field("event_time").type)
+
+
+def read_split(folder: Path) -> Split:
+    """The split that `write_split` wrote, exactly."""
+    try:
+        description = json.loads((folder / SPLIT_FILE).read_text())
+        if description["format"] != FORMAT_VERSION:
+            raise PingLlmError(
+                f"{folder} has format {description['format']}; this version of ping-llm reads {FORMAT_VERSION}"
+            )
+        nodes = pq.read_table(folder / "nodes.parquet")["address"].combine_chunks()
+        asked = [name for name in PROTOCOLS if name in description["questions"]]
+        cut = description["cut_time_s"]
+        return Split(
+            nodes=tuple(nodes.to_pylist()),
+            cut_time_s=float("nan") if cut is None else cut,
+            train=_read(folder / TRAIN_FILE, nodes),
+            history=_read(folder / "history.parquet", nodes),
+            questions={name: _read(folder / f"questions-{name}.parquet", nodes) for name in asked},
+            unused=description["unused"],
+        )
+    except (OSError, ValueError, KeyError, TypeError, pa.ArrowException) as error:
+        raise PingLlmError(f"{folder} is not a split, or is damaged: {' '.join(str(error).split())[:200]}") from error
+
+
+def _read(path: Path, nodes: Any) -> Observations:
+    table = pq.read_table(path)
+    time = table["event_time"]
+    in_us = pa.types.is_timestamp(time.type)
+    source, destination = (pc.index_in(table[name], value_set=nodes) for name in ("src_addr", "dst_addr"))
+    return Observations(
+        source=source.to_numpy().astype(np.int64),
+        destination=destination.to_numpy().astype(np.int64),
+        time_s=time.cast(pa.int64()).to_numpy() / 1e6 if in_us else time.to_numpy(),
+        rtt_ms=table["rtt"].to_numpy(),
+    )

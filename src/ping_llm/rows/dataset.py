@@ -18,10 +18,10 @@ import resource
 import time
 import warnings
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, Self
 
 import numpy as np
@@ -43,9 +43,10 @@ from ping_llm.rows.format import (
     decode_row,
     physical,
 )
-from ping_llm.rows.manifest import INDEX_SCHEMA, Manifest, ShardInfo, SplitInfo
+from ping_llm.rows.manifest import INDEX_SCHEMA, INDEX_TYPES, Manifest, ShardInfo, SplitInfo
 from ping_llm.storage import Location, locate
 from ping_llm.storage.cache import LIMIT_VARIABLE, BlockFile, Cache
+from ping_llm.tasks.pool import map_in_order
 
 READS_AT_ONCE: Final = 32
 WHOLE_FILES_AT_ONCE: Final = 8
@@ -74,13 +75,20 @@ class RowSet:
     def __init__(self, folder: Path | str | Location, split: str = "train", *, cache: Cache | None = None) -> None:
         self.folder = locate(folder)
         self.split = split
-        self.manifest = Manifest.load(folder)
-        if split not in self.manifest.splits:
-            raise PingLlmError(f"{folder} has no split {split!r}, only {', '.join(self.manifest.splits)}")
-        self.info: SplitInfo = self.manifest.splits[split]
+        splits = Manifest.load(folder).splits
+        if split not in splits:
+            raise PingLlmError(f"{folder} has no split {split!r}, only {', '.join(splits)}")
+        self.info: SplitInfo = splits[split]
+        self.sweep_every_s = 2.0
+        """How often to look whether what is mapped was evicted from the cache."""
         self._cache = None if self.folder.is_local else cache or Cache.from_environment()
         self._columns: dict[str, npt.NDArray[Any]] = {}
-        self._maps: dict[int, Bytes] = {}
+        self._whole: dict[int, tuple[Bytes, int]] = {}
+        self._parts: dict[int, BlockFile] = {}
+        self._pool: ThreadPoolExecutor | None = None
+        self._swept = time.monotonic()
+        self._fetched_bytes: int | None = None
+        self._warned = False
         _allow_open_files(4 * len(self.info.shards))
         found = {file.name: file.size() for file in self.folder.list()}
         for name, (size, _) in self.info.files.items():
@@ -92,12 +100,18 @@ class RowSet:
                     f"{path} has {found[name]:,} bytes, but the manifest says {size:,}: it was damaged or replaced"
                 )
 
-    @property
-    def fingerprint(self) -> str:
-        return self.info.fingerprint
-
     def __len__(self) -> int:
         return self.info.rows
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Let go of the mapped shards."""
+        self._whole.clear()
+        self._parts.clear()
+
+    # -- the index
 
     @cached_property
     def index(self) -> pa.Table:
@@ -112,22 +126,13 @@ class RowSet:
             raise PingLlmError(f"{path} does not match the manifest: {len(table)} rows, not {self.info.rows}")
         return table
 
-    @cached_property
-    def remote(self) -> "RemoteShards | None":
-        """What fetches the shards; None where they are local."""
-        return None if self._cache is None else RemoteShards(self.folder, self.info, self._cache)
-
-    def shard_bytes(self, shard: int) -> Bytes:
-        """The shard, mapped. Of parts that were not fetched the bytes are zero."""
-        if self.remote is not None:
-            return self.remote.array(shard)
-        if shard not in self._maps:
-            self._maps[shard] = _mapped(self.folder.local / self.info.shards[shard].file)
-        return self._maps[shard]
-
-    def is_verified(self, shard: int) -> bool:
-        """Whether all its bytes were checked before, so that of long rows the header is enough to check."""
-        return self.remote is None or self.remote.is_verified(shard)
+    def column(self, name: str) -> npt.NDArray[Any]:
+        """A column of the index, mapped rather than copied. Sources have shape (rows, 16)."""
+        if name not in self._columns:
+            data = self.index[name].chunk(0).buffers()[1] if len(self) else b""
+            column = np.frombuffer(data, dtype=INDEX_TYPES[name], count=len(self))
+            self._columns[name] = column.view(np.uint8).reshape(-1, 16) if name == "source" else column
+        return self._columns[name]
 
     def _local(self, name: str) -> Path:
         """The file itself, or its copy in the cache."""
@@ -136,16 +141,7 @@ class RowSet:
         size, sha256 = self.info.files[name]
         return self._cache.whole(self.folder / name, size=size, sha256=sha256)
 
-    def column(self, name: str) -> npt.NDArray[Any]:
-        """A column of the index, mapped rather than copied. Sources have shape (rows, 16)."""
-        if name not in self._columns:
-            column = self.index[name].combine_chunks() if not len(self) else self.index[name].chunk(0)
-            if name == "source":
-                data = np.frombuffer(column.buffers()[1] or b"", dtype=np.uint8, count=16 * len(self))
-                self._columns[name] = data.reshape(-1, 16)
-            else:
-                self._columns[name] = column.to_numpy(zero_copy_only=False)
-        return self._columns[name]
+    # -- whole rows
 
     def __getitem__(self, row: int) -> ProbeRow:
         if not -len(self) <= row < len(self):
@@ -159,26 +155,6 @@ class RowSet:
                 if is_last_try or not self.forget(row):
                     raise self.corrupt(row, str(error)) from error
         raise AssertionError
-
-    def fetch(self, rows: Ints) -> Ints:
-        """Have the bytes of rows on this machine; gives back those rows that came only now."""
-        if self.remote is None:
-            return rows[:0]
-        begin, end = self._extent(rows)
-        return rows[self.remote.fetch(self.column("shard")[rows].astype(np.int64), begin, end)]
-
-    def forget(self, row: int) -> bool:
-        """Drop the local copy of a row that is damaged. Is there another to fetch?"""
-        if self.remote is None:
-            return False
-        begin, end = self._extent(np.array([row]))
-        self.remote.forget(int(self.column("shard")[row]), int(begin[0]), int(end[0]))
-        return True
-
-    def _extent(self, rows: Ints) -> tuple[Ints, Ints]:
-        """Where rows begin and end in their shards' files."""
-        offset, size = (self.column(name)[rows].astype(np.int64) for name in ("offset", "size"))
-        return physical(offset), physical(offset + size - 1) + 1
 
     def record(self, row: int) -> bytes:
         """The bytes of a row's record, taken from the mapped shard; the block headers in between are left out."""
@@ -195,6 +171,110 @@ class RowSet:
         """The error that says what is wrong with a row, and where it is."""
         file = self.info.shards[int(self.column("shard")[row])].file
         return CorruptRowError(f"{self.folder / file}, row {self.column('position')[row]}: {reason}", row)
+
+    # -- the bytes of shards: files that are mapped or, in an object store, whole copies or blocks in the cache
+
+    def shard_bytes(self, shard: int) -> Bytes:
+        """The shard, mapped. Of parts that were not fetched the bytes are zero."""
+        self._open(shard)
+        return self._whole[shard][0] if shard in self._whole else self._parts[shard].array
+
+    def is_verified(self, shard: int) -> bool:
+        """Whether all its bytes were checked before, so that of long rows the header is enough to check."""
+        self._open(shard)
+        return shard in self._whole
+
+    def _open(self, shard: int) -> None:
+        if shard in self._whole or shard in self._parts:
+            return
+        info = self.info.shards[shard]
+        if self._cache is None:
+            self._whole[shard] = _mapped(self.folder.local / info.file)
+            return
+        with suppress(FileNotFoundError):  # removed just now
+            if (path := self._cache.find(size=info.bytes, sha256=info.sha256)) is not None:
+                self._whole[shard] = _mapped(path)
+                return
+        source = self.folder / info.file
+        self._parts[shard] = BlockFile(self._cache.blocks_path(info.sha256), info.bytes, source.open_random)
+
+    def fetch(self, rows: Ints) -> Ints:
+        """Have the bytes of rows on this machine; gives back those rows that came only now."""
+        if self._cache is None:
+            return rows[:0]
+        self._sweep(self._cache)
+        begin, end = self._extent(rows)
+        shards = self.column("shard")[rows]
+        came = [rows[:0]]
+        reads: list[tuple[BlockFile, int, int]] = []
+        for shard in np.unique(shards).tolist():
+            if self.is_verified(shard):
+                continue
+            part = self._parts[shard]
+            chosen = np.flatnonzero(shards == shard)
+            blocks, owner = part.blocks(begin[chosen], end[chosen])
+            missing = part.missing(blocks)
+            came.append(rows[chosen[np.unique(owner[missing])]])
+            new = [(part, *read) for read in part.reads(np.unique(blocks[missing]))]
+            if new:
+                part.touch()
+                reads += new
+        if reads:
+            self._make_room(self._cache, sum(end - begin for _, begin, end in reads))
+            self._pool = self._pool or ThreadPoolExecutor(READS_AT_ONCE, thread_name_prefix="rows")
+            for done in [self._pool.submit(part.fetch, begin, end) for part, begin, end in reads]:
+                done.result()
+        return np.concatenate(came)
+
+    def forget(self, row: int) -> bool:
+        """Drop the local copy of a row that is damaged. Is there another to fetch?"""
+        if self._cache is None:
+            return False
+        shard = int(self.column("shard")[row])
+        if shard in self._whole:
+            del self._whole[shard]
+            self._cache.forget(self.info.shards[shard].sha256)
+        else:
+            (begin,), (end,) = self._extent(np.array([row]))
+            self._parts[shard].forget(int(begin), int(end))
+        return True
+
+    def _extent(self, rows: Ints) -> tuple[Ints, Ints]:
+        """Where rows begin and end in their shards' files."""
+        offset, size = (self.column(name)[rows].astype(np.int64) for name in ("offset", "size"))
+        return physical(offset), physical(offset + size - 1) + 1
+
+    def _make_room(self, cache: Cache, needed: int) -> None:
+        """Looking through the cache takes a while, so it is done at first and for every hundredth of it."""
+        step = cache.limit_bytes // 100
+        if self._fetched_bytes is None or self._fetched_bytes + needed >= step:
+            cache.make_room(max(needed, 10 * step))  # other processes fetch at the same time
+            self._fetched_bytes = 0
+        else:
+            self._fetched_bytes += needed
+        if needed > cache.limit_bytes // 4 and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"one batch needs {needed / 1e6:,.0f} MB of {self.folder}, and the cache may hold "
+                f"{cache.limit_bytes / 1e6:,.0f} MB: much will be fetched again and again. "
+                f"Raise {LIMIT_VARIABLE} (data_cache_gb)",
+                stacklevel=2,
+            )
+
+    def _sweep(self, cache: Cache) -> None:
+        """Let go of what was removed from the cache: its space is free only when nobody has it mapped."""
+        if time.monotonic() - self._swept < self.sweep_every_s:
+            return
+        self._swept = time.monotonic()
+        for shard in [shard for shard, part in self._parts.items() if part.is_evicted]:
+            self._parts.pop(shard).close()
+        for shard, (_, inode) in list(self._whole.items()):
+            info = self.info.shards[shard]
+            path = cache.find(size=info.bytes, sha256=info.sha256)
+            if path is None or path.stat().st_ino != inode:
+                del self._whole[shard]
+
+    # -- checking everything
 
     def verify(self, advance: Advance) -> Iterator[str]:
         """Read everything and yield each fault found, naming the file. `advance` is told the bytes checked."""
@@ -249,121 +329,10 @@ class RowSet:
                 return str(self.corrupt(row, f"{name} is {value}, but the index says {expected}"))
         return None
 
-    def close(self) -> None:
-        """Let go of the mapped shards."""
-        self._maps.clear()
-        self.__dict__.pop("remote", None)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
-
-
-class RemoteShards:
-    """The bytes of shards in an object store, through the cache: whole copies, or the blocks that rows need."""
-
-    def __init__(self, folder: Location, info: SplitInfo, cache: Cache) -> None:
-        self.sweep_every_s = 2.0
-        self._folder = folder
-        self._info = info
-        self._cache = cache
-        self._whole: dict[int, tuple[Bytes, int]] = {}
-        self._parts: dict[int, BlockFile] = {}
-        self._pool: ThreadPoolExecutor | None = None
-        self._swept = time.monotonic()
-        self._fetched = cache.limit_bytes  # since the cache was last looked at: look at the first fetch
-        self._warned = False
-
-    def array(self, shard: int) -> Bytes:
-        self._open(shard)
-        return self._whole[shard][0] if shard in self._whole else self._parts[shard].array
-
-    def is_verified(self, shard: int) -> bool:
-        self._open(shard)
-        return shard in self._whole
-
-    def fetch(self, shards: Ints, begin: Ints, end: Ints) -> Ints:
-        """See that these byte ranges are here; which of them came only now?"""
-        self._sweep()
-        came: list[Ints] = [np.zeros(0, dtype=np.int64)]
-        reads: list[tuple[BlockFile, int, int]] = []
-        for shard in np.unique(shards).tolist():
-            if self.is_verified(shard):
-                continue
-            part = self._parts[shard]
-            chosen = np.flatnonzero(shards == shard)
-            blocks, owner = part.blocks(begin[chosen], end[chosen])
-            missing = part.missing(blocks)
-            came.append(chosen[np.unique(owner[missing])])
-            new = [(part, *read) for read in part.reads(np.unique(blocks[missing]))]
-            if new:
-                part.touch()
-                reads += new
-        if reads:
-            self._make_room(sum(end - begin for _, begin, end in reads))
-            self._pool = self._pool or ThreadPoolExecutor(READS_AT_ONCE, thread_name_prefix="rows")
-            for done in [self._pool.submit(part.fetch, begin, end) for part, begin, end in reads]:
-                done.result()
-        return np.concatenate(came)
-
-    def _make_room(self, needed: int) -> None:
-        """Looking through the cache takes a while, so it is done for every hundredth of it."""
-        self._fetched += needed
-        step = self._cache.limit_bytes // 100
-        if self._fetched >= step:
-            self._cache.make_room(max(needed, 10 * step))  # other processes fetch at the same time
-            self._fetched = 0
-        if needed > self._cache.limit_bytes // 4 and not self._warned:
-            self._warned = True
-            warnings.warn(
-                f"one batch needs {needed / 1e6:,.0f} MB of {self._folder}, and the cache may hold "
-                f"{self._cache.limit_bytes / 1e6:,.0f} MB: much will be fetched again and again. "
-                f"Raise {LIMIT_VARIABLE} (data_cache_gb)",
-                stacklevel=2,
-            )
-
-    def forget(self, shard: int, begin: int, end: int) -> None:
-        if shard in self._whole:
-            del self._whole[shard]
-            self._cache.forget(self._info.shards[shard].sha256)
-        else:
-            self._parts[shard].forget(begin, end)
-
-    def _open(self, shard: int) -> None:
-        if shard in self._whole or shard in self._parts:
-            return
-        info = self._info.shards[shard]
-        path = self._cache.find(size=info.bytes, sha256=info.sha256)
-        try:
-            if path is not None:
-                self._whole[shard] = _mapped(path), path.stat().st_ino
-                return
-        except FileNotFoundError:  # removed just now
-            pass
-        source = self._folder / info.file
-        self._parts[shard] = BlockFile(self._cache.blocks_path(info.sha256), info.bytes, source.open_random)
-
-    def _sweep(self) -> None:
-        """Let go of what was removed from the cache: its space is free only when nobody has it mapped."""
-        if time.monotonic() - self._swept < self.sweep_every_s:
-            return
-        self._swept = time.monotonic()
-        for shard in [shard for shard, part in self._parts.items() if part.is_evicted]:
-            self._parts.pop(shard).close()
-        for shard, (_, inode) in list(self._whole.items()):
-            info = self._info.shards[shard]
-            path = self._cache.find(size=info.bytes, sha256=info.sha256)
-            if path is None or path.stat().st_ino != inode:
-                del self._whole[shard]
-
-
-def _mapped(path: Path) -> Bytes:
-    """A plain array over the map: slicing `np.memmap` itself takes ten times as long."""
-    return np.asarray(np.memmap(path, dtype=np.uint8, mode="r"))
+def _mapped(path: Path) -> tuple[Bytes, int]:
+    """A plain array over the map (slicing `np.memmap` itself takes ten times as long), and the file's inode."""
+    return np.asarray(np.memmap(path, dtype=np.uint8, mode="r")), path.stat().st_ino
 
 
 def fetch_ahead(splits: list[tuple[Location, SplitInfo]], cache: Cache) -> None:
@@ -385,17 +354,17 @@ def fetch_ahead(splits: list[tuple[Location, SplitInfo]], cache: Cache) -> None:
         missing += [file for file in files if cache.find(size=file[1], sha256=file[2]) is None]
     if not missing:
         return
+
+    def fetch(file: tuple[Location, int, str]) -> int:
+        source, size, sha256 = file
+        cache.whole(source, size=size, sha256=sha256)
+        return size
+
     total = sum(size for _, size, _ in missing)
     err.print(f"fetching {total / 1e6:,.1f} MB of rows to {cache.folder}", soft_wrap=True, markup=False)
     with progress("fetching rows (bytes)", total=total) as advance, ThreadPoolExecutor(WHOLE_FILES_AT_ONCE) as pool:
-        jobs = {pool.submit(cache.whole, source, size=size, sha256=sha): size for source, size, sha in missing}
-        try:
-            for job in as_completed(jobs):
-                job.result()
-                advance(jobs[job])
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+        for size in map_in_order(pool, fetch, missing, window=2 * WHOLE_FILES_AT_ONCE):
+            advance(size)
 
 
 def _allow_open_files(count: int) -> None:

@@ -10,8 +10,9 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from ping_llm.rows.manifest import INDEX_SCHEMA
-from ping_llm.rows.partition import HEADER_BYTES, RECORDS
-from ping_llm.rows.prepare import BYTES_PER_ROW_IN_FLIGHT, DEFAULT_SIZES, MIB, TaskSizes
+from ping_llm.rows.partition import BYTES_PER_ROW_IN_FLIGHT, HEADER_BYTES, RECORDS
+from ping_llm.rows.prepare import DEFAULT_SIZES, MIB, TaskSizes
+from ping_llm.rows.shards import SORT_MEMORY_SHARE, SORTED_BATCH_ROWS
 from ping_llm.rows.work_folder import REQUESTS_AT_ONCE
 
 GIB: Final = 1 << 30
@@ -24,7 +25,6 @@ _PROGRAM_BYTES: Final = 0.2 * GIB
 _SORT_FACTOR: Final = 3.0
 """Memory that DuckDB takes to sort, over the bytes that it sorts. Measured: 160 MB are sorted in memory with a limit of
 512 MB, on disk (in 1.7 times the time) with one of 256 MB."""
-_SORT_SHARE: Final = 0.5
 _DUMP_BYTES: Final = 39.0
 """Of a measurement in a bzip2 dump of RIPE Atlas."""
 
@@ -134,21 +134,38 @@ def estimate(load: Workload, rates: Rates = MEASURED, sizes: TaskSizes = DEFAULT
     sort_bytes = _SORT_FACTOR * max(ipv6, shuffle - ipv6) / shards  # families are sorted one after the other
 
     program, batch = _PROGRAM_BYTES, min(load.memory_bytes, min(sizes.piece_rows, n) * BYTES_PER_ROW_IN_FLIGHT)
-    sorting = min(sort_bytes, load.memory_bytes * _SORT_SHARE) + 500_000 * 200
+    sort_memory = load.memory_bytes * SORT_MEMORY_SHARE
+    sorting = min(sort_bytes, sort_memory) + SORTED_BATCH_ROWS * 200
     dump, dumps = _DUMP_BYTES * n, max(1, math.ceil(_DUMP_BYTES * n / GIB))
     partition_requests = input_bytes / _READ_BYTES + shuffle / _PART_BYTES + 2 * runs
     shard_requests = 3 * runs * shards + dataset / _PART_BYTES + 7 * shards
-    stages = [
-        # name, tasks, bytes in, bytes out, requests, seconds of CPU, memory of a worker
+    figures = [  # name, tasks, bytes in, bytes out, requests, seconds of CPU, memory of a worker
         ("import", dumps, dump, input_bytes, dump / _READ_BYTES + 4 * dumps, n / rates.atlas, program),
         ("partition", runs, input_bytes, shuffle, partition_requests, n / rates.partition, program + batch),
         ("shard", shards, shuffle, dataset + index, shard_requests, n / rates.shard, program + sorting),
         ("publish", 1, index, index, 6 * shards, rows / rates.index, program),
     ]
+    stages = []
+    for name, tasks, read, written, requests, cpu_s, memory in figures[0 if load.atlas else 1 :]:
+        sent = int(requests) if load.object_store else 0
+        work_s = cpu_s + (read + written) / load.bandwidth + sent * rates.request_s / REQUESTS_AT_ONCE
+        seconds = math.ceil(tasks / load.workers) * work_s / tasks  # a last round that is not full takes as long
+        stages.append(Stage(name, tasks, read, written, sent, cpu_s, seconds, memory))
+
+    warnings = []
+    if sort_bytes > sort_memory:
+        warnings.append(
+            f"a shard needs {sort_bytes / GIB:.1f} GB to be sorted in memory, and half of a worker's is "
+            f"{sort_memory / GIB:.1f} GB: it will be sorted on disk, in about 1.7 times the time"
+        )
+    if load.workers > min(runs, shards):
+        warnings.append(f"step one has {runs} tasks and step two {shards}: more workers than that have nothing to do")
+    if dataset / shards > 2 * GIB:
+        warnings.append("shards will be larger than 2 GB: readers map them whole, so have the address space for it")
     return Estimate(
         scale=load,
         rates=rates,
-        stages=tuple(_stage(load, rates, *figures) for figures in stages[0 if load.atlas else 1 :]),
+        stages=tuple(stages),
         rows=rows,
         shards=shards,
         shuffle_bytes=shuffle,
@@ -157,37 +174,5 @@ def estimate(load: Workload, rates: Rates = MEASURED, sizes: TaskSizes = DEFAULT
         peak_store_bytes=shuffle + dataset * (2 if load.object_store else 1) + 2 * index,
         scratch_bytes=max(2 * shuffle / runs, 2 * dataset / shards + max(0.0, sort_bytes - load.memory_bytes)),
         driver_memory_bytes=_PROGRAM_BYTES + runs * HEADER_BYTES + 1500.0 * pieces,
-        warnings=tuple(_warnings(load, sort_bytes, runs, shards, dataset)),
+        warnings=tuple(warnings),
     )
-
-
-def _stage(
-    load: Workload,
-    rates: Rates,
-    name: str,
-    tasks: int,
-    read: float,
-    written: float,
-    requests: float,
-    cpu_s: float,
-    memory: float,
-) -> Stage:
-    """Workers take tasks in rounds, so a last round that is not full costs as much as a full one."""
-    requests = int(requests) if load.object_store else 0
-    waiting = requests * rates.request_s / REQUESTS_AT_ONCE
-    seconds = math.ceil(tasks / load.workers) * (cpu_s + (read + written) / load.bandwidth + waiting) / tasks
-    return Stage(name, tasks, read, written, requests, cpu_s, seconds, memory)
-
-
-def _warnings(load: Workload, sort_bytes: float, runs: int, shards: int, dataset: float) -> list[str]:
-    found = []
-    if sort_bytes > load.memory_bytes * _SORT_SHARE:
-        found.append(
-            f"a shard needs {sort_bytes / GIB:.1f} GB to be sorted in memory, and half of a worker's is "
-            f"{load.memory_bytes * _SORT_SHARE / GIB:.1f} GB: it will be sorted on disk, in about 1.7 times the time"
-        )
-    if load.workers > min(runs, shards):
-        found.append(f"step one has {runs} tasks and step two {shards}: more workers than that have nothing to do")
-    if dataset / shards > 2 * GIB:
-        found.append("shards will be larger than 2 GB: readers map them whole, so have the address space for it")
-    return found

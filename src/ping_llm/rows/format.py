@@ -104,19 +104,12 @@ class RowBatch:
 
     family: int
     sources: Bytes
-    """(rows, 4 or 16): the source address of each row."""
+    """(rows, 16): the source address of each row, IPv4 in the first 4 bytes."""
     counts: Ints
     time_us: Ints
     destinations: Bytes
     """(measurements, 4 or 16)"""
     rtt_ms: npt.NDArray[np.float32]
-
-    @property
-    def packed_sources(self) -> Bytes:
-        """(rows, 16), IPv4 addresses in the first 4 bytes."""
-        packed = np.zeros((len(self.sources), 16), dtype=np.uint8)
-        packed[:, : self.sources.shape[1]] = self.sources
-        return packed
 
     def take(self, chosen: npt.NDArray[np.bool_]) -> "RowBatch":
         """The chosen rows alone, with their measurements closed up."""
@@ -131,23 +124,6 @@ class RowBatch:
             destinations=self.destinations[measurements],
             rtt_ms=self.rtt_ms[measurements],
         )
-
-
-@dataclass(frozen=True, kw_only=True)
-class EncodedRows:
-    """Records of many rows in one buffer, spaced as they will be in the shard, and what the index says of them."""
-
-    buffer: Bytes
-    """All logical bytes of the records' chunks: a multiple of 8."""
-    index: dict[str, Ints]
-    """Columns of the index by name. `offset` is counted from the first chunk's."""
-
-    def __len__(self) -> int:
-        return len(self.index["size"])
-
-    def record(self, row: int) -> bytes:
-        start = self.index["offset"][row]
-        return self.buffer[start : start + self.index["size"][row]].tobytes()
 
 
 def varint_length(value: Any) -> Any:
@@ -190,8 +166,11 @@ def record_shape(body: Ints) -> tuple[Ints, Ints]:
     return size, columns_at
 
 
-def encode_rows(rows: RowBatch) -> EncodedRows:
-    """Build the records of many rows in one vectorised pass; only the checksums are computed row by row."""
+def encode_rows(rows: RowBatch) -> tuple[list[bytes], dict[str, npt.NDArray[Any]]]:
+    """The record of each row, and what the index says of it, by column; `offset` is counted from the first chunk's.
+
+    All records are built in one vectorised pass, spaced as they will be in the shard; only checksums go row by row.
+    """
     counts, address_bytes = rows.counts, ADDRESS_BYTES[rows.family]
     starts = np.cumsum(counts) - counts
     row_of = np.repeat(np.arange(len(counts)), counts)
@@ -224,10 +203,10 @@ def encode_rows(rows: RowBatch) -> EncodedRows:
     headers["magic"], headers["version"], headers["family"] = MAGIC, FORMAT_VERSION, rows.family
     headers["columns_at"], headers["time_width"] = columns_at, widths
     headers["count"], headers["time_unit_us"], headers["first_time_us"] = counts, units, first
-    headers["source"] = rows.packed_sources.view("V16")[:, 0]
+    headers["source"] = source = np.ascontiguousarray(rows.sources).view("V16")[:, 0]
     header_at = record_starts[:, None] + np.arange(HEADER.itemsize)
     buffer[header_at] = headers.view(np.uint8).reshape(-1, HEADER.itemsize)
-    bounds = zip(record_starts.tolist(), chunk_ends.tolist(), strict=True)
+    bounds = list(zip(record_starts.tolist(), chunk_ends.tolist(), strict=True))
     checksums = np.array([_checksum(buffer.data[start:end]) for start, end in bounds], dtype="<u4")
     buffer[header_at[:, _CRC_AT:]] = checksums.view(np.uint8).reshape(-1, 4)
 
@@ -243,16 +222,17 @@ def encode_rows(rows: RowBatch) -> EncodedRows:
         "time_unit_us": units,
         "first_time_us": first,
         "last_time_us": last,
+        "source": source,
     }
-    return EncodedRows(buffer=buffer, index=index)
+    return [buffer[start:end].tobytes() for start, end in bounds], index
 
 
 def _checksum(record: memoryview | bytes) -> int:
     return zlib.crc32(record[_CRC_AT + 4 :], zlib.crc32(record[:_CRC_AT]))
 
 
-def check_record(record: bytes) -> np.void:
-    """Check everything that could be wrong with a record, and give back its header."""
+def decode_row(record: bytes) -> ProbeRow:
+    """Decode one record, after checking everything that could be wrong with it."""
     if len(record) < HEADER.itemsize:
         raise CorruptRecordError(f"record of {len(record)} bytes is shorter than a header")
     header = np.frombuffer(record, dtype=HEADER, count=1)[0]
@@ -267,13 +247,6 @@ def check_record(record: bytes) -> np.void:
         raise CorruptRecordError(f"record has family {family} and time width {width}")
     if at + count * measurement_bytes(family, width) > len(record):
         raise CorruptRecordError(f"record of {len(record)} bytes is too short for {count} measurements")
-    return header
-
-
-def decode_row(record: bytes) -> ProbeRow:
-    """Decode one record, after checking it."""
-    header = check_record(record)
-    family, width, count, at = (int(header[name]) for name in ("family", "time_width", "count", "columns_at"))
     ticks = np.frombuffer(record, dtype=f"<u{width}", count=count, offset=at).astype(np.int64)
     at += count * width
     address_bytes = ADDRESS_BYTES[family]

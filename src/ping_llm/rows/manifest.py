@@ -21,23 +21,28 @@ SPLITS: Final = ("train", "eval")
 
 _KIND: Final = "ping-llm probe rows"
 
-_INDEX_TYPES: Final = {
-    "shard": pa.uint32(),
-    "position": pa.uint32(),
-    "offset": pa.uint64(),
-    "size": pa.uint32(),
-    "count": pa.uint32(),
-    "failed": pa.uint32(),
-    "long_gaps": pa.uint32(),
-    "family": pa.uint8(),
-    "time_unit_us": pa.uint32(),
-    "first_time_us": pa.int64(),
-    "last_time_us": pa.int64(),
-    "source": pa.binary(16),
+INDEX_TYPES: Final = {
+    "shard": "u4",
+    "position": "u4",
+    "offset": "u8",
+    "size": "u4",
+    "count": "u4",
+    "failed": "u4",
+    "long_gaps": "u4",
+    "family": "u1",
+    "time_unit_us": "u4",
+    "first_time_us": "i8",
+    "last_time_us": "i8",
+    "source": "V16",
 }
-INDEX_SCHEMA: Final = pa.schema([pa.field(name, kind, nullable=False) for name, kind in _INDEX_TYPES.items()])
 """One entry per row: the shard's number, the record's position in it, the logical offset of its first byte and its
 size, then what the row holds. A row is of one family, so `count` and `family` give the IPv4/IPv6 counts."""
+INDEX_SCHEMA: Final = pa.schema(
+    [
+        pa.field(name, pa.binary(16) if kind == "V16" else pa.from_numpy_dtype(kind), nullable=False)
+        for name, kind in INDEX_TYPES.items()
+    ]
+)
 
 
 @dataclass(frozen=True, kw_only=True)

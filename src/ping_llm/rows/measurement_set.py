@@ -6,7 +6,7 @@ numbers do not depend on how the measurements were ordered or cut into files.
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ping_llm.core.console import Advance
+from ping_llm.core.console import Advance, no_progress
 from ping_llm.core.errors import PingLlmError
 from ping_llm.core.measurements import ADDRESS_BYTES, AddressColumn, ValidMeasurements, format_address, validate
 from ping_llm.core.rtt import Ints, Observations
@@ -26,6 +26,12 @@ from ping_llm.storage import Location
 
 BATCH_ROWS: Final = 1_000_000
 """Measurements in work at once; the memory beyond the result grows with it."""
+
+
+_NOBODY: Final = np.zeros(0, dtype=np.int64)
+NOTHING: Final = Observations(
+    source=_NOBODY, destination=_NOBODY, time_s=np.zeros(0), rtt_ms=np.zeros(0, dtype=np.float32)
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,20 +50,18 @@ def joined(sets: Sequence[MeasurementSet]) -> MeasurementSet:
     if len(sets) == 1:
         return sets[0]
     number: dict[str, int] = {}
-    empty = np.zeros(0, dtype=np.int64)
-    columns: list[list[Any]] = [[empty], [empty], [np.zeros(0)], [np.zeros(0, np.float32)]]
+    parts = [NOTHING]
     for one in sets:
-        ids, known = [number.setdefault(node, len(number)) for node in one.nodes], one.observations
-        ends = np.array(ids, dtype=np.int64)[[known.source, known.destination]]
-        for column, more in zip(columns, (*ends, known.time_s, known.rtt_ms), strict=True):
-            column.append(more)
-    source, destination, time_s, rtt_ms = map(np.concatenate, columns)
-    together = Observations(source=source, destination=destination, time_s=time_s, rtt_ms=rtt_ms)
-    return MeasurementSet(nodes=tuple(number), observations=together.take(np.argsort(time_s, kind="stable")))
+        ids = np.array([number.setdefault(node, len(number)) for node in one.nodes], dtype=np.int64)
+        known = one.observations
+        parts.append(replace(known, source=ids[known.source], destination=ids[known.destination]))
+    together = Observations(**{name: np.concatenate([vars(part)[name] for part in parts]) for name in vars(NOTHING)})
+    in_order = together.take(np.argsort(together.time_s, kind="stable"))
+    return MeasurementSet(nodes=tuple(number), observations=in_order)
 
 
 def read_observations(
-    inputs: Sequence[str | Path], *, columns: Mapping[str, str] | None = None, on_progress: Advance | None = None
+    inputs: Sequence[str | Path], *, columns: Mapping[str, str] | None = None, on_progress: Advance = no_progress
 ) -> MeasurementSet:
     """The measurements of files, folders or globs, of every kind that `ping-llm prepare` and `import atlas` take.
 
@@ -73,8 +77,7 @@ def read_observations(
             for raw in files.read(piece, BATCH_ROWS):
                 dropped.update(+raw.dropped)
                 yield raw.batch
-                if on_progress is not None:
-                    on_progress(raw.batch.num_rows)
+                on_progress(raw.batch.num_rows)
 
     return _checked(batches(), dropped)
 
@@ -110,13 +113,12 @@ def _checked(batches: Iterable[pa.RecordBatch], dropped: Counter[str]) -> Measur
 
 
 def rows_observations(
-    folder: Path | str | Location, split: str, *, on_progress: Advance | None = None, batch_rows: int = BATCH_ROWS
+    folder: Path | str | Location, split: str, *, on_progress: Advance = no_progress, batch_rows: int = BATCH_ROWS
 ) -> MeasurementSet:
     """The measurements of one split of prepared rows. `on_progress` is told how many were read."""
     parts: list[ValidMeasurements] = []
     with RowSet(folder, split) as rows:
-        if on_progress is not None:
-            on_progress(0, total=rows.info.measurements)
+        on_progress(0, total=rows.info.measurements)
         for family in ADDRESS_BYTES:
             chosen = np.flatnonzero(rows.column("family") == family)
             batch = np.cumsum(rows.column("count")[chosen], dtype=np.int64) // batch_rows
@@ -124,8 +126,7 @@ def rows_observations(
                 if len(some):
                     rows.fetch(some)
                     parts.append(_of_rows([rows[row] for row in some.tolist()], family, rows.column("source")[some]))
-                    if on_progress is not None:
-                        on_progress(len(parts[-1]))
+                    on_progress(len(parts[-1]))
     return _joined(parts, {})
 
 
@@ -153,18 +154,15 @@ def _of_rows(rows: list[ProbeRow], family: int, sources: npt.NDArray[np.uint8]) 
 
 def _joined(parts: list[ValidMeasurements], dropped: Mapping[str, int], *, is_timed: bool = True) -> MeasurementSet:
     if not parts:
-        nobody = np.zeros(0, dtype=np.int64)
-        empty = Observations(source=nobody, destination=nobody, time_s=np.zeros(0), rtt_ms=np.zeros(0, np.float32))
-        return MeasurementSet(nodes=(), observations=empty, dropped=dict(dropped))
+        return MeasurementSet(nodes=(), observations=NOTHING, dropped=dict(dropped))
     nodes, ids = _numbered([p.src for p in parts] + [p.dst for p in parts])
     source, destination = np.split(ids, 2)
     time_us = np.concatenate([p.time_us for p in parts])
-    rtt_ms = np.concatenate([p.rtt_ms for p in parts])
-    if (time_us[1:] < time_us[:-1]).any():
-        order = np.argsort(time_us, kind="stable")
-        time_us, source, destination, rtt_ms = (c[order] for c in (time_us, source, destination, rtt_ms))
     time_s = time_us / 1e6 if is_timed else np.full(len(time_us), np.nan)
+    rtt_ms = np.concatenate([p.rtt_ms for p in parts])
     observations = Observations(source=source, destination=destination, time_s=time_s, rtt_ms=rtt_ms)
+    if (time_us[1:] < time_us[:-1]).any():
+        observations = observations.take(np.argsort(time_us, kind="stable"))
     return MeasurementSet(nodes=nodes, observations=observations, dropped=dict(dropped))
 
 

@@ -13,12 +13,10 @@ task was cut into batches.
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -27,12 +25,11 @@ import pyarrow as pa
 from ping_llm.core.errors import MeasurementError, PingLlmError
 from ping_llm.core.measurements import DROP_REASONS, AddressColumn, ValidMeasurements, source_hash, validate
 from ping_llm.rows.format import Ints
-from ping_llm.rows.work_folder import REQUESTS_AT_ONCE, deliver, temporary_folder, write_json
+from ping_llm.rows.work_folder import Marker, Task, side_by_side
 from ping_llm.sources import files
 from ping_llm.sources.files import Piece, RawBatch
 from ping_llm.storage import Location
 from ping_llm.storage.location import RandomFile
-from ping_llm.tasks.pool import map_in_order
 
 BUCKETS: Final = 4096
 FAMILIES: Final = (4, 6)
@@ -46,6 +43,9 @@ RECORDS: Final = {
 """A measurement as stored: 20 bytes with IPv4 addresses, 44 with IPv6. Addresses are numbers here, because numbers are
 what sorts fast: one for IPv4, two for IPv6."""
 
+BYTES_PER_ROW_IN_FLIGHT: Final = 480
+"""Memory that a task takes for each measurement of a batch, strings and sorted copies included (measured)."""
+
 HEADER_BYTES: Final = len(FAMILIES) * (BUCKETS + 1) * 8
 
 _BATCH_ROWS: Final = 131_072
@@ -56,60 +56,38 @@ _MERGED_AT_ONCE: Final = 128
 
 
 @dataclass(frozen=True, kw_only=True)
-class PartitionTask:
-    number: int
+class PartitionTask(Task):
+    KIND: ClassVar[str] = "run"
     pieces: tuple[Piece, ...]
-    folder: Location
-    """For the run and the marker."""
-    scratch: str | None
-    """For temporary files; by default the system's folder for them, on whatever machine the task runs."""
-    batch_rows: int
-    strict: bool
-
-    @property
-    def run(self) -> str:
-        return f"piece-{self.number:06d}.run"
-
-    @property
-    def marker(self) -> str:
-        return f"piece-{self.number:06d}.json"
 
 
-def partition(task: PartitionTask) -> dict[str, Any]:
-    """Read, check and cut some pieces. The marker adds up: `read` is `kept` plus all of `dropped`."""
+def partition(task: PartitionTask) -> Marker:
+    """Read, check and cut some pieces. The marker says what was read of each, and what of it was dropped."""
     counts: list[dict[str, Any]] = []
-    size = 0
-    with temporary_folder(task.scratch) as folder:
-        parts: list[Path] = []
-        for batch in chain.from_iterable(_checked(task, piece, counts) for piece in task.pieces):
-            parts.append(folder / f"{len(parts):06d}.run")
-            write_run(parts[-1], batch)
-        if parts:
-            run = parts[0]
-            if len(parts) > 1:
-                run = folder / task.run
-                merge_runs(parts, run)
-            size = run.stat().st_size
-            deliver(run, task.folder / task.run)
-    result = {"pieces": counts, "bytes_in": sum(piece.bytes for piece in task.pieces), "bytes_out": size}
-    write_json(task.folder / task.marker, result)
-    return result
-
-
-def _checked(task: PartitionTask, piece: Piece, counts: list[dict[str, Any]]) -> Iterator[ValidMeasurements]:
-    """The usable measurements of a piece. At its end, `counts` gets what became of all of them."""
-    kept = 0
-    dropped: Counter[str] = Counter()
-    for raw in files.read(piece, task.batch_rows, strict=task.strict):
-        valid = validate(raw.batch)
-        if task.strict and valid.first_dropped:
-            raise _first_bad_row(piece, raw, *valid.first_dropped)
-        dropped.update(raw.dropped)
-        dropped.update(valid.dropped)
-        kept += len(valid)
-        if len(valid):
-            yield valid
-    counts.append({"read": kept + dropped.total(), "kept": kept, "dropped": dict(+dropped)})
+    parts: list[Path] = []
+    strict, piece_rows = task.settings.strict, task.settings.sizes.piece_rows
+    batch_rows = int(np.clip(task.memory_bytes // BYTES_PER_ROW_IN_FLIGHT, 65_536, piece_rows))
+    with task.temporary_folder() as folder:
+        for piece in task.pieces:
+            read, dropped = 0, Counter[str]()
+            for raw in files.read(piece, batch_rows, strict=strict):
+                valid = validate(raw.batch)
+                if strict and valid.first_dropped:
+                    raise _first_bad_row(piece, raw, *valid.first_dropped)
+                dropped += raw.dropped + valid.dropped
+                read += raw.batch.num_rows + raw.dropped.total()
+                if len(valid):
+                    parts.append(folder / f"{len(parts):06d}.run")
+                    write_run(parts[-1], valid)
+            counts.append({"read": read, "dropped": dropped})
+        run = folder / f"{task.name}.run"
+        if len(parts) == 1:
+            parts[0].rename(run)
+        elif parts:
+            merge_runs(parts, run)
+        size = run.stat().st_size if parts else 0
+        bytes_in = sum(piece.bytes for piece in task.pieces)
+        return task.finish([run] if parts else [], pieces=counts, bytes_in=bytes_in, bytes_out=size)
 
 
 def _first_bad_row(piece: Piece, raw: RawBatch, position: int, reason: str) -> MeasurementError:
@@ -211,26 +189,18 @@ class SpanReader:
 
     def read(self, spans: Sequence[Span]) -> Iterator[bytes]:
         """The bytes of each span, in order."""
-        if self._folder.is_local:
-            yield from map(self._read, spans)
-            return
-        with ThreadPoolExecutor(REQUESTS_AT_ONCE) as threads:
-            yield from map_in_order(threads, self._read, spans, window=2 * REQUESTS_AT_ONCE)
+        return map(self._read, spans) if self._folder.is_local else side_by_side(self._read, spans)
 
     def _read(self, span: Span) -> bytes:
-        size = span.end - span.start
-        if self._folder.is_local:  # which may be more files than a process may have open
-            with (self._folder.local / span.file).open("rb", buffering=0) as file:
+        path, size = self._folder / span.file, span.end - span.start
+        if path.is_local:  # there may be more than a process may have open
+            with path.local.open("rb", buffering=0) as file:
                 data = os.pread(file.fileno(), size, span.start)
         else:
-            remote = self._opened.get(span.file)
-            if remote is None:
-                remote = self._opened.setdefault(span.file, (self._folder / span.file).open_random())
+            remote = self._opened.get(span.file) or self._opened.setdefault(span.file, path.open_random())
             data = remote.read_at(size, span.start)
         if len(data) != size:
-            raise PingLlmError(
-                f"{self._folder / span.file} is shorter than when it was written; run the same command again"
-            )
+            raise PingLlmError(f"{path} is shorter than when it was written; run the same command again")
         return data
 
 

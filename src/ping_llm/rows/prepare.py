@@ -15,18 +15,17 @@ them anywhere, and a task without a marker is simply run again.
 
 import hashlib
 import json
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import numpy as np
-import pyarrow as pa
 
-from ping_llm.core.console import progress
+from ping_llm.core.console import Advance, progress
 from ping_llm.core.errors import MeasurementError, PingLlmError
 from ping_llm.core.files import file_sha256
 from ping_llm.rows.format import FORMAT_VERSION, Ints
@@ -42,16 +41,17 @@ from ping_llm.rows.partition import (
     partition,
     read_offsets,
 )
-from ping_llm.rows.shards import ShardTask, join_indexes, shard_marker, write_shard
+from ping_llm.rows.shards import ShardTask, join_indexes, read_index, write_shard
 from ping_llm.rows.work_folder import (
     DATASET_SUFFIXES,
-    REQUESTS_AT_ONCE,
     Marker,
+    Task,
     WorkFolder,
     deliver,
     explain,
     finished,
     link,
+    side_by_side,
     temporary_folder,
     write_json,
 )
@@ -60,14 +60,10 @@ from ping_llm.sources.files import InputFile, Piece
 from ping_llm.storage import Location, locate
 from ping_llm.storage.mirror import Ledger
 from ping_llm.tasks.engines import Engine, EngineChoice, OnTiming
-from ping_llm.tasks.pool import map_in_order
 
 MIB: Final = 1 << 20
 
-BYTES_PER_ROW_IN_FLIGHT: Final = 480
-"""Memory that step one takes for each measurement of a batch, strings and sorted copies included (measured)."""
-
-Task = TypeVar("Task", PartitionTask, ShardTask)
+AnyTask = TypeVar("AnyTask", bound=Task)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +100,7 @@ DEFAULT_SIZES: Final = TaskSizes()
 
 
 @dataclass(frozen=True, kw_only=True)
-class PrepareSettings:
+class PrepareSettings(EngineChoice):
     inputs: tuple[str, ...]
     """Files, folders or globs."""
     output: Path | str
@@ -114,12 +110,6 @@ class PrepareSettings:
     """The files' names of schema columns that have other names there."""
     strict: bool = False
     overwrite: bool = False
-    workers: int | None = None
-    memory_limit_bytes: int | None = None
-    """For all workers together; with Ray, for each task."""
-    engine: str = "local"
-    address: str | None = None
-    """Of the Ray cluster."""
     work: str | None = None
     """Folder for unfinished work, which all machines of the engine reach."""
     sizes: TaskSizes = DEFAULT_SIZES
@@ -131,13 +121,7 @@ class PrepareSettings:
             raise PingLlmError("the largest row size must be between 4 KB and 256 MB")
         if self.memory_limit_bytes is not None and self.memory_limit_bytes < 256 * MIB:
             raise PingLlmError("the memory limit must be at least 0.25 GB")
-        _ = self.engine_choice  # checks the rest
-
-    @property
-    def engine_choice(self) -> EngineChoice:
-        return EngineChoice(
-            name=self.engine, address=self.address, workers=self.workers, memory_limit_bytes=self.memory_limit_bytes
-        )
+        super().__post_init__()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,17 +152,10 @@ def _absolute(path: str) -> str:
 
 
 def make_plan(settings: PrepareSettings) -> Plan:
-    paths = files.expand(settings.inputs)
-
-    def describe(path: Location) -> tuple[InputFile, list[Piece]]:
-        return files.describe(path, settings.columns, settings.sizes.piece_rows)
-
-    with (
-        progress("looking at input files", total=len(paths)) as advance,
-        ThreadPoolExecutor(REQUESTS_AT_ONCE) as threads,
-    ):
-        described = []
-        for result in map_in_order(threads, describe, paths, window=4 * REQUESTS_AT_ONCE):
+    paths, described = files.expand(settings.inputs), []
+    describe = partial(files.describe, renamed=settings.columns, piece_rows=settings.sizes.piece_rows)
+    with progress("looking at input files", total=len(paths)) as advance:
+        for result in side_by_side(describe, paths):
             described.append(result)
             advance()
     return Plan(
@@ -196,7 +173,7 @@ def prepare(settings: PrepareSettings, on_timing: OnTiming | None = None) -> tup
     """
     plan = make_plan(settings)
     output = locate(settings.output)
-    folder = WorkFolder.of(output, settings.work, plan.digest, this_machine=settings.engine == "local")
+    folder = WorkFolder.of(settings, plan.digest)
     try:
         if (output / MANIFEST).exists() and not settings.overwrite:
             manifest = Manifest.load(output)
@@ -205,17 +182,17 @@ def prepare(settings: PrepareSettings, on_timing: OnTiming | None = None) -> tup
                     f"{output} already holds a dataset made from other input or options; "
                     "choose another --output, or replace it with --overwrite"
                 )
-            folder.remove()
+            folder.root.delete_tree()
             return manifest, False
         output.check_writable()
-        with settings.engine_choice.open() as engine, folder.locked():
+        with settings.open() as engine, folder.locked():
             folder.adopt(plan.digest, overwrite=settings.overwrite)
             manifest = _run(plan, settings, engine, folder, on_timing or (lambda timing: None))
-            folder.remove()
+            folder.root.delete_tree()
     except OSError as error:
         raise PingLlmError(explain(error, output)) from error
     except MeasurementError:  # which no rerun would finish, and which must not stand in the way of better input
-        folder.remove()
+        folder.root.delete_tree()
         if output.is_local:
             with suppress(OSError):
                 output.local.rmdir()
@@ -224,56 +201,29 @@ def prepare(settings: PrepareSettings, on_timing: OnTiming | None = None) -> tup
 
 
 def _run(plan: Plan, settings: PrepareSettings, engine: Engine, folder: WorkFolder, on_timing: OnTiming) -> Manifest:
-    sizes, scratch = settings.sizes, folder.scratch if engine.is_this_machine else None
-    batch_rows = int(np.clip(engine.memory_bytes // BYTES_PER_ROW_IN_FLIGHT, 65_536, sizes.piece_rows))
-    tasks = [
-        PartitionTask(
-            number=number,
-            pieces=pieces if engine.is_this_machine else tuple(replace(p, path=_absolute(p.path)) for p in pieces),
-            folder=folder.runs,
-            scratch=scratch,
-            batch_rows=batch_rows,
-            strict=settings.strict,
-        )
-        for number, pieces in enumerate(sizes.piece_groups(plan.pieces))
-    ]
-    done = finished(
-        folder.runs,
-        {task.number: task.marker for task in tasks},
-        lambda number, marker: {tasks[number].run: marker["bytes_out"]} if marker["bytes_out"] else {},
-    )
-    stage = "partition", "1/2 reading and partitioning"
-    parts = _run_tasks(engine, *stage, partition, tasks, len(tasks), done, on_timing)
+    common: dict[str, Any] = {"settings": settings, "work": folder, "memory_bytes": engine.memory_bytes}
+    pieces = plan.pieces
+    if not engine.is_this_machine:
+        pieces = tuple(replace(piece, path=_absolute(piece.path)) for piece in pieces)
+    groups = settings.sizes.piece_groups(pieces)
+    tasks = [PartitionTask(number=number, pieces=group, **common) for number, group in enumerate(groups)]
+    with progress("1/2 reading and partitioning", total=len(tasks)) as advance:
+        parts = _run_tasks(engine, "partition", partition, tasks, folder.runs, advance, on_timing)
     account = _account(plan, parts)
     kept = account["read"] - sum(account["dropped"].values())
     if not kept:
         dropped = account["dropped"] or "none, it is empty"
         raise MeasurementError(f"no usable measurement in the input; dropped: {dropped}")
 
-    runs = [task.run for task, part in zip(tasks, parts, strict=True) if part["bytes_out"]]
+    runs = [run for part in parts for run in part["files"]]
     headers = SpanReader(folder.runs).read([Span(run, 0, HEADER_BYTES) for run in runs])
     bounds = {run: bucket_bounds(read_offsets(header)) for run, header in zip(runs, headers, strict=True)}
-    ranges = sizes.bucket_ranges(kept)
+    ranges = settings.sizes.bucket_ranges(kept)
     shard_tasks = (
-        ShardTask(
-            number=number,
-            spans=_spans(bounds, first, last),
-            runs_folder=folder.runs,
-            folder=folder.shards,
-            scratch=scratch,
-            max_row_bytes=settings.max_row_bytes,
-            train_ratio=settings.train_ratio,
-            memory_bytes=engine.memory_bytes,
-        )
-        for number, (first, last) in enumerate(ranges)
+        ShardTask(number=number, spans=_spans(bounds, *buckets), **common) for number, buckets in enumerate(ranges)
     )
-    done = finished(
-        folder.shards,
-        {number: shard_marker(number) for number in range(len(ranges))},
-        lambda _, marker: {marker[split]["file"]: marker[split]["bytes"] for split in SPLITS},
-    )
-    stage = "shard", "2/2 sorting and writing rows"
-    shards = _run_tasks(engine, *stage, write_shard, shard_tasks, len(ranges), done, on_timing)
+    with progress("2/2 sorting and writing rows", total=len(ranges)) as advance:
+        shards = _run_tasks(engine, "shard", write_shard, shard_tasks, folder.shards, advance, on_timing)
     return _publish(folder, shards, account)
 
 
@@ -292,31 +242,23 @@ def _spans(bounds: Mapping[str, Ints], first: int, last: int) -> dict[int, tuple
 def _run_tasks(
     engine: Engine,
     stage: str,
-    title: str,
-    function: Callable[[Task], Marker],
-    tasks: Iterable[Task],
-    total: int,
-    done: Mapping[int, Marker],
+    function: Callable[[AnyTask], Marker],
+    tasks: Iterable[AnyTask],
+    folder: Location,
+    advance: Advance,
     on_timing: OnTiming,
 ) -> list[Marker]:
-    """The markers of all tasks of a stage, in their order. Those that an earlier run has `done` are not run again."""
+    """The markers of all tasks of a stage, in their order. Those that an earlier run finished are not run again."""
+    done = finished(folder)
     results = dict(done)
-    begun: deque[int] = deque()
-
-    def todo() -> Iterator[Task]:
-        for task in tasks:
-            if task.number not in done:
-                begun.append(task.number)
-                yield task
-
-    with progress(title, total=total) as advance:
-        advance(len(done))
-        for outcome in engine.map(function, todo()):
-            number = begun.popleft()
-            results[number] = marker = outcome.value
-            on_timing(outcome.timing(stage, number, bytes_in=marker["bytes_in"], bytes_out=marker["bytes_out"]))
-            advance()
-    return [results[number] for number in range(total)]
+    advance(len(done))
+    for outcome in engine.map(function, (task for task in tasks if task.number not in done)):
+        marker = outcome.value
+        results[marker["number"]] = marker
+        moved = {name: marker[name] for name in ("bytes_in", "bytes_out")}
+        on_timing(outcome.timing(stage, marker["number"], **moved))
+        advance()
+    return [results[number] for number in sorted(results)]
 
 
 def _account(plan: Plan, parts: list[Marker]) -> dict[str, Any]:
@@ -350,8 +292,9 @@ def _publish(folder: WorkFolder, markers: list[Marker], account: dict[str, Any])
             found = [ShardInfo(**marker[split]) for marker in markers if marker[split]["rows"]]
             named = [replace(i, file=f"{split}-{n:05d}-of-{len(found):05d}.arrayrecord") for n, i in enumerate(found)]
             sources |= {new.file: folder.shards / old.file for new, old in zip(named, found, strict=True)}
+            parts = [folder.shards / info.file.replace(*DATASET_SUFFIXES) for info in found]
             path = scratch / f"{split}.index"
-            join_indexes(_indexes(folder.shards, found), sum(info.rows for info in found), path)
+            join_indexes(side_by_side(read_index, parts), sum(info.rows for info in found), path)
             splits[split] = SplitInfo(
                 shards=tuple(named),
                 index_file=path.name,
@@ -375,17 +318,13 @@ def _publish(folder: WorkFolder, markers: list[Marker], account: dict[str, Any])
 
         def put(name: str) -> None:
             size, sha256 = manifest.files[name]
-            if ledger is None:
+            if ledger is None or not ledger.has(name, size=size, sha256=sha256):
                 link(sources[name], output / name)
-            elif not ledger.has(name, size=size, sha256=sha256):
-                link(sources[name], output / name)
-                ledger.add(name, sha256)
+                if ledger is not None:
+                    ledger.add(name, sha256)
 
-        with (
-            progress("publishing", total=len(sources)) as advance,
-            ThreadPoolExecutor(REQUESTS_AT_ONCE if output.is_remote else 1) as threads,
-        ):
-            for _ in map_in_order(threads, put, sorted(sources), window=2 * REQUESTS_AT_ONCE):
+        with progress("publishing", total=len(sources)) as advance:
+            for _ in side_by_side(put, sorted(sources)) if output.is_remote else map(put, sorted(sources)):
                 advance()
         write_json(output / MANIFEST, manifest.to_json())
     return manifest
@@ -399,12 +338,3 @@ def _ledger(output: Location) -> AbstractContextManager[Ledger | None]:
     with suppress(PingLlmError):  # there is none, or it is of another version
         known = {name: sha256 for name, (_, sha256) in Manifest.load(output).files.items()}
     return Ledger(output, known)
-
-
-def _indexes(shards: Location, infos: list[ShardInfo]) -> Iterator[pa.Table]:
-    def read(info: ShardInfo) -> pa.Table:
-        with (shards / info.file.replace(".arrayrecord", ".index")).open_input() as file:
-            return pa.ipc.open_file(pa.BufferReader(file.readall())).read_all()
-
-    with ThreadPoolExecutor(REQUESTS_AT_ONCE if shards.is_remote else 1) as threads:
-        yield from map_in_order(threads, read, infos, window=2 * REQUESTS_AT_ONCE)

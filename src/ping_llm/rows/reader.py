@@ -40,7 +40,7 @@ from ping_llm.rows.format import (
     Bytes,
     CorruptRecordError,
     Ints,
-    check_record,
+    decode_row,
     physical,
 )
 from ping_llm.rows.manifest import INDEX_SCHEMA
@@ -55,16 +55,13 @@ _ROWS_AHEAD: Final = 3
 _PER_LOAD: Final = 4
 """Of measurements that lie side by side so many come with one load, at least."""
 
-_FIELDS: Any = HEADER.fields
 _HEADER_BYTES: Final = HEADER.itemsize
-_VERSION_AT: Final = _FIELDS["version"][1]
-_FAMILY_AT: Final = _FIELDS["family"][1]
-_WIDTH_AT: Final = _FIELDS["time_width"][1]
-_COUNT_AT: Final = _FIELDS["count"][1]
-_UNIT_AT: Final = _FIELDS["time_unit_us"][1]
-_FIRST_AT: Final = _FIELDS["first_time_us"][1]
-_CRC_AT: Final = _FIELDS["crc32"][1]
 _MAGIC: Final = int.from_bytes(MAGIC, "little")
+_CHECKED_FIELDS: Final = "magic", "version", "count", "family", "time_width", "time_unit_us", "first_time_us"
+_FIELDS: Any = HEADER.fields
+_FIELD_AT: Final = np.array([_FIELDS[name][1] for name in _CHECKED_FIELDS])
+_FIELD_BYTES: Final = np.array([_FIELDS[name][0].itemsize for name in _CHECKED_FIELDS])
+_CRC_AT: Final = _FIELDS["crc32"][1]
 _FARTHEST: Final = 1 << 50
 """No shard is that large: offsets below it can be added up without an overflow."""
 
@@ -235,45 +232,41 @@ def _number(file: Any, logical: Any, size: Any) -> Any:
     return value
 
 
+@part_of_kernels
+def _is_sound(row: Any, index: Any, maps: Any) -> Any:
+    """Whether a row is mapped, is what the index says, and (unless it is long) has the right checksum."""
+    shard, unit, family = index.shard[row], np.int64(index.time_unit_us[row]), np.int64(index.family[row])
+    begin, size, count = np.int64(index.offset[row]), np.int64(index.size[row]), np.int64(index.count[row])
+    if shard >= len(maps.address) or maps.address[shard] == 0 or begin < 0 or begin > _FARTHEST:
+        return False
+    if size <= _HEADER_BYTES or _physical(begin + size - 1) >= maps.bytes[shard]:
+        return False
+    if (family != 4 and family != 6) or (unit != _SECOND and unit != _MILLISECOND and unit != _MICROSECOND):
+        return False
+    first = index.first_time_us[row]
+    width = np.int64(_time_width(first, index.last_time_us[row], unit))
+    if _first_column(begin) + count * (width + (16 if family == 6 else 4) + 4) > begin + size:
+        return False
+    file = carray(pointer(maps.address[shard]), (maps.bytes[shard],), np.uint8)
+    expected = _MAGIC, FORMAT_VERSION, count, family, width, unit, first
+    for i in range(len(_FIELD_AT)):
+        if _number(file, begin + _FIELD_AT[i], _FIELD_BYTES[i]) != expected[i]:
+            return False
+    if size > maps.read_whole[shard]:
+        return True
+    crc = _crc32_logical(0xFFFFFFFF, file, begin, begin + _CRC_AT)
+    crc = _crc32_logical(crc, file, begin + _HEADER_BYTES, begin + size)
+    return crc ^ np.uint32(0xFFFFFFFF) == _number(file, begin + _CRC_AT, 4)
+
+
 @kernel(_INTS, column(types.uint8), _INDEX, _MAPS, returns=types.int64)
 def _check(rows: Array, checked: Array, index: Any, maps: Any) -> Any:
     """Mark rows in `checked` until one is not sound; gives its position in `rows`, or `_ALL_SOUND`."""
     for i in range(len(rows)):
-        row = rows[i]
-        if checked[row]:
-            continue
-        shard = index.shard[row]
-        if shard >= len(maps.address) or maps.address[shard] == 0:
-            return i
-        begin, size, count = np.int64(index.offset[row]), np.int64(index.size[row]), np.int64(index.count[row])
-        unit, family = index.time_unit_us[row], index.family[row]
-        if begin < 0 or begin > _FARTHEST or size <= _HEADER_BYTES or (family != 4 and family != 6):
-            return i
-        if unit != _SECOND and unit != _MILLISECOND and unit != _MICROSECOND:
-            return i
-        if _physical(begin + size - 1) >= maps.bytes[shard]:
-            return i
-        first = index.first_time_us[row]
-        width = _time_width(first, index.last_time_us[row], np.int64(unit))
-        body = count * (width + (16 if family == 6 else 4) + 4)
-        if _first_column(begin) + body > begin + size:
-            return i
-
-        file = carray(pointer(maps.address[shard]), (maps.bytes[shard],), np.uint8)
-        if _number(file, begin, 4) != _MAGIC or _number(file, begin + _VERSION_AT, 2) != FORMAT_VERSION:
-            return i
-        if _number(file, begin + _COUNT_AT, 4) != count or _number(file, begin + _FAMILY_AT, 1) != family:
-            return i
-        if _number(file, begin + _WIDTH_AT, 1) != width or _number(file, begin + _UNIT_AT, 4) != unit:
-            return i
-        if _number(file, begin + _FIRST_AT, 8) != first:
-            return i
-        if size <= maps.read_whole[shard]:
-            crc = _crc32_logical(0xFFFFFFFF, file, begin, begin + _CRC_AT)
-            crc = _crc32_logical(crc, file, begin + _HEADER_BYTES, begin + size)
-            if crc ^ np.uint32(0xFFFFFFFF) != _number(file, begin + _CRC_AT, 4):
+        if not checked[rows[i]]:
+            if not _is_sound(rows[i], index, maps):
                 return i
-        checked[row] = 1
+            checked[rows[i]] = 1
     return _ALL_SOUND
 
 
@@ -318,7 +311,7 @@ class RowReader:
 
     def _bring(self, rows: Ints) -> None:
         """Have the rows on this machine, and note where their shards are mapped."""
-        if self.rows.remote is not None:  # then any shard may have come and gone
+        if self.rows.folder.is_remote:  # then any shard may have come and gone
             self._checked[self.rows.fetch(rows)] = 0
             self._maps.address[:] = 0
             self._arrays.clear()
@@ -330,7 +323,7 @@ class RowReader:
 
     def _fault(self, row: int) -> str:
         try:
-            check_record(self.rows.record(row))
+            decode_row(self.rows.record(row))
         except CorruptRecordError as error:
             return str(error)
         return "the record is not the one that the index names"

@@ -7,11 +7,11 @@ bytes whatever order they came in.
 
 import errno
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import duckdb
 import numpy as np
@@ -36,14 +36,14 @@ from ping_llm.rows.format import (
     measurement_bytes,
     physical,
 )
-from ping_llm.rows.manifest import INDEX_SCHEMA, SPLITS, ShardInfo
+from ping_llm.rows.manifest import INDEX_SCHEMA, INDEX_TYPES, SPLITS, ShardInfo
 from ping_llm.rows.partition import FAMILIES, RECORDS, Span, SpanReader, record_batches
-from ping_llm.rows.work_folder import deliver, temporary_folder, write_json
+from ping_llm.rows.work_folder import Marker, Task
 from ping_llm.storage import Location
 
-_SORTED_BATCH_ROWS: Final = 500_000
+SORTED_BATCH_ROWS: Final = 500_000
 
-_SORT_MEMORY_SHARE: Final = 0.5
+SORT_MEMORY_SHARE: Final = 0.5
 """DuckDB's part of a worker's memory; the rest is for what goes in and comes out."""
 
 _SPLIT_SALT: Final = np.uint64(0x5EED_0F_5B117)
@@ -51,54 +51,37 @@ _SPLIT_SALT: Final = np.uint64(0x5EED_0F_5B117)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShardTask:
-    number: int
+class ShardTask(Task):
+    KIND: ClassVar[str] = "shard"
     spans: dict[int, tuple[Span, ...]]
     """By family, where the shard's measurements lie in the runs."""
-    runs_folder: Location
-    folder: Location
-    scratch: str | None
-    max_row_bytes: int
-    train_ratio: float
-    memory_bytes: int
 
 
-def shard_marker(number: int) -> str:
-    return f"shard-{number:05d}.json"
-
-
-def write_shard(task: ShardTask) -> dict[str, Any]:
+def write_shard(task: ShardTask) -> Marker:
     """Sort a range of buckets and write its rows. Sources go to the split that their hash says."""
-    result: dict[str, Any] = {}
-    with temporary_folder(task.scratch) as scratch:
-        paths = {split: scratch / f"{split}-{task.number:05d}.arrayrecord" for split in SPLITS}
-        writers = {split: ShardWriter(path) for split, path in paths.items()}
-        runs = SpanReader(task.runs_folder)
-        memory = int(task.memory_bytes * _SORT_MEMORY_SHARE)
+    runs, memory = SpanReader(task.work.runs), int(task.memory_bytes * SORT_MEMORY_SHARE)
+    with task.temporary_folder() as scratch:
+        writers = {split: ShardWriter(scratch / f"{split}-{task.number:05d}.arrayrecord") for split in SPLITS}
         for family in FAMILIES:
             unsorted = record_batches(runs.read(task.spans[family]), family)
             batches = sorted_batches(unsorted, family, memory_bytes=memory, scratch=scratch)
-            for rows in cut_into_rows(batches, family, task.max_row_bytes):
-                in_train = is_train(rows, task.train_ratio)
+            for rows in cut_into_rows(batches, family, task.settings.max_row_bytes):
+                in_train = is_train(rows, task.settings.train_ratio)
                 writers["train"].add(rows.take(in_train))
                 writers["eval"].add(rows.take(~in_train))
-        for split, writer in writers.items():
-            info, index = writer.close()
-            result[split] = asdict(info)
-            index_path = paths[split].with_suffix(".index")
-            write_index(index, index_path)
-            for path in (paths[split], index_path):
-                deliver(path, task.folder / path.name)
-    result["bytes_in"] = sum(span.end - span.start for spans in task.spans.values() for span in spans)
-    result["bytes_out"] = sum(result[split]["bytes"] for split in SPLITS)
-    write_json(task.folder / shard_marker(task.number), result)
-    return result
+        infos = {split: asdict(writer.close()) for split, writer in writers.items()}
+        return task.finish(
+            [path for writer in writers.values() for path in (writer.path, writer.index_path)],
+            bytes_in=sum(span.end - span.start for spans in task.spans.values() for span in spans),
+            bytes_out=sum(info["bytes"] for info in infos.values()),
+            **infos,
+        )
 
 
 def is_train(rows: RowBatch, train_ratio: float) -> npt.NDArray[np.bool_]:
     """Which rows belong to the training split: a function of the source address alone."""
     families = np.full(len(rows.sources), rows.family, dtype=np.uint8)
-    return uniform(mix64(source_hash(families, rows.packed_sources) ^ _SPLIT_SALT)) < train_ratio
+    return uniform(mix64(source_hash(families, rows.sources) ^ _SPLIT_SALT)) < train_ratio
 
 
 def sorted_batches(
@@ -127,7 +110,7 @@ def sorted_batches(
         with duckdb.connect(config=settings) as connection:
             connection.execute("SET enable_progress_bar = false")
             query = f"SELECT * FROM unsorted ORDER BY {', '.join(names)}"
-            yield from connection.sql(query).to_arrow_reader(_SORTED_BATCH_ROWS)
+            yield from connection.sql(query).to_arrow_reader(SORTED_BATCH_ROWS)
     except duckdb.Error as error:
         raise (failures[0] if failures else _explained(error, scratch)) from error
 
@@ -203,9 +186,10 @@ def _cut(time: Ints, narrow: int, wide: int, keep_below: int = 1) -> list[int]:
 
 def _row_batch(columns: list[npt.NDArray[Any]], family: int, counts: Ints) -> RowBatch:
     numbers = 1 if family == 4 else 2
+    sources = _address_bytes([c[np.cumsum(counts) - counts] for c in columns[:numbers]])
     return RowBatch(
         family=family,
-        sources=_address_bytes([c[np.cumsum(counts) - counts] for c in columns[:numbers]]),
+        sources=np.pad(sources, ((0, 0), (0, 16 - sources.shape[1]))),
         counts=counts,
         time_us=columns[numbers],
         destinations=_address_bytes(columns[numbers + 1 : -1]),
@@ -220,58 +204,51 @@ def _address_bytes(numbers: list[npt.NDArray[Any]]) -> Bytes:
 
 
 class ShardWriter:
-    """Appends rows to a new ArrayRecord file. `close` checks the file and returns its description and index entries."""
+    """Appends rows to a new ArrayRecord file. `close` checks it, describes it and writes its part of the index."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self.path, self.index_path = path, path.with_suffix(".index")
         self._writer = ArrayRecordWriter(str(path), WRITER_OPTIONS)
         self._next_chunk = FIRST_CHUNK
-        self._entries: list[pa.RecordBatch] = []
+        self._entries: list[pa.Table] = []
         self._rows = 0
 
     def add(self, rows: RowBatch) -> None:
         if not len(rows.counts):
             return
-        encoded = encode_rows(rows)
+        records, index = encode_rows(rows)
         with self._write_errors():
-            for row in range(len(encoded)):
-                self._writer.write(encoded.record(row))
-        columns = {
-            "shard": np.zeros(len(encoded)),  # numbered when all shards are known
-            "position": self._rows + np.arange(len(encoded)),
-            **encoded.index,
-            "offset": self._next_chunk + encoded.index["offset"],
-        }
-        arrays = [pa.array(c.astype(INDEX_SCHEMA.field(name).type.to_pandas_dtype())) for name, c in columns.items()]
-        packed = [None, pa.py_buffer(rows.packed_sources)]
-        arrays.append(pa.FixedSizeBinaryArray.from_buffers(pa.binary(16), len(encoded), packed))
-        self._entries.append(pa.RecordBatch.from_arrays(arrays, schema=INDEX_SCHEMA))
-        self._next_chunk += len(encoded.buffer)
-        self._rows += len(encoded)
+            for record in records:
+                self._writer.write(record)
+        index["shard"] = np.zeros(len(records))  # numbered when all shards are known
+        index["position"] = self._rows + np.arange(len(records))
+        index["offset"] = self._next_chunk + index["offset"]
+        self._entries.append(index_table([index[name].astype(kind) for name, kind in INDEX_TYPES.items()]))
+        self._next_chunk = int(index["offset"][-1] + index["size"][-1])
+        self._rows += len(records)
 
-    def close(self) -> tuple[ShardInfo, pa.Table]:
+    def close(self) -> ShardInfo:
         with self._write_errors():
             self._writer.close()
-        index = pa.Table.from_batches(self._entries, schema=INDEX_SCHEMA).combine_chunks()
-        self._check(index)
-        info = ShardInfo(
-            file=self._path.name,
+        index = pa.concat_tables(self._entries or [INDEX_SCHEMA.empty_table()]).combine_chunks()
+        self._check(index["offset"].to_numpy().astype(np.int64))
+        write_index(index, self.index_path)
+        return ShardInfo(
+            file=self.path.name,
             rows=self._rows,
             measurements=int(np.sum(index["count"].to_numpy(), dtype=np.int64)),
             failed=int(np.sum(index["failed"].to_numpy(), dtype=np.int64)),
-            bytes=self._path.stat().st_size,
-            sha256=file_sha256(self._path),
+            bytes=self.path.stat().st_size,
+            sha256=file_sha256(self.path),
         )
-        return info, index
 
-    def _check(self, index: pa.Table) -> None:
+    def _check(self, offsets: Ints) -> None:
         """See that each record begins where the index says: mapped reads rely on what ArrayRecord does not promise."""
-        file = np.memmap(self._path, dtype=np.uint8, mode="r")
-        offsets = index["offset"].to_numpy().astype(np.int64)
+        file = np.memmap(self.path, dtype=np.uint8, mode="r")
         found = file[physical(offsets[:, None] + np.arange(len(MAGIC)))]
         if not (found == np.frombuffer(MAGIC, dtype=np.uint8)).all():
             raise PingLlmError(
-                f"{self._path}: this array_record release lays records out in a way this version of ping-llm does not "
+                f"{self.path}: this array_record release lays records out in a way this version of ping-llm does not "
                 "know; install the array_record version named in the lock file"
             )
 
@@ -281,7 +258,16 @@ class ShardWriter:
         try:
             yield
         except RuntimeError as error:
-            raise _disk_error(error, self._path) from error
+            raise _disk_error(error, self.path) from error
+
+
+def index_table(columns: Sequence[npt.NDArray[Any]]) -> pa.Table:
+    """An index of these columns, in the order of `INDEX_TYPES`. They are not copied."""
+    arrays = [
+        pa.Array.from_buffers(field.type, len(column), [None, pa.py_buffer(column)])
+        for field, column in zip(INDEX_SCHEMA, columns, strict=True)
+    ]
+    return pa.Table.from_arrays(arrays, schema=INDEX_SCHEMA)
 
 
 def write_index(index: pa.Table, path: Path) -> None:
@@ -290,25 +276,23 @@ def write_index(index: pa.Table, path: Path) -> None:
         writer.write_table(index)
 
 
+def read_index(path: Location) -> pa.Table:
+    return pa.ipc.open_file(path.read_bytes()).read_all()
+
+
 def join_indexes(parts: Iterable[pa.Table], rows: int, path: Path) -> None:
     """One index of all shards. Columns are gathered on disk: a large dataset's index may be larger than the memory."""
     if not rows:
         write_index(INDEX_SCHEMA.empty_table(), path)
         return
-    columns = []
-    for field in INDEX_SCHEMA:
-        kind = np.dtype("V16") if field.name == "source" else np.dtype(field.type.to_pandas_dtype())
-        columns.append(np.memmap(path.with_suffix(f".{field.name}"), dtype=kind, mode="w+", shape=rows))
+    columns = [
+        np.memmap(path.with_suffix(f".{name}"), dtype=kind, mode="w+", shape=rows) for name, kind in INDEX_TYPES.items()
+    ]
     begin = 0
     for number, part in enumerate(parts):
         end = begin + len(part)
-        for field, column in zip(INDEX_SCHEMA, columns, strict=True):
-            for chunk in part[field.name].chunks[:1]:
-                column[begin:end] = np.frombuffer(chunk.buffers()[1], dtype=column.dtype, count=len(part))
+        for name, column in zip(INDEX_TYPES, columns, strict=True):
+            column[begin:end] = np.frombuffer(part[name].chunk(0).buffers()[1], dtype=column.dtype, count=len(part))
         columns[0][begin:end] = number
         begin = end
-    arrays = [
-        pa.Array.from_buffers(field.type, rows, [None, pa.py_buffer(column)])
-        for field, column in zip(INDEX_SCHEMA, columns, strict=True)
-    ]
-    write_index(pa.Table.from_arrays(arrays, schema=INDEX_SCHEMA), path)
+    write_index(index_table(columns), path)

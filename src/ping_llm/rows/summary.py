@@ -1,6 +1,6 @@
 """What `ping-llm inspect rows` says about a prepared dataset: the numbers as JSON, and how they are shown."""
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal
 
@@ -39,7 +39,7 @@ def _summarise_split(rows: RowSet) -> dict[str, Any]:
     counts = rows.column("count").astype(np.int64)
     measurements = int(counts.sum())
     summary: dict[str, Any] = {
-        "fingerprint": rows.fingerprint,
+        "fingerprint": rows.info.fingerprint,
         "shards": len(rows.info.shards),
         "bytes": sum(shard.bytes for shard in rows.info.shards),
         "rows": len(rows),
@@ -67,14 +67,10 @@ def _summarise_split(rows: RowSet) -> dict[str, Any]:
 def _histogram(counts: Any) -> list[dict[str, int]]:
     """Rows and measurements by row size, in powers of four."""
     levels = np.floor(np.log2(counts) / 2).astype(int)
+    binned = np.bincount(levels), np.bincount(levels, weights=counts).astype(int)
     return [
-        {
-            "from": 4**level,
-            "to": 4 ** (level + 1) - 1,
-            "rows": int((levels == level).sum()),
-            "measurements": int(counts[levels == level].sum()),
-        }
-        for level in range(int(levels.max()) + 1)
+        {"from": 4**level, "to": 4 ** (level + 1) - 1, "rows": rows, "measurements": measurements}
+        for level, (rows, measurements) in enumerate(np.transpose(binned).tolist())
     ]
 
 
@@ -103,9 +99,7 @@ def measurement_as_json(row: ProbeRow, i: int) -> dict[str, Any]:
 
 
 def _moment(time_us: int) -> str:
-    whole, micros = divmod(time_us, 1_000_000)
-    text = datetime.fromtimestamp(whole, UTC).strftime("%Y-%m-%dT%H:%M:%S")
-    return text + (f".{micros:06d}" if micros else "") + "Z"
+    return (datetime.fromtimestamp(0, UTC) + timedelta(microseconds=time_us)).isoformat().replace("+00:00", "Z")
 
 
 def render(summary: dict[str, Any], *, row: dict[str, Any] | None = None, histograms: bool = False) -> RenderableType:

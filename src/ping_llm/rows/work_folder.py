@@ -15,27 +15,35 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Self, TypeVar
 
 from ping_llm.core.errors import PingLlmError
 from ping_llm.core.files import atomic_file
 from ping_llm.rows.manifest import MANIFEST
-from ping_llm.storage import Location, MissingError, locate
+from ping_llm.storage import Location, locate
 from ping_llm.storage.cache import work_folder
 from ping_llm.storage.mirror import LEDGER
+from ping_llm.tasks.pool import map_in_order
 
-LAYOUT: Final = 2
+if TYPE_CHECKING:
+    from ping_llm.rows.prepare import PrepareSettings
+
+Item = TypeVar("Item")
+Outcome = TypeVar("Outcome")
+Marker = dict[str, Any]
+
+LAYOUT: Final = 3
 """Work of a program version that laid files out in another way is not continued."""
 
 REQUESTS_AT_ONCE: Final = 16
-"""An object store answers one request in some 30 ms whatever its size, but many at a time."""
+"""To an object store."""
 
-DATASET_SUFFIXES: Final = frozenset({".arrayrecord", ".index"})
+DATASET_SUFFIXES: Final = (".arrayrecord", ".index")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,14 +52,14 @@ class WorkFolder:
     output: Location
 
     @classmethod
-    def of(cls, output: Location, work: str | None, digest: str, *, this_machine: bool) -> Self:
-        """Where the work of a plan lies: `work` if given, the output folder, or on this machine's disk if that is where
-        all tasks run and the output is remote."""
-        output = _absolute(output)
-        if work is not None:  # others may use it too
+    def of(cls, settings: "PrepareSettings", digest: str) -> Self:
+        """Where the work of a plan lies: in the folder given for it, in the output folder, or on this machine's disk if
+        that is where all tasks run and the output is remote."""
+        output = _absolute(locate(settings.output))
+        if settings.work is not None:  # others may use it too
             key = hashlib.sha256(f"{digest} {output}".encode()).hexdigest()[:16]
-            root = _absolute(locate(work)) / f"prepare-{key}"
-        elif output.is_remote and this_machine:
+            root = _absolute(locate(settings.work)) / f"prepare-{key}"
+        elif output.is_remote and settings.engine == "local":
             root = locate(work_folder(output))
         else:
             root = output / ".work"
@@ -87,8 +95,8 @@ class WorkFolder:
 
     def adopt(self, digest: str, *, overwrite: bool) -> None:
         """Continue what lies here if it is of this plan; otherwise start anew, if that is allowed."""
-        mine = {"digest": digest, "layout": LAYOUT}
-        known = _read_json(self.root / "plan.json")
+        mine, plan = {"digest": digest, "layout": LAYOUT}, self.root / "plan.json"
+        known = json.loads(plan.read_text()) if plan.exists() else None
         if known == mine:
             return
         if known is not None and known.get("digest") != digest and not overwrite:
@@ -110,31 +118,50 @@ class WorkFolder:
                 (self.root.local / name).mkdir()
             if self.output.is_local:
                 self.output.local.mkdir(parents=True, exist_ok=True)
-        write_json(self.root / "plan.json", mine)
-
-    def remove(self) -> None:
-        self.root.delete_tree()
+        write_json(plan, mine)
 
 
-Marker = dict[str, Any]
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """A task of either step. All it knows is in the task, and all it says in the marker that it writes last."""
+
+    KIND: ClassVar[str]
+    number: int
+    settings: "PrepareSettings"
+    work: WorkFolder
+    memory_bytes: int
+    """That it may use."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.KIND}-{self.number:05d}"
+
+    def temporary_folder(self) -> AbstractContextManager[Path]:
+        """In the work folder, or on the disk of whatever machine the task runs on."""
+        return temporary_folder(self.work.scratch if self.settings.engine == "local" else None)
+
+    def finish(self, files: Sequence[Path], **facts: Any) -> Marker:
+        """Deliver what was made, then the marker, which names it."""
+        marker = {"number": self.number, "files": {path.name: path.stat().st_size for path in files}, **facts}
+        folder = self.work.root / f"{self.KIND}s"
+        for path in files:
+            deliver(path, folder / path.name)
+        write_json(folder / f"{self.name}.json", marker)
+        return marker
 
 
-def finished(
-    folder: Location, markers: Mapping[int, str], files: Callable[[int, Marker], dict[str, int]]
-) -> dict[int, Marker]:
-    """What finished tasks said in their markers, by number.
-
-    `files` says which files a task left, and their sizes: one whose files are gone or cut off is not finished.
-    """
+def finished(folder: Location) -> dict[int, Marker]:
+    """The markers of finished tasks, by number. A task whose files are gone or cut off is not finished."""
     sizes = {file.name: file.size() for file in folder.list()}
-    names = {number: name for number, name in markers.items() if name in sizes}
+    names = [name for name in sizes if name.endswith(".json")]
+    markers = side_by_side(lambda name: json.loads((folder / name).read_text()), names)
+    return {marker["number"]: marker for marker in markers if marker["files"].items() <= sizes.items()}
+
+
+def side_by_side(function: Callable[[Item], Outcome], items: Iterable[Item]) -> Iterator[Outcome]:
+    """Outcomes in order. An object store answers one request in some 30 ms whatever its size, but many at a time."""
     with ThreadPoolExecutor(REQUESTS_AT_ONCE) as threads:
-        found = zip(names, threads.map(lambda name: _read_json(folder / name), names.values()), strict=True)
-        return {
-            number: marker
-            for number, marker in found
-            if marker is not None and all(sizes.get(f) == size for f, size in files(number, marker).items())
-        }
+        yield from map_in_order(threads, function, items, window=2 * REQUESTS_AT_ONCE)
 
 
 @contextmanager
@@ -172,13 +199,6 @@ def link(source: Location, target: Location) -> None:
 
 def write_json(target: Location, value: Any) -> None:
     target.write_text(json.dumps(value, indent=1) + "\n")
-
-
-def _read_json(source: Location) -> Any | None:
-    try:
-        return json.loads(source.read_text())
-    except MissingError:
-        return None
 
 
 def _absolute(folder: Location) -> Location:

@@ -328,7 +328,7 @@ def read_parquet(piece: Piece, batch_rows: int, strict: bool) -> Iterator[RawBat
 
 def _parquet_file(path: str) -> Any:
     where = locate(path)
-    return where.open_input() if where.is_remote else where.local
+    return where.open_random() if where.is_remote else where.local
 
 
 def _check_types(schema: pa.Schema, columns: Mapping[str, str], path: str) -> None:

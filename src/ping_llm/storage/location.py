@@ -169,14 +169,8 @@ class Location:
         return self.read_bytes().decode()
 
     def open_random(self) -> "RandomFile":
-        """A file with `read_at(nbytes, offset)`, which several threads may call; a local one is Arrow's own."""
-        return RandomFile(self) if self.is_remote else self.open_input()
-
-    def open_input(self) -> pa.NativeFile:
-        """A seekable file for Arrow readers."""
-        if self.is_remote:
-            return pa.PythonFile(RandomFile(self), mode="r")
-        return self.attempt(lambda: pa.OSFile(self.path))
+        """A seekable file, also for Arrow readers. Several threads may call its `read_at(nbytes, offset)`."""
+        return RandomFile(self) if self.is_remote else self.attempt(lambda: pa.OSFile(self.path))
 
     def open_stream(self) -> BinaryIO:
         """A file to be read from its beginning to its end, in large blocks underneath."""

@@ -36,7 +36,7 @@ RAY_TASK_BYTES: Final = 2 << 30
 class EngineChoice:
     """Which engine runs the tasks: what `--engine`, `--address`, `--workers` and `--memory-limit-gb` say."""
 
-    name: str = "local"
+    engine: str = "local"
     address: str | None = None
     """Of a Ray cluster."""
     workers: int | None = None
@@ -45,16 +45,16 @@ class EngineChoice:
     """For all workers of this machine together, by default half of the free memory; with Ray, for each task."""
 
     def __post_init__(self) -> None:
-        if self.name not in ENGINES:
-            raise PingLlmError(f"--engine {self.name}: there is {' and '.join(ENGINES)}")
-        if self.address is not None and self.name != "ray":
+        if self.engine not in ENGINES:
+            raise PingLlmError(f"--engine {self.engine}: there is {' and '.join(ENGINES)}")
+        if self.address is not None and self.engine != "ray":
             raise PingLlmError("--address is the address of a Ray cluster: add --engine ray")
         if self.workers is not None and self.workers < 1:
             raise PingLlmError("at least one worker is needed")
 
     @contextmanager
     def open(self) -> Iterator["Engine"]:
-        if self.name == "ray":
+        if self.engine == "ray":
             memory = self.memory_limit_bytes or RAY_TASK_BYTES
             with ray_executor(self.address, memory) as cluster:
                 yield Engine(

@@ -44,18 +44,14 @@ FIRST_BYTE: Final = 11
 
 VOCABULARY_SIZE: Final = FIRST_BYTE + 256
 
-BYTES_AFTER: Final = {
-    Role.SRC_IPV4: 4,
-    Role.SRC_IPV6: 16,
-    Role.DST_IPV4: 4,
-    Role.DST_IPV6: 16,
-    Role.TIMESTAMP_ABS: 8,
-    Role.TIMESTAMP_DELTA1: 1,
-    Role.TIMESTAMP_DELTA4: 4,
-    Role.RTT_START: 2,
-    Role.FAILED: 0,
+ROLES_OF: Final = {
+    "source": {Role.SRC_IPV4: 4, Role.SRC_IPV6: 16},
+    "destination": {Role.DST_IPV4: 4, Role.DST_IPV6: 16},
+    "result": {Role.RTT_START: 2, Role.FAILED: 0},
+    "time": {Role.TIMESTAMP_ABS: 8, Role.TIMESTAMP_DELTA1: 1, Role.TIMESTAMP_DELTA4: 4},
 }
-"""How many byte tokens follow each role that begins a field."""
+"""The roles that each field may begin with, and how many byte tokens follow them."""
+BYTES_AFTER: Final = {role: size for roles in ROLES_OF.values() for role, size in roles.items()}
 
 
 class TimeKind(IntEnum):
@@ -70,12 +66,11 @@ class TimeKind(IntEnum):
 LONGEST_DELTA1_S: Final = 255
 """A longer gap than this is a DELTA4."""
 
-FIELDS: Final = ("source", "destination", "result", "time")
+FIELDS: Final = tuple(ROLES_OF)
 FIELD_ORDERS: Final = tuple(permutations(FIELDS))
 """All 24 orders. A measurement without a time has each order of its three fields in four of them."""
 
-_TIME_ROLES: Final = (Role.TIMESTAMP_ABS, Role.TIMESTAMP_DELTA1, Role.TIMESTAMP_DELTA4)
-_TIME_TOKENS: Final = np.array([0, *(1 + BYTES_AFTER[role] for role in _TIME_ROLES)])
+_TIME_TOKENS: Final = np.array([0, *(1 + size for size in ROLES_OF["time"].values())])
 
 
 def field_sizes(family: Any, failed: Any, time_kind: Any) -> tuple[Any, Any, Any, Any]:

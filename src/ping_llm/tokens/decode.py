@@ -17,7 +17,7 @@ from rich.text import Text
 
 from ping_llm.core.measurements import format_address
 from ping_llm.core.rtt import decode_rtt
-from ping_llm.tokens import BYTES_AFTER, FIELDS, FIRST_BYTE, VOCABULARY_SIZE, Role, TimeKind
+from ping_llm.tokens import BYTES_AFTER, FIELDS, FIRST_BYTE, ROLES_OF, VOCABULARY_SIZE, Role, TimeKind
 
 Tokens = npt.NDArray[np.integer[Any]] | Iterable[SupportsIndex]
 
@@ -52,25 +52,23 @@ class Problem:
 class DecodedMeasurement:
     """One measurement as its tokens say it."""
 
+    start: int
+    length: int
+    order: tuple[str, ...]
+    """Names of the fields as they were written."""
     family: int
     source: str
     destination: str
-    rtt_code: int | None
-    """None if the probe failed. A model may write a code that is not normalised; it has a value all the same."""
+    failed: bool
     rtt_ms: float | None
+    """None if the probe failed."""
+    rtt_code: int | None
+    """A model may write a code that is not normalised; it has a value all the same."""
     time_kind: TimeKind
     time_value: int | None
     """What the time field holds: Unix seconds, or seconds since the previous timed measurement."""
     time_s: int | None
     """Unix seconds, if the context says them: an absolute time, or deltas that follow one without a break."""
-    order: tuple[str, ...]
-    """Names of the fields as they were written."""
-    start: int
-    length: int
-
-    @property
-    def failed(self) -> bool:
-        return self.rtt_code is None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,15 +87,9 @@ class Decoded:
         return self.measurements[-1].start + self.measurements[-1].length if self.measurements else 0
 
 
-_ROLES: Final = {
-    "source": (Role.SRC_IPV4, Role.SRC_IPV6),
-    "destination": (Role.DST_IPV4, Role.DST_IPV6),
-    "result": (Role.RTT_START, Role.FAILED),
-    "time": (Role.TIMESTAMP_ABS, Role.TIMESTAMP_DELTA1, Role.TIMESTAMP_DELTA4),
-}
-_FIELD_OF: Final = {role: field for field, roles in _ROLES.items() for role in roles}
+_FIELD_OF: Final = {role: field for field, roles in ROLES_OF.items() for role in roles}
 _FAMILY_OF: Final = {Role.SRC_IPV4: 4, Role.SRC_IPV6: 6, Role.DST_IPV4: 4, Role.DST_IPV6: 6}
-_TIME_KINDS: Final = dict(zip(_ROLES["time"], (TimeKind.ABSOLUTE, TimeKind.DELTA1, TimeKind.DELTA4), strict=True))
+_TIME_KINDS: Final = dict(zip(ROLES_OF["time"], (TimeKind.ABSOLUTE, TimeKind.DELTA1, TimeKind.DELTA4), strict=True))
 _REQUIRED: Final = {"source", "destination", "result"}
 
 _Fields = dict[str, tuple[Role, bytes]]
@@ -113,10 +105,6 @@ class _MalformedError(Exception):
         elif token == Role.THROUGHPUT_START:
             fault = Fault.RESERVED_TOKEN
         self.problem = Problem(fault=fault, position=position, found=token_name(token), expected=expected)
-
-
-class _TruncatedError(Exception):
-    """Ends the reading of a measurement at the end of the tokens."""
 
 
 def token_name(token: int) -> str:
@@ -135,20 +123,20 @@ def decode(tokens: Tokens) -> Decoded:
     while position < len(ids):
         try:
             fields, end = _read_fields(ids, position)
-        except _TruncatedError:
-            return Decoded(measurements=tuple(measurements), truncated=len(ids) - position)
         except _MalformedError as error:
             return Decoded(measurements=tuple(measurements), problem=error.problem)
-        measurement = _measurement(fields, position, end, time_s)
-        measurements.append(measurement)
-        if measurement.time_kind is not TimeKind.NONE:
-            time_s = measurement.time_s
+        if end > len(ids) or not fields.keys() >= _REQUIRED:
+            return Decoded(measurements=tuple(measurements), truncated=len(ids) - position)
+        measurements.append(_measurement(fields, position, end, time_s))
+        if "time" in fields:
+            time_s = measurements[-1].time_s
         position = end
     return Decoded(measurements=tuple(measurements))
 
 
 def _read_fields(ids: list[int], start: int) -> tuple[_Fields, int]:
-    """The fields of the measurement that starts here, as written, and the position after it."""
+    """The fields of the measurement that starts here, as written, and where it ends: beyond the tokens, if one is cut
+    off."""
     if ids[start] != Role.MEASUREMENT_START:  # only at the very beginning: later ones start where one was found
         raise _MalformedError(Fault.BEFORE_START, ids, start, Role.MEASUREMENT_START.name)
     fields: _Fields = {}
@@ -160,11 +148,7 @@ def _read_fields(ids: list[int], start: int) -> tuple[_Fields, int]:
             if not FIRST_BYTE <= ids[at] < VOCABULARY_SIZE:
                 expected = f"byte {at - begin + 1} of the {position - begin} after {role.name}"
                 raise _MalformedError(Fault.ROLE_FOR_BYTE, ids, at, expected)
-        if position > len(ids):
-            raise _TruncatedError
         fields[_FIELD_OF[role]] = role, bytes(token - FIRST_BYTE for token in ids[begin:position])
-    if not fields.keys() >= _REQUIRED:
-        raise _TruncatedError
     return fields, position
 
 
@@ -206,17 +190,18 @@ def _measurement(fields: _Fields, start: int, end: int, previous_time_s: int | N
         elif previous_time_s is not None:
             time_s = previous_time_s + value
     return DecodedMeasurement(
+        start=start,
+        length=end - start,
+        order=tuple(fields),
         family=family,
         source=format_address(family, source),
         destination=format_address(family, destination),
-        rtt_code=code,
+        failed=code is None,
         rtt_ms=None if code is None else float(decode_rtt(code)),
+        rtt_code=code,
         time_kind=kind,
         time_value=value,
         time_s=time_s,
-        order=tuple(fields),
-        start=start,
-        length=end - start,
     )
 
 
@@ -267,7 +252,7 @@ def _field(measurement: DecodedMeasurement, name: str) -> str:
     if name in ("source", "destination"):
         return f"from {measurement.source}" if name == "source" else f"to {measurement.destination}"
     if name == "result":  # a code is a whole number of microseconds, so three digits are exact
-        return "failed" if measurement.rtt_ms is None else f"{measurement.rtt_ms:.3f} ms"
+        return "failed" if measurement.failed else f"{measurement.rtt_ms:.3f} ms"
     if measurement.time_kind is not TimeKind.ABSOLUTE:
         return f"+{measurement.time_value}s"
     date = _calendar(measurement.time_s)
@@ -284,13 +269,10 @@ def _calendar(time_s: int | None) -> datetime | None:
 
 def _entry(measurement: DecodedMeasurement) -> dict[str, Any]:
     date = _calendar(measurement.time_s)
-    entry: dict[str, Any] = {"kind": "measurement"}
-    for name in ("start", "length", "order", "family", "source", "destination", "failed", "rtt_ms", "rtt_code"):
-        entry[name] = getattr(measurement, name)
-    return entry | {
+    return {
+        "kind": "measurement",
+        **asdict(measurement),
         "order": list(measurement.order),
         "time_kind": measurement.time_kind.name.lower(),
-        "time_value": measurement.time_value,
-        "time_s": measurement.time_s,
         "time": date.isoformat() if date else None,
     }

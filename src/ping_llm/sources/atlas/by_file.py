@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, Self
 
-from ping_llm.core.console import Advance
+from ping_llm.core.console import Advance, no_progress
 from ping_llm.core.errors import PingLlmError
 from ping_llm.core.files import file_sha256
 from ping_llm.sources.atlas.chunks import InputCounts, parse_file
@@ -28,7 +28,6 @@ from ping_llm.sources.atlas.importer import (
     ImportReport,
     check_inputs,
     check_packets,
-    no_progress,
     write_measurements,
 )
 from ping_llm.storage import Location, MissingError, locate
@@ -95,7 +94,7 @@ def import_by_file(
     strict: bool = False,
     overwrite: bool = False,
     engine: EngineChoice | None = None,
-    on_progress: Advance | None = None,
+    on_progress: Advance = no_progress,
     on_timing: OnTiming | None = None,
 ) -> ByFileReport:
     """Import those files that are new, changed or could not be read before. With `overwrite`, all of them.
@@ -110,8 +109,7 @@ def import_by_file(
     entries = {} if overwrite else _done(found, folder)
     todo = [entry for entry in found if entry.name not in entries]
     skipped, total = len(entries), sum(entry.bytes for entry in found)
-    advance = on_progress or no_progress
-    advance(total - sum(entry.bytes for entry in todo), total=total)
+    on_progress(total - sum(entry.bytes for entry in todo), total=total)
     try:
         if todo and folder.is_local:
             (folder.local / LEDGER).mkdir(parents=True, exist_ok=True)
@@ -119,7 +117,7 @@ def import_by_file(
             with (engine or EngineChoice()).open() as running:
                 for done in running.map(partial(import_file, folder=folder, strict=strict), todo):
                     entry = entries[done.value.name] = done.value
-                    advance(entry.bytes)
+                    on_progress(entry.bytes)
                     if on_timing is not None:
                         sizes = {"bytes_in": entry.bytes, "bytes_out": entry.output_bytes}
                         on_timing(done.timing("import", entry.name, **sizes))

@@ -21,7 +21,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ping_llm.core.console import Advance
+from ping_llm.core.console import Advance, no_progress
 from ping_llm.core.errors import PingLlmError
 from ping_llm.core.measurements import SCHEMA
 from ping_llm.sources.atlas.chunks import DEFAULT_SIZES, Counts, InputCounts, ReadSizes, parse_file
@@ -77,10 +77,6 @@ def check_inputs(files: Sequence[Location]) -> list[tuple[int, int]]:
     return [(entry.size, entry.mtime_ns) for entry in entries]
 
 
-def no_progress(amount: float = 1, *, total: float | None = None) -> None:
-    """Progress that nobody watches."""
-
-
 def import_atlas(
     files: Sequence[Path | str],
     output: Path | str,
@@ -91,7 +87,7 @@ def import_atlas(
     overwrite: bool = False,
     rows_per_file: int = ROWS_PER_FILE,
     sizes: ReadSizes = DEFAULT_SIZES,
-    on_progress: Advance | None = None,
+    on_progress: Advance = no_progress,
 ) -> ImportReport:
     """Import ping results, in the order of the files, into the folder `output`.
 
@@ -112,15 +108,14 @@ def import_atlas(
     total = sum(one.bytes for one in inputs)
     if workers is None:  # starting a process takes longer than parsing a chunk
         workers = max(1, min(available_cores(), total // sizes.chunk))
-    advance = on_progress or no_progress
-    advance(0, total=total)
+    on_progress(0, total=total)
     parsing = {"each_packet": packets == "each", "strict": strict, "sizes": sizes}
     with staged_output(Path(output), overwrite=overwrite) as staging:
         with worker_pool(workers) as pool:
             if workers > 1 and len(paths) > 1:
-                batches = _files_by_workers(inputs, parsing, pool, 2 * workers, advance, staging)
+                batches = _files_by_workers(inputs, parsing, pool, 2 * workers, on_progress, staging)
             else:
-                batches = _chunks_by_workers(inputs, parsing, pool, 2 * workers, advance)
+                batches = _chunks_by_workers(inputs, parsing, pool, 2 * workers, on_progress)
             names = write_measurements(batches, staging, rows_per_file=rows_per_file)
         report = ImportReport(seconds=time.perf_counter() - started, files=tuple(names), inputs=tuple(inputs))
         if not report.measurements:

@@ -148,6 +148,10 @@ class Paths(Columns):
     route_key: Words
     route_period_s: Floats
 
+    def loss_hazard(self, load: Floats) -> Floats:
+        """What the loss scale multiplies, at this load of both ends together."""
+        return self.hazard * (0.5 + 0.5 * load)
+
 
 @dataclass(frozen=True)
 class DelayModel:
@@ -190,24 +194,19 @@ class DelayModel:
     def distribution(self, paths: Paths, time_s: Floats, loss_scale: float) -> DelayDistribution:
         """`time_s` in Unix seconds, one for each path."""
         settings = self.settings
-        source_load = _load(time_s, paths.source_day)
-        target_load = _load(time_s, paths.target_day)
+        source_load, target_load = load_at(time_s, paths.source_day), load_at(time_s, paths.target_day)
         load = source_load + target_load
         congestion_ms = paths.source_congestion_ms * source_load + paths.target_congestion_ms * target_load
         log_queue = np.log(paths.queue_ms + _CONGESTED_QUEUE * congestion_ms)
         busy = settings.busy_share * (0.5 + 0.5 * load)
         spike, log_spike = np.full(len(busy), settings.spike_share), np.log(settings.spike_ms)
         return DelayDistribution(
-            p_failed=-np.expm1(-loss_scale * _loss_hazard(paths.hazard, load)),
+            p_failed=-np.expm1(-loss_scale * paths.loss_hazard(load)),
             floor_ms=paths.propagation_ms + self._reroute_ms(paths, time_s) + paths.access_ms + congestion_ms,
             weight=np.stack([1.0 - busy - spike, busy, spike]).T,
             log_median=np.stack([log_queue, log_queue + np.log(_BUSY_QUEUE), np.full(len(busy), log_spike)]).T,
             sigma=(_CALM_SIGMA, _BUSY_SIGMA, _SPIKE_SIGMA),
         )
-
-    def hazard(self, paths: Paths, time_s: Floats) -> Floats:
-        """What the loss scale multiplies."""
-        return _loss_hazard(paths.hazard, _load(time_s, paths.source_day) + _load(time_s, paths.target_day))
 
     def _reroute_ms(self, paths: Paths, time_s: Floats) -> Floats:
         """0 on the usual route. Which route a pair of systems uses is a function of the number of its last change."""
@@ -231,11 +230,7 @@ class DelayModel:
         return np.arctan2(position[:, 1], position[:, 0]) / (2.0 * np.pi)
 
 
-def _loss_hazard(hazard: Floats, load: Floats) -> Floats:
-    return hazard * (0.5 + 0.5 * load)
-
-
-def _load(time_s: Floats, local_day: Floats) -> Floats:
+def load_at(time_s: Floats, local_day: Floats) -> Floats:
     """How busy a place is, between 0 (early morning) and 1 (evening peak)."""
     phase = time_s / DAY_S + (local_day - PEAK_HOUR / 24.0)
     return np.asarray((0.5 + 0.5 * np.cos(2.0 * np.pi * phase)) ** 2, np.float64)

@@ -5,7 +5,6 @@ what was drawn before, so any part of a world or of its measurements can be made
 """
 
 import hashlib
-import socket
 from dataclasses import dataclass, fields
 from typing import Self
 
@@ -14,6 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ping_llm.core.errors import PingLlmError
+from ping_llm.core.measurements import ADDRESS_BYTES, format_address
 from ping_llm.core.randomness import Words
 from ping_llm.sources.simulator.settings import SimulatorSettings
 
@@ -181,9 +181,7 @@ _TARGETS_IN_HOSTING = 0.85
 
 # How far values scatter around their median (standard deviation of the logarithm), from system to host.
 _ACCESS_SCATTER = {"system": 0.4, "pop": 0.2, "host": 0.4}
-_QUEUE_SCATTER = 0.5
-_CONGESTION_SCATTER = 1.0
-_LOSS_SCATTER = 1.0
+_QUEUE_SCATTER, _CONGESTION_SCATTER, _LOSS_SCATTER = 0.5, 1.0, 1.0
 
 # Servers are better connected than homes.
 _HOSTING_ACCESS, _HOSTING_QUEUE, _HOSTING_CONGESTION = 0.1, 0.15, 0.25
@@ -226,12 +224,8 @@ def build_endpoints(settings: SimulatorSettings, geography: Geography, source_si
     probe_in_hosting = _share_of_weight(source_sizes, _PROBES_IN_HOSTING, rng)
     target_in_hosting = rng.random(targets) < _TARGETS_IN_HOSTING
     (system_access,) = spread_out(systems, 1, rng.random(1))
-    pop = np.concatenate(
-        [
-            _pick_pop(geography, probe_in_hosting, probe_quantile),
-            np.sort(_pick_pop(geography, target_in_hosting, target_quantile)),
-        ]
-    )
+    probe_pop = _pick_pop(geography, probe_in_hosting, probe_quantile)
+    pop = np.concatenate([probe_pop, np.sort(_pick_pop(geography, target_in_hosting, target_quantile))])
     position = geography.scatter(pop, rng)
     system = geography.pop_system[pop]
     hosting = geography.system_is_hosting[system] == 1
@@ -239,19 +233,19 @@ def build_endpoints(settings: SimulatorSettings, geography: Geography, source_si
     def scattered(sigma: float, count: int) -> Floats:
         return np.exp(sigma * rng.standard_normal(count))
 
+    def if_hosting(factor: float) -> Floats:
+        return np.where(hosting, factor, 1.0)
+
     access_ms = (
         settings.access_ms
-        * np.where(hosting, _HOSTING_ACCESS, 1.0)
+        * if_hosting(_HOSTING_ACCESS)
         * _log_logistic(system_access, _ACCESS_SCATTER["system"])[system]
         * scattered(_ACCESS_SCATTER["pop"], len(geography.pop_city))[pop]
         * _log_logistic(np.concatenate([probe_access, target_access]), _ACCESS_SCATTER["host"])
     )
-    queue_ms = settings.queue_ms * np.where(hosting, _HOSTING_QUEUE, 1.0) * scattered(_QUEUE_SCATTER, len(pop))
-    congestion_ms = (
-        settings.congestion_ms
-        * np.where(hosting, _HOSTING_CONGESTION, 1.0)
-        * scattered(_CONGESTION_SCATTER, systems)[system]
-    )
+    queue_ms = settings.queue_ms * if_hosting(_HOSTING_QUEUE) * scattered(_QUEUE_SCATTER, len(pop))
+    of_systems = scattered(_CONGESTION_SCATTER, systems)
+    congestion_ms = settings.congestion_ms * if_hosting(_HOSTING_CONGESTION) * of_systems[system]
     hazard = scattered(_LOSS_SCATTER, len(pop))
     unlucky = rng.random(len(pop))
     hazard[:sources][unlucky[:sources] < _LOSSY_PROBES] += _LOSSY_HAZARD
@@ -282,8 +276,9 @@ def build_endpoints(settings: SimulatorSettings, geography: Geography, source_si
 
 def _addresses(seed: int, geography: Geography, pop: Ints, family: npt.NDArray[np.int8]) -> pa.StringArray:
     text = np.empty(len(pop), object)
-    text[family == 4] = ipv4_addresses(seed, geography, pop[family == 4])
-    text[family == 6] = ipv6_addresses(seed, geography, pop[family == 6])
+    for version, addresses_of in ((4, _ipv4_addresses), (6, _ipv6_addresses)):
+        packed, width = addresses_of(seed, geography, pop[family == version]), ADDRESS_BYTES[version]
+        text[family == version] = [format_address(version, packed[i : i + width]) for i in range(0, len(packed), width)]
     return pa.array(text, pa.string())
 
 
@@ -340,17 +335,26 @@ _IPV6_REGIONS = range(0x2400, 0x2D00)
 """First 16 bits: inside the space that is handed out today, away from 6to4, Teredo and documentation."""
 
 
-def ipv4_addresses(seed: int, geography: Geography, pops: Ints) -> list[str]:
-    """One address for each entry of `pops`, the PoP of an IPv4 host."""
-    start = _ipv4_pop_starts(seed, geography, np.bincount(pops, minlength=len(geography.pop_city)))
-    room = _HOSTS_PER_24 * _power_of_two_above(-(-np.bincount(pops, minlength=len(start)) // _HOSTS_PER_24))
-    number = (_number_within(pops) * _HOST_STEP + pops) % room[pops]
+def _ipv4_addresses(seed: int, geography: Geography, pops: Ints) -> bytes:
+    """One address for each entry of `pops`, the PoP of an IPv4 host.
+
+    Sizes (in /24) are added up from PoPs to regions, blocks are handed down from regions to PoPs; inside a block the
+    largest comes first, which keeps every block aligned to its size.
+    """
+    hosts = np.bincount(pops, minlength=len(geography.pop_city))
+    pop_size = _power_of_two_above(-(-hosts // _HOSTS_PER_24))
+    system_size = _power_of_two_above(np.bincount(geography.pop_system, pop_size, len(geography.system_region)), 256)
+    used = np.bincount(geography.system_region, system_size, len(geography.region_weight))
+    region_start = _region_octets(seed, _power_of_two_above(used, 65_536) // 65_536) * 65_536
+    system_start = region_start[geography.system_region] + _packed(geography.system_region, system_size)
+    start = system_start[geography.pop_system] + _packed(geography.pop_system, pop_size)
+
+    number = (_number_within(pops) * _HOST_STEP + pops) % (_HOSTS_PER_24 * pop_size)[pops]
     value = start[pops] * 256 + number // _HOSTS_PER_24 * 256 + number % _HOSTS_PER_24 + 1
-    octets = value.astype(">u4").tobytes()
-    return [socket.inet_ntop(socket.AF_INET, octets[i : i + 4]) for i in range(0, len(octets), 4)]
+    return value.astype(">u4").tobytes()
 
 
-def ipv6_addresses(seed: int, geography: Geography, pops: Ints) -> list[str]:
+def _ipv6_addresses(seed: int, geography: Geography, pops: Ints) -> bytes:
     """One address for each entry of `pops`, the PoP of an IPv6 host."""
     rng = generator(seed, "ipv6 addresses")
     region_block = rng.choice(np.array(_IPV6_REGIONS), size=len(geography.region_weight), replace=False)
@@ -363,21 +367,7 @@ def ipv6_addresses(seed: int, geography: Geography, pops: Ints) -> list[str]:
     groups[:, 2] = pop_block[pops]
     groups[:, 3] = _number_within(pops) & 0xFFFF
     groups[:, 4:] = rng.integers(0x10000, size=(len(pops), 4))
-    octets = groups.tobytes()
-    return [socket.inet_ntop(socket.AF_INET6, octets[i : i + 16]) for i in range(0, len(octets), 16)]
-
-
-def _ipv4_pop_starts(seed: int, geography: Geography, hosts: Ints) -> Ints:
-    """The first /24 of every PoP. Sizes are added up from PoPs to regions, blocks are handed down from regions to
-    PoPs; inside a block the largest comes first, which keeps every block aligned to its size."""
-    pop_size = _power_of_two_above(-(-hosts // _HOSTS_PER_24))
-    system_size = _power_of_two_above(np.bincount(geography.pop_system, pop_size, len(geography.system_region)), 256)
-    used = np.bincount(geography.system_region, system_size, len(geography.region_weight))
-    region_size = _power_of_two_above(used, 65_536)
-
-    region_start = _region_octets(seed, region_size // 65_536) * 65_536
-    system_start = region_start[geography.system_region] + _packed(geography.system_region, system_size)
-    return np.asarray(system_start[geography.pop_system] + _packed(geography.pop_system, pop_size), np.int64)
+    return groups.tobytes()
 
 
 def _region_octets(seed: int, sizes: Ints) -> Ints:

@@ -5,7 +5,7 @@ import ipaddress
 import itertools
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Self
 
@@ -20,7 +20,7 @@ from ping_llm.core.errors import PingLlmError
 from ping_llm.core.files import atomic_file, write_atomically
 from ping_llm.core.measurements import SCHEMA, time_microseconds
 from ping_llm.sources import WORLD_FILE
-from ping_llm.sources.simulator.delays import DelayDistribution, DelayModel
+from ping_llm.sources.simulator.delays import DelayDistribution, DelayModel, load_at
 from ping_llm.sources.simulator.schedule import build_streams, source_sizes
 from ping_llm.sources.simulator.settings import SimulatorSettings
 from ping_llm.sources.simulator.topology import Ints, build_endpoints, build_geography, generator
@@ -78,9 +78,8 @@ class World:
         digest = hashlib.blake2b(digest_size=16)
         for buffer in self.endpoints.address.buffers()[1:]:
             digest.update(buffer)
-        streams = self.streams
-        for column in (streams.source, streams.target, streams.count, streams.interval_ms, streams.start_ms):
-            digest.update(np.ascontiguousarray(column).data)
+        for field in fields(self.streams):
+            digest.update(np.ascontiguousarray(getattr(self.streams, field.name)).data)
         return digest.hexdigest()
 
     def distribution(self, src_addr: Any, dst_addr: Any, event_time: Any) -> DelayDistribution:
@@ -119,7 +118,7 @@ class World:
         streams = self.streams
         paths = self.delays.paths(streams.source[::step].astype(np.int64), streams.target[::step].astype(np.int64))
         middle_s = self.settings.start_s + (streams.start_ms[::step] + streams.last_ms[::step]) / 2000.0
-        hazard = self.delays.hazard(paths, middle_s)
+        hazard = paths.loss_hazard(load_at(middle_s, paths.source_day) + load_at(middle_s, paths.target_day))
         weight = streams.count[::step] / streams.count[::step].sum()
         scale = 0.0
         for _ in range(200):
@@ -270,9 +269,8 @@ def simulate(
             path.unlink()
     except OSError as error:
         raise PingLlmError(f"cannot write to {folder}: {error.strerror}") from None
-    paths = [
-        folder / f"measurements-{number:05d}-of-{len(bounds) - 1:05d}.parquet" for number in range(len(bounds) - 1)
-    ]
+    count = len(bounds) - 1
+    paths = [folder / f"measurements-{number:05d}-of-{count:05d}.parquet" for number in range(count)]
     failed = 0
     tables = generate(world)
     left = SCHEMA.empty_table()
@@ -301,11 +299,10 @@ def _file_bounds(measurements: int, files: int | None, rows_per_file: int | None
     """The number of the first measurement of every file, and the end."""
     if files is not None and rows_per_file is not None:
         raise PingLlmError("give the number of files or the rows per file, not both")
-    if files is None:
-        rows_per_file = DEFAULT_ROWS_PER_FILE if rows_per_file is None else rows_per_file
-        if rows_per_file < 1:
-            raise PingLlmError("a file needs at least one row")
-        return [*range(0, measurements, rows_per_file), measurements]
-    if not 1 <= files <= measurements:
-        raise PingLlmError(f"{measurements} measurements cannot be written to {files} files")
-    return [number * measurements // files for number in range(files + 1)]
+    if files is not None:
+        if not 1 <= files <= measurements:
+            raise PingLlmError(f"{measurements} measurements cannot be written to {files} files")
+        return [number * measurements // files for number in range(files + 1)]
+    if rows_per_file is not None and rows_per_file < 1:
+        raise PingLlmError("a file needs at least one row")
+    return [*range(0, measurements, rows_per_file or DEFAULT_ROWS_PER_FILE), measurements]
