@@ -101,7 +101,8 @@ class ModelThread:
     def _answer(self) -> None:
         """Forecast the prompts of the first jobs that wait, unless that was done with those of others."""
         now: list[_Running] = []
-        edges, prompts, answers, error = [0], [], None, None
+        prompts: list[Prompt] = []
+        edges, answers, error = [0], None, None
         while self._waiting and (not now or len(prompts) + len(self._waiting[0][1]) <= _PROMPTS_PER_CALL):
             running, own = self._waiting.popleft()
             now.append(running)
