@@ -1,16 +1,29 @@
-"""Atomic writes: a file or a folder appears whole under its name, or not at all.
+"""Atomic writes, locks, and names that come from outside.
 
-Everything is written under a hidden name beside its target, synced to the disk, and renamed. A crash at any moment
-leaves either what was there before or what is new; a hidden name that a killed process left behind is never read.
+A file or a folder appears whole under its name, or not at all: everything is written under a hidden name beside its
+target, synced to the disk, and renamed. A crash at any moment leaves either what was there before or what is new; a
+hidden name that a killed process left behind is never read.
+
+Manifests, mirrors and model folders may come from strangers. A name or a digest in one of them becomes part of a path
+only after `relative_name` or `sha256_digest` has checked it, where the file is parsed.
 """
 
+import fcntl
 import hashlib
 import os
+import re
 import shutil
+import socket
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, Final
+
+from ping_llm.core.errors import PingLlmError
+
+_NAME: Final = re.compile(r"[^/\\\x00-\x1f]{1,255}(/[^/\\\x00-\x1f]{1,255})*")
+_SHA256: Final = re.compile(r"[0-9a-f]{64}")
 
 
 @contextmanager
@@ -65,3 +78,37 @@ def sync(path: Path) -> None:
 def file_sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@contextmanager
+def exclusive(lock: Path, what: str) -> Iterator[None]:
+    """Holds the lock file; a second process gets an error that names the host and process of the first.
+
+    The lock ends with the process that holds it, however that ends; the file stays. `what`: what is locked, for people.
+    """
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with lock.open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            holder = file.read(300).strip() or "another process"
+            raise PingLlmError(f"{what} is in use by {holder}; wait until it ends, or choose another folder") from None
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+        file.flush()
+        yield
+
+
+def relative_name(name: Any, where: object) -> str:
+    """A name that `where` (a manifest, a mirror, …) gives a file of its own folder: never outside of that folder."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name) or {".", ".."} & set(name.split("/")):
+        raise PingLlmError(f"{where} names the file {str(name)[:80]!r}, which is not inside its folder; do not use it")
+    return name
+
+
+def sha256_digest(digest: Any, where: object) -> str:
+    """A SHA-256 digest that stands in `where`, in hexadecimal digits."""
+    if not isinstance(digest, str) or not _SHA256.fullmatch(digest):
+        raise PingLlmError(f"{where} holds {str(digest)[:80]!r} where a SHA-256 digest should be; do not use it")
+    return digest
