@@ -58,9 +58,9 @@ def predict(
         ping-llm predict --history my_pings.csv --matrix --output predicted.csv
         ping-llm predict --history 'data/*.parquet' --questions questions.csv --time 2024-05-01T12:00Z --json
     """
-    from ping_llm.predict.predictor import Predictor, add_answers, read_questions
+    from ping_llm.predict.predictor import Predictor, add_answers, checked_levels, read_questions
 
-    levels = _levels(quantiles)
+    levels = checked_levels(quantiles.split(","))
     options.check_file(output, ".csv", ".parquet")
     known = options.read_measurements(history or [], options.renamed(columns))
     table = _questions(src or [], dst or [], questions, known if matrix else None, time)
@@ -75,16 +75,6 @@ def predict(
         err.print(f"wrote {len(queries):,} predictions to {output}", markup=False)
     shown = _in_words(answered, levels) if not output or len(queries) <= _LINES_SHOWN else ()
     options.show({"predictions": answered.to_pylist()} if json_output else None, json_output, *shown)
-
-
-def _levels(text: str) -> list[float]:
-    try:
-        levels = [float(part) for part in text.split(",")]
-    except ValueError:
-        levels = [2.0]
-    if not all(0 < level < 1 for level in levels):
-        raise PingLlmError(f"--quantiles {text!r}: write levels between 0 and 1 such as 0.1,0.5,0.9")
-    return levels
 
 
 def _questions(
@@ -105,7 +95,9 @@ def _questions(
     if questions is not None:
         table = _read_table(questions)
     else:
-        pairs = [(one, other) for one in src for other in dst if one != other or matrix_of is None]
+        pairs = [(one, other) for one in src for other in dst]
+        if matrix_of is not None:
+            pairs = [(one, other) for one, other in pairs if one != other and (":" in one) == (":" in other)]
         if len(pairs) > _MAX_QUESTIONS:
             raise PingLlmError(f"{len(pairs):,} pairs are more than {_MAX_QUESTIONS:,}: name some by --src and --dst")
         table = pa.table({"src_addr": [p[0] for p in pairs], "dst_addr": [p[1] for p in pairs]})
@@ -127,7 +119,9 @@ def _read_table(path: Path) -> "pa.Table":
     with explained(f"cannot read {path}", OSError, pa.ArrowException):
         if path.suffix == ".parquet":
             return pq.read_table(path)
-        text = csv.ConvertOptions(column_types=dict.fromkeys(COLUMN_NAMES["src_addr"], pa.string()))
+        text = csv.ConvertOptions(
+            column_types=dict.fromkeys(COLUMN_NAMES["src_addr"] + COLUMN_NAMES["dst_addr"], pa.string())
+        )
         return csv.read_csv(path, convert_options=text)
 
 

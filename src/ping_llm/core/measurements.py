@@ -80,8 +80,11 @@ class AddressColumn:
         return self.families[self.codes]
 
 
-def parse_column(column: Any) -> AddressColumn:
+def parse_column(column: Any, name: str) -> AddressColumn:
     """Parse an Arrow string column (plain or dictionary-encoded); what is not an address gets family `UNPARSABLE`."""
+    kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+    if not is_text(kind) and not pa.types.is_null(kind):
+        raise TypeError(f"column {name} has type {column.type}; expected text, such as 192.0.2.1")
     encoded = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
     families, packed = parse_addresses([text or "" for text in encoded.dictionary.to_pylist()])
     missing = len(families)  # one more entry stands for a missing address
@@ -170,7 +173,7 @@ def validate(batch: pa.RecordBatch) -> ValidMeasurements:
     """Check every row of a batch that has the schema's column names (of any accepted type; `ip_version` optional)."""
     time_us, time_missing, time_bad = time_microseconds(batch.column("event_time"))
     rtt, rtt_bad = rtt_milliseconds(batch.column("rtt"))
-    src, dst = parse_column(batch.column("src_addr")), parse_column(batch.column("dst_addr"))
+    src, dst = (parse_column(batch.column(name), name) for name in ("src_addr", "dst_addr"))
     family, dst_family = src.family_of_each, dst.family_of_each
     mismatch = family != dst_family
     if "ip_version" in batch.schema.names:

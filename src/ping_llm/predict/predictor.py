@@ -15,8 +15,8 @@ import numpy as np
 import pyarrow as pa
 
 from ping_llm.core.console import Advance
-from ping_llm.core.errors import PingLlmError
-from ping_llm.core.measurements import UNPARSABLE, format_address, parse_column, time_microseconds
+from ping_llm.core.errors import PingLlmError, explained
+from ping_llm.core.measurements import MAX_TIME_US, UNPARSABLE, format_address, parse_column, time_microseconds
 from ping_llm.core.rtt import Floats, Ints, Observations, Questions, RttDistribution
 from ping_llm.models.completer.inference import Completer, PredictionSettings
 from ping_llm.prior.selection import ContextIndex, prefix_groups
@@ -162,10 +162,11 @@ class Predictor:
 
         New columns: `p_failed`, `predictions` (the median RTT in ms), and one for each level, named like "0.1".
         """
-        measured, table = load_history(history), _to_arrow(df)
+        levels = checked_levels(quantile_levels)
+        measured, table = load_history(history), _to_arrow(df, "the questions")
         questions, nodes = read_questions(table, measured.nodes)
         answers = self.in_parts(measured.observations, questions, nodes)
-        return _from_arrow(add_answers(table, answers, quantile_levels), df)
+        return _from_arrow(add_answers(table, answers, levels), df)
 
 
 # Questions, known measurements and answers as tables of pandas, Polars or Arrow.
@@ -177,29 +178,52 @@ def load_history(history: History | None) -> MeasurementSet:
         return table_observations(None)
     if isinstance(history, MeasurementSet):
         return history
-    if isinstance(history, str | Path | Sequence):
-        return read_observations([history] if isinstance(history, str | Path) else history)
-    return table_observations(_named(_to_arrow(history), "the history", optional={"event_time", "ip_version"}))
+    paths = [history] if isinstance(history, str | Path) else history
+    if isinstance(paths, Sequence) and all(isinstance(path, str | Path) for path in paths):
+        return read_observations(paths)
+    table = _named(_to_arrow(history, "the history"), "the history", optional={"event_time", "ip_version"})
+    with explained("the history", TypeError):
+        return table_observations(table)
 
 
 def read_questions(table: pa.Table, nodes: Sequence[str]) -> tuple[Questions, tuple[str, ...]]:
     """Questions from the columns of a table, and all nodes: the known ones first, as they were."""
     named = _named(table, "the questions", optional={"event_time", "ip_version", "rtt"})
     number = {node: index for index, node in enumerate(nodes)}
-    ends = [_numbers(named[column].combine_chunks(), column, number) for column in ("src_addr", "dst_addr")]
     time_s = np.full(table.num_rows, np.nan)
-    if "event_time" in named.column_names:
-        time_us, missing, bad = time_microseconds(named["event_time"].combine_chunks())
-        if bad.any():
-            first = int(np.argmax(bad))
-            raise PingLlmError(f"question {first + 1}: {named['event_time'][first]} is not a time")
-        time_s = np.where(missing, np.nan, time_us / 1e6)
-    return Questions(source=ends[0], destination=ends[1], time_s=time_s), tuple(number)
+    with explained("the questions", TypeError):
+        source, destination = (_numbers(named[end].combine_chunks(), end, number) for end in ("src_addr", "dst_addr"))
+        if "event_time" in named.column_names:
+            time_us, missing, bad = time_microseconds(named["event_time"].combine_chunks())
+            bad |= ~missing & ((time_us < 0) | (time_us >= MAX_TIME_US))
+            if bad.any():
+                first = int(np.argmax(bad))
+                raise PingLlmError(
+                    f"question {first + 1}: {named['event_time'][first]} is not a time between 1970 and 2100"
+                )
+            time_s = np.where(missing, np.nan, time_us / 1e6)
+    all_nodes = tuple(number)
+    is_ipv6 = np.array([":" in node for node in all_nodes], dtype=bool)
+    if len(mixed := np.flatnonzero(is_ipv6[source] != is_ipv6[destination])):
+        ends = " and ".join(all_nodes[end[mixed[0]]] for end in (source, destination))
+        raise PingLlmError(f"question {mixed[0] + 1}: {ends} are not of one family: no ping goes from one to the other")
+    return Questions(source=source, destination=destination, time_s=time_s), all_nodes
+
+
+def checked_levels(levels: Any) -> list[float]:
+    """Levels of quantiles; each gives a column its name, in six digits."""
+    try:
+        found = list(dict.fromkeys(float(level) for level in levels))
+    except (TypeError, ValueError):
+        found = [np.nan]
+    if len({f"{level:g}" for level in found if 0 < level < 1}) < len(found):
+        raise PingLlmError(f"quantile levels {str(levels)[:80]}: write levels between 0 and 1 such as 0.1,0.5,0.9")
+    return found
 
 
 def _numbers(column: Any, name: str, number: dict[str, int]) -> Any:
     """The node of each address; an address that was never measured becomes a new one."""
-    parsed = parse_column(column)
+    parsed = parse_column(column, name)
     wrong = np.flatnonzero(parsed.family_of_each == UNPARSABLE)
     if len(wrong):
         raise PingLlmError(f"question {wrong[0] + 1}: {name} {column[int(wrong[0])].as_py()!r} is not an address")
@@ -224,14 +248,15 @@ def add_answers(table: pa.Table, answers: Iterable[tuple[Ints, RttDistribution]]
     return table
 
 
-def _to_arrow(frame: Any) -> pa.Table:
+def _to_arrow(frame: Any, what: str) -> pa.Table:
     if isinstance(frame, pa.Table):
         return frame
-    if hasattr(frame, "to_arrow"):  # Polars
-        return frame.to_arrow()
-    if hasattr(frame, "iloc"):  # pandas
-        return pa.Table.from_pandas(frame, preserve_index=False)
-    raise PingLlmError(f"expected a data frame of pandas, Polars or Arrow, not {type(frame).__name__}")
+    with explained(f"cannot read {what}", TypeError, ValueError):  # Arrow's own errors are such
+        if hasattr(frame, "to_arrow"):  # Polars
+            return frame.to_arrow()
+        if hasattr(frame, "iloc"):  # pandas
+            return pa.Table.from_pandas(frame, preserve_index=False)
+    raise PingLlmError(f"{what}: expected a data frame of pandas, Polars or Arrow, not {type(frame).__name__}")
 
 
 def _from_arrow(table: pa.Table, like: Any) -> Any:
@@ -245,5 +270,8 @@ def _from_arrow(table: pa.Table, like: Any) -> Any:
 
 def _named(table: pa.Table, what: str, optional: set[str]) -> pa.Table:
     """The columns that are needed, under the names of the schema; whatever types they have."""
-    found = find_columns(table.column_names, {}, what, optional=frozenset(optional))
+    names = table.column_names
+    if len(set(names)) < len(names):
+        raise PingLlmError(f"{what}: two columns are called {max(names, key=names.count)!r}: rename or drop one")
+    found = find_columns(names, {}, what, optional=frozenset(optional))
     return table.select(list(found.values())).rename_columns(list(found))

@@ -20,6 +20,7 @@ import numpy.typing as npt
 from flax import nnx
 
 from ping_llm.core.console import Advance
+from ping_llm.core.errors import PingLlmError
 from ping_llm.core.rtt import CODE_MS, Floats, Ints, Observations, Questions, RttDistribution, search_rows
 from ping_llm.models.completer.model import FINE, Bins, CompleterSettings, SetTransformer
 from ping_llm.prior.selection import Arrays, ContextIndex, group_questions, no_prefix_groups, prefix_groups
@@ -45,6 +46,11 @@ class PredictionSettings:
     contexts_per_call: int = 16
     """What is computed at once. Memory grows with it, and speed up to what the device can do in parallel."""
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, least in {"context": 8, "questions_per_context": 1, "votes": 1, "contexts_per_call": 1}.items():
+            if not isinstance(value := getattr(self, name), int | np.integer) or value < least:
+                raise PingLlmError(f"{name} must be a whole number of at least {least}, not {value!r}")
 
     @property
     def question_slots(self) -> int:
