@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -108,3 +109,40 @@ class TestFolder:
         (tmp_path / "split" / "history.parquet").write_bytes(b"PAR1")
         with pytest.raises(PingLlmError, match="damaged"):
             read_split(tmp_path / "split")
+
+    @pytest.mark.parametrize(
+        ("name", "column", "value"),
+        [
+            ("nodes.parquet", "address", "not an address"),
+            ("nodes.parquet", "address", None),
+            ("history.parquet", "src_addr", "203.0.113.250"),
+            ("history.parquet", "rtt", True),
+            ("questions-unseen_pair.parquet", "rtt", -5.0),
+            ("questions-unseen_pair.parquet", "rtt", float("inf")),
+            ("history.parquet", "event_time", float("inf")),
+        ],
+    )
+    def test_columns_that_no_split_can_have_are_one_line(
+        self, tmp_path: Path, name: str, column: str, value: Any
+    ) -> None:
+        write_split(random_world(5_000), tmp_path / "split", GENEROUS)
+        table = pq.read_table(tmp_path / "split" / name)
+        spoiled = table.set_column(table.column_names.index(column), column, pa.array([value] * len(table)))
+        pq.write_table(spoiled, tmp_path / "split" / name)
+        with pytest.raises(PingLlmError, match="is not a split, or is damaged|not an address") as refused:
+            read_split(tmp_path / "split")
+        assert "\n" not in str(refused.value)
+
+    @pytest.mark.parametrize(
+        "change", [{"cut_time_s": "x"}, {"cut_time_s": float("nan")}, {"questions": 5}, {"format": []}]
+    )
+    def test_a_description_that_no_split_can_have_is_one_line(self, tmp_path: Path, change: dict[str, Any]) -> None:
+        write_split(random_world(5_000), tmp_path / "split", GENEROUS)
+        file = tmp_path / "split" / "split.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | change))
+        with pytest.raises(PingLlmError):
+            read_split(tmp_path / "split")
+        for text in ("[]", "{" * 100_000, '{"format": ' + "[" * 100_000):
+            file.write_text(text)
+            with pytest.raises(PingLlmError, match="is not a split, or is damaged"):
+                read_split(tmp_path / "split")

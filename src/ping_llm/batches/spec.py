@@ -126,7 +126,7 @@ class DataState:
             if value["version"] != STATE_VERSION:
                 raise PingLlmError(f"data state has version {value['version']}; this program reads {STATE_VERSION}")
             mixture = Mixture.from_json(value["mixture"])
-            return cls(next_step=int(value["next_step"]), identity=value["identity"], mixture=mixture)
+            return cls(next_step=int(value["next_step"]), identity=dict(value["identity"]), mixture=mixture)
         except (ValueError, KeyError, TypeError) as error:
             raise PingLlmError(f"not a data state: {error!r}") from error
 

@@ -34,7 +34,7 @@ import pyarrow.parquet as pq
 
 from ping_llm.core.errors import PingLlmError
 from ping_llm.core.files import atomic_folder
-from ping_llm.core.measurements import SCHEMA, UNPARSABLE, parse_addresses, source_hash
+from ping_llm.core.measurements import MAX_RTT_MS, SCHEMA, UNPARSABLE, parse_addresses, source_hash
 from ping_llm.core.randomness import GOLDEN, mix64, uniform
 from ping_llm.core.rtt import Bools, Floats, Ints, Observations, Questions
 from ping_llm.rows.measurement_set import MeasurementSet
@@ -316,8 +316,11 @@ def read_split(folder: Path) -> Split:
                 f"{folder} has format {description['format']}; this version of ping-llm reads {FORMAT_VERSION}"
             )
         nodes = pq.read_table(folder / "nodes.parquet")["address"].combine_chunks()
+        _node_hashes(tuple(nodes.to_pylist()))  # all are addresses, each once
         asked = [name for name in PROTOCOLS if name in description["questions"]]
         cut = description["cut_time_s"]
+        if cut is not None and not np.isfinite(cut):
+            raise ValueError(f"the cut time is {cut}")
         return Split(
             nodes=tuple(nodes.to_pylist()),
             cut_time_s=float("nan") if cut is None else cut,
@@ -326,7 +329,7 @@ def read_split(folder: Path) -> Split:
             questions={name: _read(folder / f"questions-{name}.parquet", nodes) for name in asked},
             unused=description["unused"],
         )
-    except (OSError, ValueError, KeyError, TypeError, pa.ArrowException) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, pa.ArrowException) as error:
         raise PingLlmError(f"{folder} is not a split, or is damaged: {' '.join(str(error).split())[:200]}") from error
 
 
@@ -335,9 +338,14 @@ def _read(path: Path, nodes: Any) -> Observations:
     time = table["event_time"]
     in_us = pa.types.is_timestamp(time.type)
     source, destination = (pc.index_in(table[name], value_set=nodes) for name in ("src_addr", "dst_addr"))
-    return Observations(
+    found = Observations(
         source=source.to_numpy().astype(np.int64),
         destination=destination.to_numpy().astype(np.int64),
         time_s=time.cast(pa.int64()).to_numpy() / 1e6 if in_us else time.to_numpy(),
         rtt_ms=table["rtt"].to_numpy(),
     )
+    if source.null_count or destination.null_count or not pa.types.is_floating(table["rtt"].type):
+        raise ValueError(f"{path.name} has addresses that nodes.parquet has not, or RTTs that are no numbers")
+    if np.isinf(found.time_s).any() or ((found.rtt_ms < 0) | (found.rtt_ms > MAX_RTT_MS)).any():
+        raise ValueError(f"{path.name} has times or RTTs that cannot be")
+    return found

@@ -271,7 +271,8 @@ def evaluation_charts(
     errors, inside = [], []
     for who, look in looks.items():
         values = of_protocol.get(who)
-        error, covered = (_floats(values.get(key)) for key in ("relative_error", "inside")) if values else (None, None)
+        values = values if isinstance(values, dict) else {}
+        error, covered = (_floats(values.get(key)) for key in ("relative_error", "inside"))
         if error is not None and covered is not None and len(error) == len(covered) == len(share):
             inside.append(Line(**{"name": titles[who], "x": share, "y": covered, **look}))
             errors.append(replace(inside[-1], y=np.maximum(error, _SMALLEST_ERROR)))
@@ -302,6 +303,7 @@ def evaluation_charts(
 
 def _floats(values: Any) -> Floats | None:
     try:
-        return np.array(values, dtype=np.float64) if isinstance(values, list) else None
+        found = np.array(values if isinstance(values, list) else None, dtype=np.float64)
     except (TypeError, ValueError):
         return None
+    return found if found.ndim == 1 else None

@@ -122,7 +122,7 @@ def write_report(
     read = [Run(folder, file) for folder, file in zip(runs, given, strict=True)]
     page = page_of(read, with_sequences=with_sequences)
     output.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(output, page)
+    write_atomically(output, page.encode("utf-8", "replace"))  # JSON can hold half a character
     return output
 
 

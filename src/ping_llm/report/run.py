@@ -1,7 +1,7 @@
 """What the folder of a run holds, read as far as it can be: most of it may be missing, cut off or damaged."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,7 +17,7 @@ from ping_llm.core.errors import PingLlmError
 from ping_llm.core.rtt import Floats
 from ping_llm.data.completer import COMPLETER_DATA
 from ping_llm.evaluate.scores import EVALUATION_FILE
-from ping_llm.runs import RunFolder, read_metrics
+from ping_llm.runs import RunFolder
 
 PIPELINE_FILE: Final = "pipeline.json"
 DATA_FILE: Final = "data.json"
@@ -32,13 +32,34 @@ _COLUMNS = (
 )
 
 
-def read_curves(file: Path) -> dict[str, Floats]:
+def parse_json(text: str) -> Any:
+    """JSON of a stranger, perhaps: integers beyond 64 bits become floats, and what is nested too deeply is refused."""
+    try:
+        return json.loads(text, parse_int=lambda digits: int(digits) if len(digits) < 19 else float(digits))
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def read_lines(file: Path) -> tuple[list[dict[str, Any]], int]:
+    """The records of a file of JSON lines, and how many lines are none. The last may be cut off: a run was killed."""
+    lines = file.read_text(encoding="utf-8", errors="replace").split("\n") if file.is_file() else []
+    found: list[dict[str, Any]] = []
+    broken = 0
+    for number, line in enumerate(lines, 1):
+        try:
+            record = parse_json(line)
+        except ValueError:
+            broken += bool(line) and number < len(lines)
+            continue
+        found.append(record) if isinstance(record, dict) else (broken := broken + 1)
+    return found, broken
+
+
+def curves_of(records: Sequence[Mapping[str, Any]]) -> dict[str, Floats]:
     """A number for every step, NaN where there was none; and of evaluations `evaluated_at` and `eval_loss`."""
     trained: list[tuple[float, ...]] = []
     evaluated: list[tuple[float, float]] = []
-    for record in read_metrics(file):
-        if not isinstance(record, dict) or not isinstance(record.get("step"), int):
-            continue
+    for record in records:
         if "eval_loss" in record:
             evaluated.append((record["step"], _number(record["eval_loss"])))
         elif "loss" in record:
@@ -64,11 +85,9 @@ class Session:
     machine: Mapping[str, Any]
 
 
-def read_sessions(file: Path) -> list[Session]:
+def sessions_of(events: Sequence[Mapping[str, Any]]) -> list[Session]:
     found: list[Session] = []
-    for event in read_metrics(file):
-        if not isinstance(event, dict):
-            continue
+    for event in events:
         if event.get("event") == "begin":
             machine = {key: value for key, value in event.items() if key not in ("event", "time", "first_step")}
             first = event["first_step"] if isinstance(event.get("first_step"), int) else 0
@@ -81,9 +100,10 @@ def read_sessions(file: Path) -> list[Session]:
 
 def _time(event: Mapping[str, Any]) -> datetime | None:
     try:
-        return datetime.fromisoformat(str(event.get("time")))
+        moment = datetime.fromisoformat(str(event.get("time")))
     except ValueError:
         return None
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
 class Words(NamedTuple):
@@ -107,7 +127,11 @@ class Run:
         self.problems: list[str] = []
         """Of reading, one line each."""
         self.config, self.settings = self._configuration(where.config)
-        self.curves, self.sessions = read_curves(where.metrics), read_sessions(where.sessions)
+        records, broken = read_lines(where.metrics)
+        usable = [record for record in records if isinstance(record.get("step"), int)]
+        self.curves, self.sessions = curves_of(usable), sessions_of(read_lines(where.sessions)[0])
+        if broken := broken + len(records) - len(usable):
+            self.problems.append(f"{broken:,} lines of {where.metrics.name} cannot be read and are left out")
         self.summary = self._json(where.summary) or {}
         pipeline = self._json(folder / PIPELINE_FILE)
         drawn = self.settings.get("grain_visualization_dir")  # a run that has not ended may write it there every minute
@@ -121,10 +145,10 @@ class Run:
         self.last_written = None if written is None else datetime.fromtimestamp(written, UTC)
 
     def _json(self, file: Path) -> dict[str, Any] | None:
-        if not file.is_file():
-            return None
         try:
-            value = json.loads(file.read_text(encoding="utf-8"))
+            if not file.is_file():
+                return None
+            value = parse_json(file.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             self.problems.append(f"{file.name} cannot be read: {error}")
             return None
@@ -137,13 +161,13 @@ class Run:
         """Of another version of the program, the settings alone."""
         try:
             config = load_config(file)
-        except PingLlmError as error:
+        except (PingLlmError, RecursionError) as error:
             self.problems.append(f"the configuration is not one of this version: {error}")
         else:
             return config, config.to_store()
         try:
             values = yaml.safe_load(file.read_text(encoding="utf-8", errors="replace"))
-        except yaml.YAMLError:
+        except (yaml.YAMLError, ValueError, RecursionError):
             values = None
         if not isinstance(values, dict):
             return None, {}
@@ -156,9 +180,9 @@ class Run:
                 return DataState.from_json((where.path / DATA_FILE).read_text())
             steps = sorted(int(path.name) for path in where.checkpoints.glob("*") if path.name.isdigit())
             if steps:
-                stored = json.loads((where.checkpoints / str(steps[-1]) / "run" / "metadata").read_text())
+                stored = parse_json((where.checkpoints / str(steps[-1]) / "run" / "metadata").read_text())
                 return DataState.from_json(stored["data"])
-        except (OSError, ValueError, KeyError, TypeError, PingLlmError) as error:
+        except (OSError, ValueError, KeyError, TypeError, RecursionError, PingLlmError) as error:
             self.problems.append(f"what the data was cannot be read: {error}")
         return None
 
@@ -186,7 +210,8 @@ class Run:
         """Of each batch of a language model; a completer's contexts differ in size by intent. NaN: unknown."""
         length = self.settings.get("max_target_length")
         batch = self.data.identity.get("global_batch_size") if self.data else None
-        if self.dataset_type in COMPLETER_DATA or not isinstance(batch, int) or not isinstance(length, int):
+        is_known = all(isinstance(size, int) and 0 < size < 2**31 for size in (batch, length))
+        if self.dataset_type in COMPLETER_DATA or not is_known:
             return np.full(len(self.curves["step"]), np.nan)
         return 1 - self.curves["real_tokens"] / (batch * length)
 
@@ -201,15 +226,16 @@ class Run:
 
 
 def _is_pipeline(value: Mapping[str, Any]) -> bool:
-    def has(kind: Any, value: Mapping[str, Any], *names: str) -> bool:
-        return all(isinstance(value.get(name), kind) for name in names)
+    def numbers(value: Mapping[str, Any], *names: str) -> bool:
+        return all(np.isfinite(_number(value.get(name))) for name in names)
 
-    numbers = int | float
+    stages, needed = value.get("stages"), ("workers", "wait_share", "real_tokens_per_s", "padding_fraction", "batches")
     return (
-        has(dict, value, "stages")
-        and has(str, value, "bottleneck", "advice")
-        and has(numbers, value, "workers", "wait_share", "real_tokens_per_s", "padding_fraction", "batches")
-        and all(isinstance(s, dict) and has(numbers, s, "ms_per_batch", "share") for s in value["stages"].values())
+        isinstance(stages, dict)
+        and isinstance(value.get("bottleneck"), str)
+        and isinstance(value.get("advice"), str)
+        and numbers({"corrupt_rows": 0, "first_batch_s": 0, **value}, *needed, "corrupt_rows", "first_batch_s")
+        and all(isinstance(stage, dict) and numbers(stage, "ms_per_batch", "share") for stage in stages.values())
     )
 
 
@@ -217,7 +243,7 @@ def _evaluation(file: Path) -> dict[str, Any]:
     """A file that was named must be there. Of what a command printed, the last line is the JSON."""
     try:
         text = file.read_text(encoding="utf-8").strip()
-        value = json.loads(text if text.startswith("{") and "\n{" not in text else text.splitlines()[-1])
+        value = parse_json(text if text.startswith("{") and "\n{" not in text else text.splitlines()[-1])
     except (OSError, ValueError, IndexError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else "not JSON"
         raise PingLlmError(f"cannot read the evaluation {file}: {reason}") from error

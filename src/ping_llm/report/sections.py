@@ -75,6 +75,10 @@ def _error(scores: Scores) -> float:
     return math.inf if value is None else value
 
 
+def _on_axis(error: float | None) -> float | None:
+    return error if error is not None and 1e-9 < error < 1e9 else None
+
+
 def evaluation_of(run: Run) -> list[dict[str, Any]]:
     """For each protocol: title, verdict, a row of scores for each predictor, charts.
 
@@ -84,7 +88,7 @@ def evaluation_of(run: Run) -> list[dict[str, Any]]:
     kinds = dict.fromkeys(found.models, "model") | {ORACLE: "oracle"}
     for name, scores in found.protocols.items():
         ranked = sorted(scores, key=lambda who: (who == ORACLE, _error(scores[who])))
-        ends = {who: [scores[who].get("median_re"), scores[who].get("p90_re")] for who in ranked}
+        ends = {who: [_on_axis(scores[who].get(key)) for key in ("median_re", "p90_re")] for who in ranked}
         errors = [value for pair in ends.values() for value in pair if value]
         low, high = (min(errors) / 1.1, max(errors) * 1.1) if errors else (0.1, 1.0)
         ticks = [t for power in range(-6, 7) for t in (10.0**power, 3 * 10.0**power) if low <= t <= high]
@@ -197,7 +201,7 @@ def sequences_of(run: Run, *, wanted: bool = True) -> list[dict[str, Any]] | str
         return "This run was trained on text; only sequences of measurements are decoded here."
     try:
         return list(_sequences(run))
-    except (PingLlmError, OSError, ValueError) as error:
+    except (PingLlmError, OSError, ValueError, TypeError, KeyError) as error:
         return f"The rows cannot be read any more: {error}"
 
 
