@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, Self, TypeVar
+from typing import Annotated, Any, Final, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -57,6 +57,7 @@ INDEX_SCHEMA: Final = pa.schema(
 # A manifest may come from a stranger: what is wrong with it is one line, and its names stay inside its folder.
 FileName = Annotated[str, AfterValidator(lambda name, info: relative_name(name, info.context))]
 Sha256 = Annotated[str, AfterValidator(lambda digest, info: sha256_digest(digest, info.context))]
+SplitName = Annotated[str, Field(pattern=f"^({'|'.join(SPLITS)})$")]
 Whole = Annotated[int, Field(strict=True, ge=0, lt=1 << 62)]
 
 
@@ -118,7 +119,7 @@ class SplitInfo:
 class Manifest:
     """`read` is `written` plus all of `dropped`: every input measurement is in the rows or in this report."""
 
-    splits: dict[Literal["train", "eval"], SplitInfo]
+    splits: dict[SplitName, SplitInfo]
     options: dict[str, Any]
     inputs: tuple[dict[str, Any], ...]
     read: Whole
