@@ -81,7 +81,14 @@ class RowFacts:
 
     @classmethod
     def of(cls, rows: RowSet) -> "RowFacts":
-        return cls(*(rows.column(name) for name in cls.__dataclass_fields__))
+        """Checked, because all sizes follow from it: what cannot be would lead the kernels astray."""
+        facts = cls(*(rows.column(name) for name in cls.__dataclass_fields__))
+        count, family = facts.count, facts.family
+        possible = (count > 0) & (facts.failed <= count) & (facts.long_gaps < count) & ((family == 4) | (family == 6))
+        if not possible.all():
+            row = int(np.argmin(possible))
+            raise PingLlmError(f"the index of {rows.folder} is damaged at row {row}: restore it, or prepare it again")
+        return facts
 
     @property
     def columns(self) -> tuple[npt.NDArray[Any], ...]:
