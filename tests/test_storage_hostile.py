@@ -13,7 +13,7 @@ from ping_llm.storage import Location
 from ping_llm.storage.cache import Cache
 from ping_llm.storage.mirror import LEDGER, STATE, Ledger, Mirror, fetch
 from ping_llm.storage.retry import retried
-from storage_fixtures import S3Server, bucket, s3, s3_server, status
+from storage_fixtures import S3Server, status
 
 DIGEST = "0f" * 32
 HOSTILE_NAMES = ["/home/user/.bashrc", "../../victim", "a/../../victim", "..", "", ".", "a\0b", "a\\..\\b", "x" * 300]

@@ -142,7 +142,7 @@ NAMES = [
     "anomalies/file",
     "measurements",
 ]
-PATHS = [f"/api/v1/{name}" for name in (*NAMES, "addresses", "history", "../model")] + [
+PATHS = [f"/api/v1/{name}" for name in (*NAMES, "measurements", "addresses", "history", "../model")] + [
     "/", "/docs", "/healthz", "/openapi.json", "/static/main.js", "/static/%2e%2e/x", "/%ff%fe", "/%00", "//", "*",
     "http://evil.example/",
 ]  # fmt: skip
@@ -151,8 +151,8 @@ HEADERS = [b"Content-Type: application/json", b"Content-Type: application/octet-
            b"If-Modified-Since: never", b"Upgrade: websocket\r\nConnection: Upgrade", b"Expect: 100-continue",
            b"Accept-Encoding: \x80", b"Cookie: a", b"Transfer-Encoding: gzip", b"Content-Length: 3",
            b"X-\xff: 1"]  # fmt: skip
-VALUES: list[object] = [None, True, -1, 0, 1e308, 10**30, "", "x" * 70, "192.0.2.1", "2001:db8::1", "\ud800", "\x00", [], [[]], {},
-          "nan", 1_700_000_000, "2024-05-01T00:00:00Z", 0.5]  # fmt: skip
+VALUES: list[object] = [None, True, -1, 0, 1e308, 10**30, "", "x" * 70, "192.0.2.1", "2001:db8::1", "\ud800", "\x00",
+                        [], [[]], {}, "nan", 1_700_000_000, "2024-05-01T00:00:00Z", 0.5]  # fmt: skip
 BODY = {
     "questions": [question()], "question": question(), "history": [question(rtt=1.0)], "use_rows": False, "bins": 8,
     "quantiles": [0.5], "sizes": [1], "src_addr": "192.0.2.1", "dst_addrs": ["192.0.2.2"], "event_time": 1, "rtt": 20.0,
