@@ -29,10 +29,10 @@ from ping_llm.core.compiled import (
     table,
     types,
 )
-from ping_llm.core.errors import PingLlmError
 from ping_llm.rows.dataset import RowSet
 from ping_llm.rows.format import (
     BLOCK_PAYLOAD,
+    FARTHEST,
     FORMAT_VERSION,
     HEADER,
     MAGIC,
@@ -62,8 +62,6 @@ _FIELDS: Any = HEADER.fields
 _FIELD_AT: Final = np.array([_FIELDS[name][1] for name in _CHECKED_FIELDS])
 _FIELD_BYTES: Final = np.array([_FIELDS[name][0].itemsize for name in _CHECKED_FIELDS])
 _CRC_AT: Final = _FIELDS["crc32"][1]
-_FARTHEST: Final = 1 << 50
-"""No shard is that large: offsets below it can be added up without an overflow."""
 
 
 class _Index(NamedTuple):
@@ -237,7 +235,7 @@ def _is_sound(row: Any, index: Any, maps: Any) -> Any:
     """Whether a row is mapped, is what the index says, and (unless it is long) has the right checksum."""
     shard, unit, family = index.shard[row], np.int64(index.time_unit_us[row]), np.int64(index.family[row])
     begin, size, count = np.int64(index.offset[row]), np.int64(index.size[row]), np.int64(index.count[row])
-    if shard >= len(maps.address) or maps.address[shard] == 0 or begin < 0 or begin > _FARTHEST:
+    if shard >= len(maps.address) or maps.address[shard] == 0 or begin < 0 or begin > FARTHEST:
         return False
     if size <= _HEADER_BYTES or _physical(begin + size - 1) >= maps.bytes[shard]:
         return False
@@ -288,8 +286,6 @@ class RowReader:
         self.rows = rows
         self._index = _Index(*(rows.column(name) for name in _Index._fields))
         shards = len(rows.info.shards)
-        if len(rows) and int(self._index.shard.max()) >= shards:
-            raise PingLlmError(f"the index of {rows.folder} names shards that there are not: prepare the rows again")
         self._checked = np.zeros(len(rows), dtype=np.uint8)
         self._maps = _Maps(*(np.zeros(shards, dtype=np.int64) for _ in _Maps._fields))
         self._arrays: dict[int, Bytes] = {}
