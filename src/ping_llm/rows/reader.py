@@ -29,6 +29,7 @@ from ping_llm.core.compiled import (
     table,
     types,
 )
+from ping_llm.core.errors import PingLlmError
 from ping_llm.rows.dataset import RowSet
 from ping_llm.rows.format import (
     BLOCK_PAYLOAD,
@@ -286,6 +287,8 @@ class RowReader:
         self.rows = rows
         self._index = _Index(*(rows.column(name) for name in _Index._fields))
         shards = len(rows.info.shards)
+        if len(rows) and int(self._index.shard.max()) >= shards:
+            raise PingLlmError(f"the index of {rows.folder} names shards that there are not: prepare the rows again")
         self._checked = np.zeros(len(rows), dtype=np.uint8)
         self._maps = _Maps(*(np.zeros(shards, dtype=np.int64) for _ in _Maps._fields))
         self._arrays: dict[int, Bytes] = {}
