@@ -68,10 +68,12 @@ def some_store(times: bool = True) -> MeasurementStore:
 
 
 @contextmanager
-def service(answers: ModelAnswers | None, store: MeasurementStore | None, limits: Limits) -> Iterator[Service]:
+def service(
+    answers: ModelAnswers | None, store: MeasurementStore | None, limits: Limits, *, warm: bool = True
+) -> Iterator[Service]:
     answers = answers or quick_answers()
     with ModelThread(answers.forecast, limits.waiting) as thread:
-        yield Service(model=answers, store=store or read_store([]), thread=thread, limits=limits, warm=True)
+        yield Service(model=answers, store=store or read_store([]), thread=thread, limits=limits, warm=warm)
 
 
 @contextmanager
@@ -79,12 +81,14 @@ def running(
     answers: ModelAnswers | None = None,
     store: MeasurementStore | None = None,
     limits: Limits | None = None,
+    *,
+    warm: bool = True,
     **settings: Any,
 ) -> Iterator[TestClient]:
     """Requests to a server, as a client on this machine would send them."""
     serving = ServeSettings(limits=limits or Limits(), **settings)
     with (
-        service(answers, store, serving.limits) as shared,
+        service(answers, store, serving.limits, warm=warm) as shared,
         TestClient(make_app(shared, serving), base_url="http://127.0.0.1:8000") as client,
     ):
         yield client

@@ -1,8 +1,11 @@
 """The command line as a person meets it: help that teaches, results as text or JSON, errors in one line."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -90,6 +93,33 @@ def test_an_error_is_one_line_on_standard_error() -> None:
     done = run_process("-m", "ping_llm", "inspect", "rows", "nowhere", code=1)
     assert done.stderr == "error: no such folder: nowhere\n"
     assert done.stdout == ""
+
+
+def test_a_full_disk_behind_standard_output_is_one_line() -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run([sys.executable, "-m", "ping_llm", "--version"], stdout=full, stderr=subprocess.PIPE)
+    assert done.returncode == 1
+    assert done.stderr == b"error: No space left on device\n"
+
+
+def test_a_reader_that_has_seen_enough_is_no_error() -> None:
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run([sys.executable, "-m", "ping_llm", "--version"], stdout=write, stderr=subprocess.PIPE)
+    os.close(write)
+    assert done.stderr == b""
+
+
+def test_ctrl_c_leaves_nothing_behind(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "ping_llm", "simulate", "-n", "1000000000", "-o", str(tmp_path / "raw")]
+    with subprocess.Popen(command, stderr=subprocess.PIPE) as process:
+        while not list(tmp_path.rglob("*")) and process.poll() is None:
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert len(said.splitlines()) <= 1
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
 def test_a_wrong_option_is_a_usage_error() -> None:

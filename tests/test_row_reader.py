@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from conftest import random_measurements
 from ping_llm.batches.source import BatchBuilder
-from ping_llm.core.errors import PingLlmError
 from ping_llm.rows import format as layout
 from ping_llm.rows.dataset import CorruptRowError, RowSet
 from ping_llm.rows.format import HEADER, decode_row
@@ -225,11 +224,6 @@ class TestDamagedIndex:
             RowReader(rows).check(np.arange(3))
         assert caught.value.row == ROW
         assert f"row {ROW}:" in str(caught.value)
-
-    def test_of_a_shard_that_there_is_not_is_an_error(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        rows = with_index(monkeypatch, prepare_table(histories([30, 40, 50])), "shard", 5)
-        with pytest.raises(PingLlmError, match="shards that there are not"):
-            RowReader(rows)
 
 
 class TestRowsThatAreTooLongToCheckWhole:

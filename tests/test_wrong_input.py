@@ -142,6 +142,24 @@ CASES = [
     ("export nosuch -o new --card latin1.md", "cannot read the model card latin1.md: not UTF-8 text"),
     ("bench prepare --scratch nosuch", "--scratch nosuch: no such folder"),
     ("bench prepare --scratch empty.csv", "--scratch empty.csv: no such folder"),
+    ("bench backends --data nosuch", "nosuch"),
+    ("plan", "say --measurements NUMBER"),
+    ("plan --input nosuch", "no input file matches 'nosuch'"),
+    ("plan --input empty.csv", "empty.csv is empty"),
+    ("plan -n nan", "--measurements must be a number"),
+    ("report nosuch", "nosuch"),
+    ("report nothing", "nothing"),
+    ("report rows", "rows is not the folder of a run"),
+    ("report nosuch -o folder.csv", "folder.csv: there is a folder of that name"),
+    ("convert nosuch -o new", "say --to maxtext or --from maxtext"),
+    ("convert nosuch --to maxtext -o empty.csv", "--output empty.csv: empty.csv is a file, not a folder"),
+    ("serve --rows nosuch --port 0", "no input file matches 'nosuch'"),
+    ("serve --rows empty.csv --port 0", "empty.csv is empty"),
+    ("serve --checkpoint nothing --port 0", "nothing holds no trained model"),
+    ("serve --token-file nothing", "cannot read the token file nothing: Is a directory"),
+    ("prepare -i raw -o new --timings nothing", "--timings nothing: Is a directory"),
+    ("import atlas one.csv --per-file --timings nothing -o new", "--timings nothing: Is a directory"),
+    ("export nosuch -o new --card nothing", "cannot read the model card nothing: Is a directory"),
     ("bench pipeline --rows nosuch", "no such folder: nosuch"),
 ]
 
@@ -168,6 +186,13 @@ def test_what_the_system_refuses_to_write_is_one_line_and_leaves_nothing_behind(
     refused = "cannot write to there: No space left on device"
     with pytest.raises(PingLlmError, match=refused), file_errors("cannot write to there"):
         raise OSError(28, "No space left on device")
+
+
+def test_a_full_disk_under_a_file_of_timings_is_named(folder: Path, tmp_path: Path) -> None:
+    command = ["prepare", "-i", str(folder / "raw"), "-o", str(tmp_path), "--timings", "/dev/full", "--workers", "1"]
+    error = CliRunner().invoke(app, command).exception
+    assert isinstance(error, PingLlmError)
+    assert str(error) == "--timings /dev/full: No space left on device"
 
 
 def test_a_folder_that_may_not_be_written_to_is_named_before_anything_is_computed(

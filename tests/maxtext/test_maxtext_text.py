@@ -73,3 +73,20 @@ def test_text_pipelines_of_maxtext_run_through_the_launcher(
     assert "completed step: 2" in caplog.text
     assert "Completed eval after train step 2" in caplog.text
     assert "total_weights: 0" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"dataset_type": "grain", "grain_file_type": "arrayrecord", "grain_train_files": "/nowhere/x*"},
+        {"dataset_type": "tfds", "dataset_path": "/nowhere", "dataset_name": "c4/en:3.0.1"},
+    ],
+)
+def test_data_that_maxtext_cannot_use_is_one_line(
+    data: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keys = {"run_name": "none", "base_output_directory": str(tmp_path), "enable_checkpointing": False, "steps": 1}
+    assert run_here(TINY | keys | {"vocab_size": 32768} | data, tmp_path / "notes", config="base.yml").code == 1
+    errors = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1
+    assert errors[0].startswith("error: MaxText cannot use its data: ")

@@ -140,6 +140,7 @@ class Loader:
 
     def _start(self) -> "Iterator[Made]":
         begin, buffer = self.settings.host * self.batch_size, self.settings.buffer_size
+        run = int(np.clip(_RUN_BYTES // (2 * self.batch_size * self.spec.contexts.length), 1, buffer // 2 or 1))
         job = _Job(
             source=self.make_source(),
             stages=self.stages,
@@ -147,8 +148,8 @@ class Loader:
             begin=begin,
             end=begin + self.batch_size,
             workers=self.settings.worker_count,
-            run=int(np.clip(_RUN_BYTES // (2 * self.batch_size * self.spec.contexts.length), 1, buffer // 2 or 1)),
-            slots=buffer + 1,  # one of them is being read
+            run=run,
+            slots=(-(-buffer // run) + 1) * run,  # whole runs: one of them is being read
             # A token takes at most 4 bytes, a segment 8: enough for all but odd batches, which go through the pipe.
             slot_bytes=4 * self.batch_size * self.spec.contexts.length + 1024 * self.batch_size + 4096,
         )
@@ -315,11 +316,11 @@ def _work(job: _Job, number: int, connection: Connection, path: str) -> None:
                 if unsent:
                     connection.send(unsent)
                 return connection.send(_as_sent(error))
-            while not free:
+            while not free or connection.poll():
                 free += connection.recv()
             unsent.append(_to_slot(made, slots[index % job.slots]) or made)
             free -= 1
-            if within == job.run - 1 or not free or time.monotonic() - sent > _SEND_AFTER_S:
+            if within == job.run - 1 or time.monotonic() - sent > _SEND_AFTER_S:
                 connection.send(unsent)
                 unsent, sent = [], time.monotonic()
 

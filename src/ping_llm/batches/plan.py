@@ -81,7 +81,14 @@ class RowFacts:
 
     @classmethod
     def of(cls, rows: RowSet) -> "RowFacts":
-        return cls(*(rows.column(name) for name in cls.__dataclass_fields__))
+        """Checked, because all sizes follow from it: what cannot be would lead the kernels astray."""
+        facts = cls(*(rows.column(name) for name in cls.__dataclass_fields__))
+        count, family = facts.count, facts.family
+        possible = (count > 0) & (facts.failed <= count) & (facts.long_gaps < count) & ((family == 4) | (family == 6))
+        if not possible.all():
+            row = int(np.argmin(possible))
+            raise PingLlmError(f"the index of {rows.folder} is damaged at row {row}: restore it, or prepare it again")
+        return facts
 
     @property
     def columns(self) -> tuple[npt.NDArray[Any], ...]:
@@ -249,16 +256,17 @@ class SequencePlan:
 
     def _pack(self, samples: Samples, order_key: Words) -> Block:
         length, sequences = self.settings.length, self.sequences_per_block
-        largest_first = np.argsort(-samples.target_tokens, kind="stable")
+        # Of numbers of 16 bits a stable sort goes by their digits, several times as fast.
+        largest_first = np.argsort((length - samples.target_tokens).astype(np.min_scalar_type(length)), kind="stable")
         sequence = _share_out(largest_first, samples.target_tokens, sequences)
         make_room(sequence, samples.min_tokens, sequences, length)
         # Shared out largest first, the first sequences would have few long contexts and the last ones many short. So
         # the sequences are given other numbers, at random.
         sequence = permute(order_key, sequences, np.arange(sequences))[sequence]
-        # In a sequence windows come before whole rows, then large samples before small ones.
-        order = np.argsort(
-            sequence << 34 | samples.whole.astype(np.int64) << 33 | (1 << 32) - samples.max_tokens, kind="stable"
-        )
+        # In a sequence windows come before whole rows, then large samples before small ones, then as they were drawn.
+        drawn = np.arange(len(samples))
+        order = np.sort(samples.whole.astype(np.int64) << 48 | (1 << 33) - samples.max_tokens << 14 | drawn) % (1 << 14)
+        order = order[np.argsort(sequence[order].astype(np.uint16), kind="stable")]
         samples, sequence = samples.take(order), sequence[order]
         first = np.searchsorted(sequence, np.arange(sequences + 1))
         # Samples become shrinkable, one after the other, until the sequence cannot overflow whatever the data are.

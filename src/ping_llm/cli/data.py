@@ -20,9 +20,7 @@ if TYPE_CHECKING:
     from ping_llm.tasks.engines import OnTiming, Timing
 
 EngineName = Annotated[str, Option("--engine", help="Where tasks run: `local` or `ray`.")]
-Address = Annotated[
-    str | None, Option(help="Of the Ray cluster, as HOST:6379.", show_default="RAY_ADDRESS, or a Ray started here")
-]
+Address = Annotated[str | None, Option(help="Of the Ray cluster: HOST:6379.", show_default="RAY_ADDRESS, or a new one")]
 Timings = Annotated[Path | None, Option(help="Write what each task took to this file, as lines of JSON.")]
 
 
@@ -31,7 +29,7 @@ def simulate(
     measurements: Annotated[int, Option("--measurements", "-n", min=1, help="How many to make.")] = 1_000_000,
     seed: Annotated[int, Option(help="Another seed is another Internet.")] = 0,
     settings: Annotated[
-        list[str] | None, Option("--set", help="Another simulator setting; may be repeated.", metavar="NAME=VALUE")
+        list[str] | None, Option("--set", help="Another setting; repeatable.", metavar="NAME=VALUE")
     ] = None,
     overwrite: options.Overwrite = False,
     json_output: options.Json = False,
@@ -70,11 +68,9 @@ def simulate(
 def import_atlas(
     files: Annotated[list[str], Argument(help="Result files: JSON array or lines, plain, .gz or .bz2.")],
     output: options.OutputLocation,
-    packets: Annotated[
-        str, Option(help="`min`: the least RTT of each result; `each`: the RTT of each packet.")
-    ] = "min",
+    packets: Annotated[str, Option(help="`min`: the least RTT of each result; `each`: of each packet.")] = "min",
     per_file: Annotated[
-        bool, Option("--per-file", help="A Parquet file for each input, and a ledger: a rerun does what is missing.")
+        bool, Option("--per-file", help="A file for each input: a rerun does what is missing.")
     ] = False,
     strict: options.Strict = False,
     workers: options.Workers = None,
@@ -125,9 +121,7 @@ def import_atlas(
         f"{report.results:,} results gave {report.measurements:,} measurements ({report.failed:,} unanswered) "
         f"in {report.seconds:.1f} s: {where}"
     )
-    dropped = (
-        f"dropped {n:,} {reason}, the first at {report.examples[reason]}" for reason, n in report.dropped.items()
-    )
+    dropped = (f"dropped {n:,} {why}, the first at {report.examples[why]}" for why, n in report.dropped.items())
     options.show(report.to_json(), json_output, text, *dropped)
     for file, reason in failures.items():
         err.print(f"not imported: {reason}" if file in reason else f"not imported: {file}: {reason}", markup=False)
@@ -142,14 +136,12 @@ def prepare(
     train_ratio: Annotated[float, Option(min=0, max=1, help="Share of the sources in the train split.")] = 0.9,
     workers: options.Workers = None,
     memory_limit_gb: Annotated[
-        float | None,
-        Option(help="For all workers together; with Ray, per task.", show_default="half of the free memory; Ray: 2"),
+        float | None, Option(help="Of all workers.", show_default="half of what is free; Ray: 2 per task")
     ] = None,
     engine: EngineName = "local",
     address: Address = None,
     work: Annotated[
-        str | None,
-        Option(help="Unfinished work, in a folder that all machines see (s3://, gs://).", show_default="in the output"),
+        str | None, Option(help="Folder for unfinished work; all machines see it.", show_default="in the output")
     ] = None,
     timings: Timings = None,
     columns: options.Columns = None,
@@ -211,27 +203,24 @@ def prepare(
 def _timings_to(path: Path | None, open_files: ExitStack, measured: "list[Timing]") -> "OnTiming":
     """What takes timings: it appends each to the list and, if there is a file, writes it there as a line of JSON."""
     with options.file_errors(f"--timings {path}"):
-        file = open_files.enter_context(path.open("w", buffering=1)) if path else None
+        file = open_files.enter_context(path.open("wb", buffering=0)) if path else None
 
     def on_timing(timing: "Timing") -> None:
         measured.append(timing)
         if file:
-            print(json.dumps(asdict(timing)), file=file)
+            with options.file_errors(f"--timings {path}"):
+                file.write(json.dumps(asdict(timing)).encode() + b"\n")
 
     return on_timing
 
 
 def plan(
     measurements: Annotated[float | None, Option("--measurements", "-n", help="How many, as 35e9.")] = None,
-    input: Annotated[
-        list[str] | None, Option("--input", "-i", help="Take the counts from these files instead; may be repeated.")
-    ] = None,
+    input: Annotated[list[str] | None, Option("--input", "-i", help="Or the files to count; repeatable.")] = None,
     workers: Annotated[int, Option(min=1, help="Tasks that run at a time: the cores of the cluster.")] = 16,
     memory_gb_per_worker: Annotated[float, Option(min=0.25, help="Memory for each of them.")] = 4.0,
     bandwidth: Annotated[float, Option(min=0.1, help="MB per second for each worker, from and to the store.")] = 100.0,
-    input_bytes_per_measurement: Annotated[
-        float | None, Option(min=0.1, help="Of the input files.", show_default="8, as Parquet has")
-    ] = None,
+    input_bytes_per_measurement: Annotated[float | None, Option(min=0.1, show_default="8, as Parquet has")] = None,
     ipv6_share: Annotated[float, Option(min=0, max=1, help="They take twice the bytes.")] = 0.423,
     measurements_per_source: Annotated[float, Option(min=1, help="Decides the number of rows.")] = 118.0,
     atlas: Annotated[bool, Option("--atlas", help="Begin with the import of bzip2 dumps.")] = False,

@@ -51,12 +51,15 @@ def _root(version: Annotated[bool, Option("--version", help="Print the version a
 
 
 def main() -> None:
-    """Run a command; an error of the user's making is one line on standard error and a non-zero exit."""
+    """Run a command. What is wrong with its input, or what the system refuses, is one line on standard error."""
     stop_on_signals()
     try:
         app()
-    except PingLlmError as error:
-        message = " ".join(str(error).split()).replace("[", r"\[")
+    except (PingLlmError, OSError) as error:
+        reason = error
+        if isinstance(error, OSError):  # such as a full disk, wherever it was met
+            reason = PingLlmError(": ".join(str(part) for part in (error.filename, error.strerror or error) if part))
+        message = " ".join(str(reason).split()).replace("[", r"\[")
         err.print(f"[bold red]error:[/] {message}", soft_wrap=True)
         sys.exit(1)
     except KeyboardInterrupt:

@@ -83,11 +83,9 @@ def read_measurements(files: Sequence[str], columns: dict[str, str]) -> "Measure
 
 def show(value: Any, json_output: bool, *texts: Any) -> None:
     """The result of a command: as JSON (times and the like as text), or as lines of text and rich tables."""
-    if json_output:
-        out.print(json.dumps(value, default=str), soft_wrap=True, markup=False)
-        return
-    for text in texts:
-        out.print(text, soft_wrap=isinstance(text, str), markup=False)
+    with file_errors("cannot write to standard output"):
+        for text in [json.dumps(value, default=str)] if json_output else texts:
+            out.print(text, soft_wrap=isinstance(text, str), markup=False)
 
 
 def as_table(texts: list[str], numbers: list[str], rows: list[list[str]], caption: str | None = None) -> Table:

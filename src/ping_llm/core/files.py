@@ -16,13 +16,14 @@ import shutil
 import socket
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
 from ping_llm.core.errors import PingLlmError
 
-_NAME: Final = re.compile(r"[^/\\\x00-\x1f]{1,255}(/[^/\\\x00-\x1f]{1,255})*")
+_NAME: Final = re.compile(r"[^/\\\x00-\x1f\ud800-\udfff]{1,255}(/[^/\\\x00-\x1f\ud800-\udfff]{1,255})*")
+_UNFINISHED: Final = re.compile(r"\..+\.[0-9a-f]{12}\.tmp")
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 
 
@@ -84,7 +85,8 @@ def file_sha256(path: Path) -> str:
 def exclusive(lock: Path, what: str) -> Iterator[None]:
     """Holds the lock file; a second process gets an error that names the host and process of the first.
 
-    The lock ends with the process that holds it, however that ends; the file stays. `what`: what is locked, for people.
+    The lock ends with the process that holds it, however that ends; the file stays, unless the holder removes it.
+    `what`: what is locked, for people.
     """
     lock.parent.mkdir(parents=True, exist_ok=True)
     with lock.open("a+") as file:
@@ -94,10 +96,39 @@ def exclusive(lock: Path, what: str) -> Iterator[None]:
             file.seek(0)
             holder = file.read(300).strip() or "another process"
             raise PingLlmError(f"{what} is in use by {holder}; wait until it ends, or choose another folder") from None
-        file.truncate(0)
-        file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
-        file.flush()
+        if os.fstat(file.fileno()).st_nlink:
+            file.truncate(0)
+            file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+            file.flush()
+            yield
+            return
+    with exclusive(lock, what):  # the last holder removed the file while this process opened it
         yield
+
+
+@contextmanager
+def sole_writer(folder: Path) -> Iterator[None]:
+    """Locks a folder against other writers, and removes the files that a killed one left unfinished.
+
+    A folder that was not there before, and has nothing in it afterwards, is removed again.
+    """
+    existed, lock = folder.exists(), folder / ".lock"
+    with exclusive(lock, str(folder)):
+        try:
+            remove_unfinished(folder)
+            yield
+        finally:
+            lock.unlink(missing_ok=True)
+            if not existed:
+                with suppress(OSError):
+                    folder.rmdir()
+
+
+def remove_unfinished(folder: Path) -> None:
+    """What `atomic_file` had begun in a folder when its process was killed. Nobody else may be writing there."""
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if _UNFINISHED.fullmatch(path.name) and path.is_file():
+            path.unlink()
 
 
 def relative_name(name: Any, where: object) -> str:

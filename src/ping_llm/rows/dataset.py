@@ -30,7 +30,7 @@ import pyarrow as pa
 from array_record.python.array_record_module import ArrayRecordReader
 
 from ping_llm.core.console import Advance, err, progress
-from ping_llm.core.errors import PingLlmError
+from ping_llm.core.errors import PingLlmError, one_line
 from ping_llm.core.files import file_sha256
 from ping_llm.rows.format import (
     BLOCK,
@@ -43,7 +43,7 @@ from ping_llm.rows.format import (
     decode_row,
     physical,
 )
-from ping_llm.rows.manifest import INDEX_SCHEMA, INDEX_TYPES, Manifest, ShardInfo, SplitInfo
+from ping_llm.rows.manifest import INDEX_SCHEMA, INDEX_TYPES, Manifest, ShardInfo, SplitInfo, index_fault
 from ping_llm.storage import Location, locate
 from ping_llm.storage.cache import LIMIT_VARIABLE, BlockFile, Cache
 from ping_llm.tasks.pool import map_in_order
@@ -115,23 +115,44 @@ class RowSet:
 
     @cached_property
     def index(self) -> pa.Table:
-        path = self._local(self.info.index_file)
+        """Its checksum is verified here and its numbers are checked, since kernels use them as they are."""
+        path = self._index_path()
         try:
             table = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
+            table.validate(full=True)
         except (OSError, pa.ArrowException) as error:
-            raise PingLlmError(f"cannot read {path}: {error}") from error
+            raise PingLlmError(f"cannot read {path}: {one_line(error)}") from error
         if table.schema != INDEX_SCHEMA:
             raise PingLlmError(f"{path} has other columns than this version of ping-llm reads; prepare the rows again")
         if len(table) != self.info.rows:
             raise PingLlmError(f"{path} does not match the manifest: {len(table)} rows, not {self.info.rows}")
+        if any(column.num_chunks > 1 or column.null_count for column in table.columns):
+            raise PingLlmError(f"{path} is not an index that `ping-llm prepare` wrote; prepare the rows again")
+        columns = {
+            name: np.frombuffer(table[name].chunk(0).buffers()[1] if len(table) else b"", dtype=kind, count=len(table))
+            for name, kind in INDEX_TYPES.items()
+        }
+        if fault := index_fault(columns, self.info):
+            raise PingLlmError(f"{path} is damaged: {fault}; prepare the rows again or restore the file")
+        self._columns = columns | {"source": columns["source"].view(np.uint8).reshape(-1, 16)}
         return table
+
+    def _index_path(self) -> Path:
+        for is_last_try in (False, True):
+            path = self._local(self.info.index_file)
+            if file_sha256(path) == self.info.index_sha256:
+                return path
+            if self._cache is None or is_last_try:
+                break
+            self._cache.forget(self.info.index_sha256)  # what is damaged is the copy
+        raise PingLlmError(
+            f"{self.folder / self.info.index_file}: checksum mismatch: the index was damaged or is of another dataset"
+        )
 
     def column(self, name: str) -> npt.NDArray[Any]:
         """A column of the index, mapped rather than copied. Sources have shape (rows, 16)."""
-        if name not in self._columns:
-            data = self.index[name].chunk(0).buffers()[1] if len(self) else b""
-            column = np.frombuffer(data, dtype=INDEX_TYPES[name], count=len(self))
-            self._columns[name] = column.view(np.uint8).reshape(-1, 16) if name == "source" else column
+        if not self._columns:
+            _ = self.index
         return self._columns[name]
 
     def _local(self, name: str) -> Path:
@@ -278,9 +299,10 @@ class RowSet:
 
     def verify(self, advance: Advance) -> Iterator[str]:
         """Read everything and yield each fault found, naming the file. `advance` is told the bytes checked."""
-        if file_sha256(self._local(self.info.index_file)) != self.info.index_sha256:
-            path = self.folder / self.info.index_file
-            yield f"{path}: checksum mismatch: the index was damaged or is of another dataset"
+        try:
+            _ = self.index
+        except PingLlmError as error:
+            yield str(error)
             return
         for number, shard in enumerate(self.info.shards):
             yield from self._verify_shard(number, shard)

@@ -47,6 +47,9 @@ BLOCK_PAYLOAD: Final = BLOCK - BLOCK_HEADER
 FIRST_CHUNK: Final = 40
 """Logical offset of the first record's chunk: the file signature, an empty chunk, comes before it."""
 
+FARTHEST: Final = 1 << 50
+"""No shard is that large: offsets below it can be added up without an overflow."""
+
 _CHUNK_HEADER: Final = 40
 
 MAGIC: Final = b"PROW"
@@ -243,9 +246,9 @@ def decode_row(record: bytes) -> ProbeRow:
     if int(header["crc32"]) != _checksum(record):
         raise CorruptRecordError("checksum mismatch")
     family, width, count, at = (int(header[name]) for name in ("family", "time_width", "count", "columns_at"))
-    if family not in ADDRESS_BYTES or width not in (4, 8):
-        raise CorruptRecordError(f"record has family {family} and time width {width}")
-    if at + count * measurement_bytes(family, width) > len(record):
+    if family not in ADDRESS_BYTES or width not in (4, 8) or header["time_unit_us"] not in TIME_UNITS_US:
+        raise CorruptRecordError(f"record has family {family}, time width {width}, unit {header['time_unit_us']} µs")
+    if at < HEADER.itemsize or at + count * measurement_bytes(family, width) > len(record):
         raise CorruptRecordError(f"record of {len(record)} bytes is too short for {count} measurements")
     ticks = np.frombuffer(record, dtype=f"<u{width}", count=count, offset=at).astype(np.int64)
     at += count * width

@@ -5,21 +5,30 @@ A folder without a manifest is not a dataset.
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Annotated, Any, Final, Self, TypeVar
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
+from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 
-from ping_llm.core.errors import PingLlmError
-from ping_llm.rows.format import FORMAT_VERSION
+from ping_llm.core.errors import PingLlmError, one_line
+from ping_llm.core.files import relative_name, sha256_digest
+from ping_llm.core.measurements import ADDRESS_BYTES, MAX_TIME_US
+from ping_llm.rows.format import FARTHEST, FIRST_CHUNK, FORMAT_VERSION, HEADER, TIME_UNITS_US, physical
 from ping_llm.storage import Location, MissingError, locate
 
 MANIFEST: Final = "manifest.json"
 SPLITS: Final = ("train", "eval")
 
+_CHECKED_AT_ONCE: Final = 1 << 20
 _KIND: Final = "ping-llm probe rows"
+
+Parsed = TypeVar("Parsed")
 
 INDEX_TYPES: Final = {
     "shard": "u4",
@@ -45,25 +54,32 @@ INDEX_SCHEMA: Final = pa.schema(
 )
 
 
+# A manifest may come from a stranger: what is wrong with it is one line, and its names stay inside its folder.
+FileName = Annotated[str, AfterValidator(lambda name, info: relative_name(name, info.context))]
+Sha256 = Annotated[str, AfterValidator(lambda digest, info: sha256_digest(digest, info.context))]
+SplitName = Annotated[str, Field(pattern=f"^({'|'.join(SPLITS)})$")]
+Whole = Annotated[int, Field(strict=True, ge=0, lt=1 << 62)]
+
+
 @dataclass(frozen=True, kw_only=True)
 class ShardInfo:
     """What the manifest says about a shard."""
 
-    file: str
-    rows: int
-    measurements: int
-    failed: int
-    bytes: int
-    sha256: str
+    file: FileName
+    rows: Whole
+    measurements: Whole
+    failed: Whole
+    bytes: Whole
+    sha256: Sha256
 
 
 @dataclass(frozen=True, kw_only=True)
 class SplitInfo:
     """One split (train or eval): its shards, and its index with size and checksum."""
 
-    index_file: str
-    index_bytes: int
-    index_sha256: str
+    index_file: FileName
+    index_bytes: Whole
+    index_sha256: Sha256
     shards: tuple[ShardInfo, ...]
 
     @property
@@ -98,22 +114,17 @@ class SplitInfo:
             **asdict(self),
         }
 
-    @classmethod
-    def from_json(cls, value: dict[str, Any]) -> Self:
-        shards = tuple(ShardInfo(**shard) for shard in value["shards"])
-        return cls(shards=shards, **{name: value[name] for name in ("index_file", "index_bytes", "index_sha256")})
-
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
     """`read` is `written` plus all of `dropped`: every input measurement is in the rows or in this report."""
 
-    splits: dict[str, SplitInfo]
+    splits: dict[SplitName, SplitInfo]
     options: dict[str, Any]
     inputs: tuple[dict[str, Any], ...]
-    read: int
-    written: int
-    dropped: dict[str, int]
+    read: Whole
+    written: Whole
+    dropped: dict[str, Whole]
     plan: str
     """Digest of inputs and options: tells whether the same command made this."""
 
@@ -142,25 +153,61 @@ class Manifest:
             value = json.loads(path.read_text())
         except MissingError:
             raise PingLlmError(_why_no_manifest(locate(folder))) from None
-        except ValueError as error:
-            raise PingLlmError(f"cannot read {path}: {error}") from error
+        except (ValueError, RecursionError) as error:
+            raise PingLlmError(f"cannot read {path}: {one_line(error)}") from error
         if not isinstance(value, dict) or value.get("kind") != _KIND:
             raise PingLlmError(f"{path} is not a manifest of probe rows")
-        if value["format_version"] != FORMAT_VERSION:
+        if (version := value.get("format_version")) != FORMAT_VERSION:
             raise PingLlmError(
-                f"{path} has format version {value['format_version']}; this program reads {FORMAT_VERSION}. "
-                "Prepare the rows again"
+                f"{path} has format version {version!r}; this program reads {FORMAT_VERSION}. Prepare the rows again"
             )
-        try:
-            manifest = cls(
-                splits={name: SplitInfo.from_json(split) for name, split in value["splits"].items()},
-                **{name: value[name] for name in ("options", "inputs", "read", "written", "dropped", "plan")},
-            )
-        except (KeyError, TypeError) as error:
-            raise PingLlmError(f"{path} is damaged: {error!r}; prepare the rows again") from error
-        if manifest.fingerprint != value["fingerprint"]:
+        manifest = parse(cls, value, path)
+        if manifest.fingerprint != value.get("fingerprint"):
             raise PingLlmError(f"{path} was changed by hand: its fingerprint does not match its content")
         return manifest
+
+
+def parse(kind: type[Parsed], value: Any, where: object) -> Parsed:
+    """An object of one of the classes above from JSON that `where` holds, or an error in one line."""
+    try:
+        return TypeAdapter(kind).validate_python(value, context=where)
+    except ValidationError as error:
+        first = error.errors()[0]
+        at = ".".join(map(str, first["loc"]))
+        raise PingLlmError(f"{where} is damaged: {at[:80]!r}: {first['msg']}; prepare the rows again") from error
+
+
+def index_fault(columns: Mapping[str, npt.NDArray[Any]], info: SplitInfo) -> str | None:
+    """What cannot be in an index of these shards, if anything: kernels read the shards where it says."""
+    shard_rows, shard_bytes = (np.array([vars(shard)[name] for shard in info.shards]) for name in ("rows", "bytes"))
+    ends, totals = np.cumsum(shard_rows), np.zeros((2, len(info.shards)), dtype=np.int64)
+    for begin in range(0, info.rows, _CHECKED_AT_ONCE):  # an index may be larger than the memory
+        part = {name: column[begin : begin + _CHECKED_AT_ONCE] for name, column in columns.items()}
+        row = np.arange(begin, begin + len(part["shard"]))
+        shard = np.searchsorted(ends, row, side="right")
+        count, offset, size, failed = (part[name].astype(np.int64) for name in ("count", "offset", "size", "failed"))
+        unit, first, last = (part[name].astype(np.int64) for name in ("time_unit_us", "first_time_us", "last_time_us"))
+        in_time = (first >= 0) & (first <= last) & (last < MAX_TIME_US) & np.isin(unit, TIME_UNITS_US)
+        width = np.where((last - first) // np.maximum(unit, 1) < 2**32, 4, 8)
+        body = count * (width + np.where(part["family"] == 6, 16, 4) + 4)
+        is_near = (offset >= FIRST_CHUNK) & (offset < FARTHEST)
+        sound = {
+            "shard numbers": part["shard"] == shard,
+            "positions": part["position"] == row - (ends - shard_rows)[shard],
+            "families": np.isin(part["family"], list(ADDRESS_BYTES)),
+            "times": in_time,
+            "counts": (count > 0) & (failed <= count) & (part["long_gaps"] < part["count"]),
+            "offsets": is_near & (physical(np.where(is_near, offset, 0) + size - 1) < shard_bytes[shard]),
+            "sizes": size >= HEADER.itemsize + body,
+        }
+        for name, is_sound in sound.items():
+            if not is_sound.all():
+                return f"{name} that are out of range, first in row {begin + int(np.argmin(is_sound)):,}"
+        for total, numbers in zip(totals, (count, failed), strict=True):
+            np.add.at(total, shard, numbers)
+    if totals.tolist() != [[vars(shard)[name] for shard in info.shards] for name in ("measurements", "failed")]:
+        return "it counts other measurements than the manifest"
+    return None
 
 
 def _digest(content: Any) -> str:

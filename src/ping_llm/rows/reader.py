@@ -33,6 +33,7 @@ from ping_llm.core.errors import PingLlmError
 from ping_llm.rows.dataset import RowSet
 from ping_llm.rows.format import (
     BLOCK_PAYLOAD,
+    FARTHEST,
     FORMAT_VERSION,
     HEADER,
     MAGIC,
@@ -62,8 +63,6 @@ _FIELDS: Any = HEADER.fields
 _FIELD_AT: Final = np.array([_FIELDS[name][1] for name in _CHECKED_FIELDS])
 _FIELD_BYTES: Final = np.array([_FIELDS[name][0].itemsize for name in _CHECKED_FIELDS])
 _CRC_AT: Final = _FIELDS["crc32"][1]
-_FARTHEST: Final = 1 << 50
-"""No shard is that large: offsets below it can be added up without an overflow."""
 
 
 class _Index(NamedTuple):
@@ -237,7 +236,7 @@ def _is_sound(row: Any, index: Any, maps: Any) -> Any:
     """Whether a row is mapped, is what the index says, and (unless it is long) has the right checksum."""
     shard, unit, family = index.shard[row], np.int64(index.time_unit_us[row]), np.int64(index.family[row])
     begin, size, count = np.int64(index.offset[row]), np.int64(index.size[row]), np.int64(index.count[row])
-    if shard >= len(maps.address) or maps.address[shard] == 0 or begin < 0 or begin > _FARTHEST:
+    if shard >= len(maps.address) or maps.address[shard] == 0 or begin < 0 or begin > FARTHEST:
         return False
     if size <= _HEADER_BYTES or _physical(begin + size - 1) >= maps.bytes[shard]:
         return False

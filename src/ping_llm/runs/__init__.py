@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ class RunFolder:
         self.picture = path / "loss.png"
         self.tensorboard = path / "tensorboard"
         self.profile = path / "profile"
+        self.lock = path / ".lock"
 
     @classmethod
     def of(cls, config: Config) -> "RunFolder":
@@ -44,8 +46,10 @@ class RunFolder:
     def forget_if_empty(self) -> None:
         """A run that could not begin leaves no trace."""
         with contextlib.suppress(OSError):  # they hold something, or were never made
-            for folder in (self.checkpoints, self.path, *self.path.parents[:2]):
-                folder.rmdir()
+            if {*self.path.iterdir()} <= {self.lock, self.checkpoints} and not any(self.checkpoints.glob("*")):
+                shutil.rmtree(self.path)
+                for folder in self.path.parents[:2]:
+                    folder.rmdir()
 
     def write(self, file: Path, text: str) -> None:
         self.path.mkdir(parents=True, exist_ok=True)

@@ -9,12 +9,15 @@ README.md                            the model card
 import hashlib
 import json
 import logging
+import sys
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import orbax.checkpoint as ocp
 import safetensors.flax
 import yaml
@@ -23,8 +26,8 @@ from jax.sharding import SingleDeviceSharding
 
 from ping_llm.config import Config, load_config
 from ping_llm.config.keys import TEXT_DATASET_TYPES
-from ping_llm.core.errors import PingLlmError
-from ping_llm.core.files import atomic_folder
+from ping_llm.core.errors import PingLlmError, explained
+from ping_llm.core.files import atomic_folder, file_sha256, relative_name, sha256_digest
 from ping_llm.data.completer import COMPLETER_DATA
 from ping_llm.models.completer.model import CompleterSettings, SetTransformer
 from ping_llm.models.lm import ModelSettings, Transformer
@@ -37,6 +40,8 @@ SHIPPED: Final = Path(__file__).parents[1] / "pretrained" / "completer"
 
 _INDEX: Final = "model.safetensors.index.json"
 _FILE_BYTES: Final = 12_000_000
+_MAX_LAYERS: Final = 4096
+"""More than any model has; a hostile configuration must not keep us busy."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,16 +71,26 @@ def load_trained(where: Path | str | None = None) -> Trained:
     if not (folder / _INDEX).exists():
         steps, weights = _newest_checkpoint(folder / "checkpoints", config)
         return Trained(config=config, weights=weights, steps=steps, where=str(where))
-    metadata = json.loads((folder / _INDEX).read_text())["metadata"]
+    steps, checksums = _read_index(folder / _INDEX)
     found: dict[str, jax.Array] = {}
-    for name, checksum in metadata["sha256"].items():
-        if not (folder / name).exists():
+    for name, checksum in checksums.items():
+        if not (folder / name).is_file():
             raise PingLlmError(f"{folder / name}, which holds some of the weights, is missing")
-        if hashlib.sha256((folder / name).read_bytes()).hexdigest() != checksum:
-            raise PingLlmError(f"{folder / name} is damaged: its checksum is not the one that was stored with it")
-        found |= safetensors.flax.load_file(folder / name)
-    weights = weights_of(config, found, folder)
-    return Trained(config=config, weights=weights, steps=metadata["steps"], where=str(folder))
+        with explained(f"{folder / name} cannot be read"):
+            if file_sha256(folder / name) != checksum:
+                raise PingLlmError(f"{folder / name} is damaged: its checksum is not the one that was stored with it")
+            found |= safetensors.flax.load_file(folder / name)
+    return Trained(config=config, weights=weights_of(config, found, folder), steps=steps, where=str(folder))
+
+
+def _read_index(file: Path) -> tuple[int, dict[str, str]]:
+    """Steps done, and the checksum of each file of weights."""
+    with explained(f"{file} is not the index of a model"):
+        metadata = json.loads(file.read_text())["metadata"]
+        steps, files = metadata["steps"], metadata["sha256"]
+        if type(steps) is not int or steps < 0 or not isinstance(files, dict):
+            raise ValueError("steps or sha256 in its metadata are wrong")
+    return steps, {relative_name(name, file): sha256_digest(digest, file) for name, digest in files.items()}
 
 
 def _stored_config(file: Path) -> Config:
@@ -86,10 +101,20 @@ def _stored_config(file: Path) -> Config:
         return load_config(file)
 
 
+@cache
 def quieten_orbax() -> None:
-    """It logs a line for every checkpoint it looks at or deletes; what matters to a user is said by us."""
+    """It logs a line for every checkpoint it looks at, and tracebacks of its threads and of what they were waiting for
+    when reading or writing failed. That it failed is raised as well, and what matters is said by us."""
     for name in ("orbax", "absl"):
-        logging.getLogger(name).setLevel(logging.ERROR)
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    show = sys.unraisablehook
+
+    def show_others(ignored: Any) -> None:
+        file = getattr(getattr(ignored.object, "cr_code", None), "co_filename", "")
+        if "orbax" not in file and str(ignored.exc_value) != "Event loop is closed":  # TensorStore, which comes late
+            show(ignored)
+
+    sys.unraisablehook = show_others
 
 
 def _newest_checkpoint(folder: Path, config: Config) -> tuple[int, Any]:
@@ -104,8 +129,45 @@ def _newest_checkpoint(folder: Path, config: Config) -> tuple[int, Any]:
         if step is None:
             raise PingLlmError(f"{folder} holds no checkpoint yet")
         name = "average" if (folder / str(step) / "average").exists() else "weights"
-        items = manager.restore(step, args=ocp.args.Composite(**{name: ocp.args.StandardRestore(like)}))
+        with explained(f"the checkpoint {folder / str(step)} is damaged, or of another model than config.yml says"):
+            tree = {name: ocp.args.StandardRestore(like)}
+            items = manager.restore(step, args=ocp.args.Composite(**tree, run=ocp.args.JsonRestore()))
+            stored, count = read_record(items["run"])["digests"], len(jax.tree.leaves(like))
+            if (stored[:count] if name == "weights" else stored[-count:]) != digests(items[name]):
+                raise ValueError("its arrays are not those that were saved")
         return step, items[name]
+
+
+def digests(tree: Any) -> list[int]:
+    """One number per array that changes with every bit and its index, and not with the sharding."""
+    return [int(number) for number in np.asarray(_digests(tree))]
+
+
+@jax.jit
+def _digests(tree: Any) -> jax.Array:
+    def of(leaf: jax.Array) -> jax.Array:
+        unsigned = jnp.dtype(f"uint{8 * leaf.dtype.itemsize}")
+        bits = jax.lax.bitcast_convert_type(leaf, unsigned).astype(jnp.uint32).reshape(-1)
+        index = jnp.arange(bits.size, dtype=jnp.uint32)
+        return jnp.sum(bits * (index * jnp.uint32(2654435761) | jnp.uint32(1)), dtype=jnp.uint32)
+
+    return jnp.stack([of(leaf) for leaf in jax.tree.leaves(tree)])
+
+
+def make_record(**values: Any) -> dict[str, Any]:
+    """What a checkpoint stores beside its arrays, with a checksum of it."""
+    return {**values, "sha256": _checksum(values)}
+
+
+def read_record(record: dict[str, Any]) -> dict[str, Any]:
+    values = {name: value for name, value in record.items() if name != "sha256"}
+    if record.get("sha256") != _checksum(values):
+        raise ValueError("what it says about its data and digests is not what was saved")
+    return values
+
+
+def _checksum(values: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
 def save_trained(
@@ -120,7 +182,7 @@ def save_trained(
             name = f"model-{number:05d}-of-{len(parts):05d}.safetensors"
             safetensors.flax.save_file(part, unfinished / name)
             (unfinished / name).chmod(0o644)  # safetensors makes it readable by its owner only
-            index["metadata"]["sha256"][name] = hashlib.sha256((unfinished / name).read_bytes()).hexdigest()
+            index["metadata"]["sha256"][name] = file_sha256(unfinished / name)
             index["weight_map"] |= dict.fromkeys(part, name)
         (unfinished / _INDEX).write_text(json.dumps(index, indent=1) + "\n")
         (unfinished / "config.yml").write_text(trained.config.to_yaml())
@@ -153,6 +215,8 @@ def weights_of(config: Config, found: dict[str, Any], where: Path | str) -> Any:
     want = by_name(shapes)
     if different := _different(found, want):
         raise PingLlmError(f"{where}: the weights do not fit the configuration beside them ({different[0]})")
+    if wrong := [name for name, array in found.items() if not jnp.issubdtype(array.dtype, jnp.floating)]:
+        raise PingLlmError(f"{where}: {wrong[0]} holds {found[wrong[0]].dtype} numbers, which no weights are")
     leaves = [jnp.asarray(found[name], leaf.dtype) for name, leaf in want.items()]
     return jax.tree.unflatten(jax.tree.structure(shapes), leaves)
 
@@ -171,7 +235,10 @@ def weight_shapes(config: Config) -> Any:
             return SetTransformer(completer_settings(config), nnx.Rngs(0))
         return Transformer(model_settings(config), nnx.Rngs(0))
 
-    return nnx.split(nnx.eval_shape(make))[1]
+    if config.base_num_decoder_layers > _MAX_LAYERS:
+        raise PingLlmError(f"base_num_decoder_layers={config.base_num_decoder_layers}: at most {_MAX_LAYERS}")
+    with explained("the configured model cannot be made", OverflowError, TypeError, ValueError):  # too large a size
+        return nnx.split(nnx.eval_shape(make))[1]
 
 
 def model_settings(config: Config) -> ModelSettings:

@@ -9,6 +9,7 @@ import asyncio
 import hmac
 import ipaddress
 import logging
+import re
 import time
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -27,8 +28,8 @@ log = logging.getLogger("ping_llm.serve")
 
 _MIN_TOKEN_LENGTH: Final = 16
 _API: Final = "/api/"
-_UNREAD: Final = frozenset({HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.REQUEST_ENTITY_TOO_LARGE})
-"""After these, the rest of a body may still arrive, which nobody will read: the connection is closed."""
+_HOST: Final = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:[0-9]{1,5})?", re.IGNORECASE)
+"""A Host header: a name or an address, and maybe a port."""
 
 HEADERS: Final = {
     "Content-Security-Policy": (
@@ -62,6 +63,8 @@ class Limits:
     waiting: int = 64
     """Requests that are being computed or wait for it."""
     connections: int = 256
+    pipelined_seconds: float = 0.005
+    """Between requests that did not wait for the answer to the last one, of all connections together."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,8 +152,7 @@ class Guard:
             await self._app(scope, _replayed(body, receive), send_guarded)
         except HTTPException as refused:
             reply = error_reply(refused.status_code, refused.detail)
-            if refused.status_code in _UNREAD:
-                reply.headers["Connection"] = "close"
+            reply.headers.update(refused.headers or {})
             await reply(scope, receive, send_guarded)
         except Exception:
             log.exception("a request failed")
@@ -161,31 +163,18 @@ class Guard:
             log.info("%s %s %d %.0f ms", scope["method"], path, status, 1000 * (time.monotonic() - begin))
 
     async def _admit(self, scope: Scope, receive: Receive) -> bytes:
-        """The body of a request that may be answered."""
-        headers = Headers(scope=scope)
-        if self._names is not None and _host_name(headers.get("host", "")) not in self._names:
-            raise HTTPException(HTTPStatus.MISDIRECTED_REQUEST, "this server is not known by the name in your request")
-        if scope["path"].startswith(_API):
-            self._check_token(headers.get("authorization", ""))
-            if scope["method"] == "POST":
-                _check_type(scope["path"], headers.get("content-type", ""))
-        return await self._read(headers.get("content-length", "0"), receive)
+        """The body of a request that may be answered.
 
-    def _check_token(self, authorization: str) -> None:
-        if self._token is None:
-            return
-        scheme, _, given = authorization.partition(" ")
-        is_right = hmac.compare_digest(given.strip().encode("latin-1", errors="replace"), self._token)
-        if scheme.lower() != "bearer" or not is_right:
-            raise HTTPException(HTTPStatus.UNAUTHORIZED, "this server needs a token: send it as a bearer token")
-
-    async def _read(self, announced: str, receive: Receive) -> bytes:
-        """Counted while it comes in: what a client announces need not be true."""
-        limit = self._limits.body_bytes
-        too_large = HTTPException(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a request may have {limit:,} bytes at most")
-        if announced.isdigit() and int(announced[:20]) > limit:
-            raise too_large
-        body = bytearray()
+        A body that is refused is read to its end, too: closing a connection on which more arrives resets it, and the
+        client would never see why. One that waits to be invited (`Expect: 100-continue`) is not.
+        """
+        headers, limit = Headers(scope=scope), self._limits.body_bytes
+        refusal, announced = self._refusal(scope, headers), headers.get("content-length", "0")
+        if refusal is None and announced.isdigit() and int(announced[:20]) > limit:
+            refusal = HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a request may have {limit:,} bytes at most"
+        if refusal is not None and headers.get("expect", "").lower() == "100-continue":
+            raise HTTPException(*refusal, {"Connection": "close"})
+        body, size = bytearray(), 0
         message: Message = {"more_body": True}
         try:
             async with asyncio.timeout(self._limits.arrival_seconds):
@@ -193,24 +182,36 @@ class Guard:
                     message = await receive()
                     if message["type"] == "http.disconnect":
                         raise HTTPException(HTTPStatus.BAD_REQUEST, "the request ended before it was complete")
-                    body += message.get("body", b"")
-                    if len(body) > limit:
-                        raise too_large
+                    size += len(message.get("body", b""))  # counted: what a client announces need not be true
+                    if size > limit and refusal is None:
+                        refusal = HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a request may have {limit:,} bytes at most"
+                    if refusal is None:
+                        body += message.get("body", b"")
         except TimeoutError:
-            raise HTTPException(HTTPStatus.REQUEST_TIMEOUT, "the request came too slowly") from None
+            too_slow = HTTPStatus.REQUEST_TIMEOUT, "the request came too slowly"
+            raise HTTPException(*(refusal or too_slow), {"Connection": "close"}) from None
+        if refusal is not None:
+            raise HTTPException(*refusal)
         return bytes(body)
 
-
-def _host_name(host: str) -> str:
-    """Without the port."""
-    return host.partition("]")[0] + "]" if host.startswith("[") else host.partition(":")[0].lower()
-
-
-def _check_type(path: str, content_type: str) -> None:
-    """Types that a page of another origin cannot send without being allowed to."""
-    expected = "application/octet-stream" if path.endswith(("/file", "/measurements")) else "application/json"
-    if content_type.partition(";")[0].strip().lower() != expected:
-        raise HTTPException(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"the body must be sent with Content-Type: {expected}")
+    def _refusal(self, scope: Scope, headers: Headers) -> tuple[int, str] | None:
+        """Why a request is not answered, whatever its body holds."""
+        host = _HOST.fullmatch(headers.get("host", ""))
+        if self._names is not None and (host is None or host[1].lower() not in self._names):
+            return HTTPStatus.MISDIRECTED_REQUEST, "this server is not known by the name in your request"
+        if not scope["path"].startswith(_API):
+            return None
+        scheme, _, given = headers.get("authorization", "").partition(" ")
+        is_right = hmac.compare_digest(given.strip().encode("latin-1", errors="replace"), self._token or b"")
+        if self._token is not None and not (scheme.lower() == "bearer" and is_right):
+            return HTTPStatus.UNAUTHORIZED, "this server needs a token: send it as a bearer token"
+        # Types that a page of another origin cannot send without being allowed to.
+        is_file = scope["path"].endswith(("/file", "/measurements"))
+        expected = "application/octet-stream" if is_file else "application/json"
+        sent = headers.get("content-type", "").partition(";")[0].strip().lower()
+        if scope["method"] == "POST" and sent != expected:
+            return HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"the body must be sent with Content-Type: {expected}"
+        return None
 
 
 def _replayed(body: bytes, receive: Receive) -> Receive:

@@ -21,7 +21,7 @@ from ping_llm.rows.measurement_set import MeasurementSet
 from ping_llm.serve import schemas
 from ping_llm.serve.access import Limits, json_reply
 from ping_llm.serve.answers import ModelAnswers, Query, queries_of
-from ping_llm.serve.model_thread import BusyError, Job, ModelThread
+from ping_llm.serve.model_thread import BusyError, Job, ModelThread, WarmingError
 from ping_llm.serve.store import KnownMeasurements, MeasurementStore, Role, check_count, measurements_of, read_upload
 
 _MAX_SERIES: Final = 2_000
@@ -71,7 +71,9 @@ class Service:
         try:
             return await asyncio.wait_for(asyncio.wrap_future(self.thread.submit(job)), self.limits.seconds)
         except TimeoutError:
-            raise BusyError(f"no answer within {self.limits.seconds:g} seconds: ask for less at once") from None
+            if self.warm:
+                raise BusyError(f"no answer within {self.limits.seconds:g} seconds: ask for less at once") from None
+            raise WarmingError(f"the model is still warming up: ask again in {WarmingError.retry_after} s") from None
 
     async def known(self, body: schemas.WithHistory) -> KnownMeasurements:
         history = await self.listed(body.history) if body.history else None

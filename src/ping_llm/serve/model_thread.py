@@ -28,7 +28,13 @@ _STOP, _REQUEST, _BACKGROUND = range(3)
 
 
 class BusyError(PingLlmError):
-    """Too many jobs are waiting already."""
+    """No answer now; after so many seconds there may be one."""
+
+    retry_after = 2
+
+
+class WarmingError(BusyError):
+    retry_after = 10
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,16 +1,19 @@
 """`ping-llm serve` from beginning to end: the application (API, page, errors as one line of JSON) and its process."""
 
 import asyncio
+import errno
 import logging
 import os
 import socket
 import sys
 from concurrent.futures import Future
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
 import h11
 import jax
+import orjson
 import uvicorn
 from fastapi import Depends, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -25,7 +28,7 @@ from ping_llm import __version__
 from ping_llm.core.console import err
 from ping_llm.core.errors import PingLlmError
 from ping_llm.serve import api, schemas
-from ping_llm.serve.access import Guard, ServeSettings, error_reply, json_reply, log
+from ping_llm.serve.access import Guard, Limits, ServeSettings, error_reply, json_reply, log
 from ping_llm.serve.answers import ModelAnswers, steady_predictor
 from ping_llm.serve.api import Service
 from ping_llm.serve.model_thread import BusyError, ModelThread
@@ -35,7 +38,6 @@ from ping_llm.storage.cache import cache_folder
 _FILES: Final = Path(__file__).parent / "static"
 _CHART_FILES: Final = Path(__file__).parents[1] / "report" / "static"
 """Colours and charts, which the page shares with the run report."""
-_STATUS: Final[dict[type[Exception], int]] = {TooManyError: 413, BusyError: 503}
 _COMPILED: Final = {"jax_persistent_cache_min_compile_time_secs": 0.0, "jax_persistent_cache_min_entry_size_bytes": -1}
 
 
@@ -46,6 +48,7 @@ def make_app(service: Service, settings: ServeSettings) -> ASGIApp:
         description="Predicted network latencies, as distributions. All RTTs are in ms.",
         docs_url=None,  # those of FastAPI load their scripts from elsewhere
         redoc_url=None,
+        openapi_url=None,  # FastAPI would write the document anew for every request
     )
     app.state.service = service
     # The guard checks the token, before anything of the body is read; this describes it in the OpenAPI document.
@@ -67,6 +70,12 @@ def make_app(service: Service, settings: ServeSettings) -> ASGIApp:
         """Whether the server is there; "warming": some answers still take seconds."""
         return json_reply({"status": "ok" if service.warm else "warming"})
 
+    document = cache(lambda: orjson.dumps(app.openapi()))
+
+    @app.get("/openapi.json", include_in_schema=False)
+    async def openapi() -> Response:
+        return Response(document(), media_type="application/json")
+
     for kind in (PingLlmError, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, _explain)
     return Guard(app, settings)
@@ -82,10 +91,11 @@ async def _explain(request: Request, error: Exception) -> Response:
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"][1:])
         return error_reply(422, f"{field}: {first['msg']}" if field else first["msg"])
-    reply = error_reply(_STATUS.get(type(error), 422), error)
     if isinstance(error, BusyError):
-        reply.headers["Retry-After"] = "2"
-    return reply
+        reply = error_reply(503, error)
+        reply.headers["Retry-After"] = str(error.retry_after)
+        return reply
+    return error_reply(413 if isinstance(error, TooManyError) else 422, error)
 
 
 def serve(settings: ServeSettings) -> None:
@@ -115,7 +125,7 @@ def serve(settings: ServeSettings) -> None:
 def server_config(service: Service, settings: ServeSettings) -> uvicorn.Config:
     return uvicorn.Config(
         make_app(service, settings),
-        http=_impatient_protocol(settings.limits.arrival_seconds),
+        http=_bounded_protocol(settings.limits),
         lifespan="off",
         access_log=False,
         log_config=None,
@@ -134,7 +144,8 @@ def listen(host: str, port: int) -> socket.socket:
         dualstack = socket.has_dualstack_ipv6()
         return socket.create_server((host, port), family=socket.AF_INET6, backlog=1024, dualstack_ipv6=dualstack)
     except OSError as error:
-        raise PingLlmError(f"cannot listen at {host} port {port}: {error.strerror or error}") from error
+        advice = "; choose another port with --port" if error.errno == errno.EADDRINUSE else ""
+        raise PingLlmError(f"cannot listen at {host} port {port}: {error.strerror or error}{advice}") from error
 
 
 def _keep_compiled() -> None:
@@ -153,28 +164,45 @@ def _log_to_stderr() -> None:
         logger.setLevel(level)
 
 
-def _impatient_protocol(seconds: float) -> type[asyncio.Protocol]:
-    """HTTP that does not wait forever for the head of a request: each slow client would keep a connection."""
+def _bounded_protocol(limits: Limits) -> type[asyncio.Protocol]:
+    """HTTP of which no client can take more than its share: of connections by being slow, of time by pipelining."""
+    next_turn = 0.0
 
-    class Impatient(H11Protocol):
+    class Bounded(H11Protocol):
         _timer: asyncio.TimerHandle | None = None
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
-            self._timer = self.loop.call_later(seconds, transport.close)
+            self._close_soon_if(True)
 
         def data_received(self, data: bytes) -> None:
             super().data_received(data)
-            is_partial = self.conn.their_state is h11.IDLE and bool(self.conn.trailing_data[0])
+            self._close_soon_if(self.conn.their_state is h11.IDLE and bool(self.conn.trailing_data[0]))
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._close_soon_if(False)
+            super().connection_lost(exc)
+
+        def _close_soon_if(self, is_partial: bool) -> None:
+            """The head of a request may not take forever to arrive."""
             if self._timer is not None and not is_partial:
                 self._timer.cancel()
                 self._timer = None
             elif self._timer is None and is_partial:
-                self._timer = self.loop.call_later(seconds, self.transport.close)
+                self._timer = self.loop.call_later(limits.arrival_seconds, self.transport.close)
 
-        def connection_lost(self, exc: Exception | None) -> None:
-            if self._timer is not None:
-                self._timer.cancel()
-            super().connection_lost(exc)
+        def on_response_complete(self) -> None:
+            """Requests that were sent before the answer to the last one wait in one queue for all connections."""
+            nonlocal next_turn
+            if not self.conn.trailing_data[0]:
+                return super().on_response_complete()
+            next_turn = max(self.loop.time(), next_turn) + limits.pipelined_seconds
+            self.loop.call_at(next_turn, super().on_response_complete)
 
-    return Impatient
+        def send_400_response(self, msg: str) -> None:
+            if self.conn.our_state in {h11.IDLE, h11.SEND_RESPONSE}:
+                super().send_400_response(msg)
+            else:  # an answer is on its way: another one cannot be
+                self.transport.close()
+
+    return Bounded

@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ping_llm.core.errors import PingLlmError
-from ping_llm.core.files import file_sha256, sync
+from ping_llm.core.files import file_sha256, sha256_digest, sync
 from ping_llm.storage.location import Location, RandomFile
 from ping_llm.storage.retry import number_from_environment
 
@@ -119,7 +119,7 @@ class Cache:
 
     def blocks_path(self, sha256: str) -> Path:
         """For a `BlockFile`."""
-        return self.folder / "blocks" / sha256[:2] / sha256
+        return self._path(sha256, "blocks")
 
     def used_bytes(self) -> int:
         """On the disk, holes in files not counted."""
@@ -138,8 +138,8 @@ class Cache:
                     path.unlink(missing_ok=True)
                     excess -= stat.st_blocks * 512
 
-    def _path(self, sha256: str) -> Path:
-        return self.folder / "files" / sha256[:2] / sha256
+    def _path(self, sha256: str, kind: str = "files") -> Path:
+        return self.folder / kind / sha256[:2] / sha256_digest(sha256, "a list of files")
 
     def _entries(self) -> Iterator[tuple[Path, os.stat_result]]:
         for kind in ("files", "blocks"):

@@ -241,8 +241,10 @@ class Location:
                 with atomic_file(self.local) as unfinished:
                     shutil.copyfile(source, unfinished)
                 return
-            with source.open("rb") as file, self.store.open_output_stream(self.path, compression=None) as stream:
-                shutil.copyfileobj(file, stream, COPY_BYTES)
+            # Leaving the block completes the object whatever happened, and Arrow has no way to abort one. So all of it
+            # is handed over in one call, which no signal interrupts.
+            with pa.memory_map(str(source)) as file, self.store.open_output_stream(self.path, compression=None) as to:
+                to.write(file.read_buffer())
             if (stored := self.store.get_file_info(self.path).size) != size:
                 raise TruncatedError(f"the store has {stored} bytes instead of {size:,}")
 

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from ping_llm.core.console import err, progress
-from ping_llm.core.errors import PingLlmError
-from ping_llm.core.files import atomic_folder, file_sha256
+from ping_llm.core.errors import PingLlmError, one_line
+from ping_llm.core.files import atomic_folder, file_sha256, relative_name, sha256_digest
 from ping_llm.storage.cache import model_folder
 from ping_llm.storage.location import Location
 from ping_llm.storage.retry import MissingError, StorageError
@@ -54,7 +54,7 @@ class Ledger:
         self._file = folder / LEDGER
         self._lock = threading.Lock()
         self._checksums = dict(known or {})
-        with suppress(MissingError, ValueError):
+        with suppress(MissingError, ValueError, TypeError):  # damaged: what it says is uploaded again
             self._checksums |= json.loads(self._file.read_text())
         self._sizes = {file.name: file.size() for file in folder.list()}
         self._written = time.monotonic()
@@ -208,7 +208,8 @@ def fetch(remote: Location) -> Path:
     folder = model_folder(remote)
     state = _read_state(remote)
     if state is None:
-        files = {file.relative_to(remote): {"bytes": file.size()} for file in remote.list(recursive=True)}
+        found = remote.list(recursive=True)
+        files = {relative_name(file.relative_to(remote), remote): {"bytes": file.size()} for file in found}
         if not files:
             raise MissingError(f"{remote}: no such folder, or an empty one")
         _download(remote, files, folder)
@@ -218,12 +219,19 @@ def fetch(remote: Location) -> Path:
 
 
 def _read_state(remote: Location) -> dict[str, Any] | None:
+    """What the store holds. It may come from a stranger: its names become paths of this machine."""
+    where = remote / STATE
     try:
-        return dict(json.loads((remote / STATE).read_text()))
+        value = json.loads(where.read_text())
+        files = {
+            relative_name(name, where): {"bytes": int(entry["bytes"]), "sha256": sha256_digest(entry["sha256"], where)}
+            for name, entry in value["files"].items()
+        }
+        return {"step": int(value["step"]), "files": files}
     except MissingError:
         return None
-    except ValueError as error:
-        raise PingLlmError(f"{remote / STATE} is damaged: {error}") from error
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise PingLlmError(f"{where} is damaged: {one_line(error)}") from error
 
 
 def _download(remote: Location, files: dict[str, dict[str, Any]], folder: Path) -> None:

@@ -17,7 +17,8 @@ import optax
 from ping_llm.batches.device import on_device
 from ping_llm.config import Config
 from ping_llm.core.console import err, progress
-from ping_llm.core.errors import PingLlmError
+from ping_llm.core.errors import PingLlmError, explained
+from ping_llm.core.files import exclusive
 from ping_llm.data import registry
 from ping_llm.data.completer import COMPLETER_DATA
 from ping_llm.runs import RunFolder
@@ -49,13 +50,15 @@ def train(config: Config, *, at_end: AtEnd | None = None) -> dict[str, Any]:
     `at_end` is called with the folder and the loader when the run ends, however that is: it writes the report.
     """
     start_processes(config)
-    with failing_together():
-        if not config.run_name:
-            config = config.replace(run_name=time.strftime("%Y%m%d-%H%M%S"))
+    if not config.run_name:
+        config = config.replace(run_name=time.strftime("%Y%m%d-%H%M%S"))
+    folder = RunFolder.of(config)
+    stopped = explained(f"the run {folder} stopped; what was saved is kept, and the same command resumes", OSError)
+    with failing_together(), stopped, _alone(folder):
         try:
-            run = _Run(config, at_end)
+            run = _Run(config, folder, at_end)
         except BaseException:
-            RunFolder.of(config).forget_if_empty()
+            folder.forget_if_empty()
             raise
         with run:
             run.announce()
@@ -66,13 +69,21 @@ def train(config: Config, *, at_end: AtEnd | None = None) -> dict[str, Any]:
         return summary
 
 
+@contextlib.contextmanager
+def _alone(folder: RunFolder) -> Iterator[None]:
+    """No second run writes to the folder. Process 0 answers for all: the others write nothing but their arrays."""
+    is_main = jax.process_index() == 0
+    with exclusive(folder.lock, f"the run {folder}") if is_main else contextlib.nullcontext():
+        yield
+
+
 class _Run:
     # -- beginning
 
-    def __init__(self, config: Config, at_end: AtEnd | None) -> None:
+    def __init__(self, config: Config, folder: RunFolder, at_end: AtEnd | None) -> None:
         self.config = config
         self.at_end = at_end
-        self.folder = RunFolder.of(config)
+        self.folder = folder
         self.is_main = jax.process_index() == 0
         self.mirror = self.folder.mirror
         self._check()
@@ -82,6 +93,8 @@ class _Run:
         self.task = task_of(config)
         registry.check_files(config)
         if self.folder.has_checkpoints:
+            if not config.enable_checkpointing:
+                raise PingLlmError(f"{self.folder} has checkpoints, which enable_checkpointing=false would not resume")
             check_resumable(self.folder.config, config)
         self.checkpoints = Checkpoints(self.folder.checkpoints, config) if config.enable_checkpointing else None
         optimizer = make_optimizer(config)
@@ -303,15 +316,16 @@ class _Run:
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
         with contextlib.suppress(RuntimeError):  # no trace is running
             jax.profiler.stop_trace()
-        if self.metrics:
-            self.metrics.close()
-            if self.at_end is not None:
-                self.at_end(self.folder, self.loader)
-        self.loader.close()
-        if self.checkpoints and (error is None or jax.process_count() == 1):  # it would wait for the others
-            self.checkpoints.close()
-        if self.mirror is not None:
-            self.mirror.wait()
+        with contextlib.ExitStack() as closing:  # in the opposite order, each whatever becomes of the others
+            if self.mirror is not None:
+                closing.callback(self.mirror.wait)
+            if self.checkpoints and (error is None or jax.process_count() == 1):  # it would wait for the others
+                closing.callback(self.checkpoints.close)
+            closing.callback(self.loader.close)
+            if self.metrics:
+                if self.at_end is not None:
+                    closing.callback(self.at_end, self.folder, self.loader)
+                closing.callback(self.metrics.close)
 
 
 def rounded_up(count: int) -> int:

@@ -178,13 +178,17 @@ def failing_together() -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        if not isinstance(error, PingLlmError) and any(sign in str(error).lower() for sign in _SIGNS_OF_LOSS):
+        if not isinstance(error, PingLlmError) and tells_of_a_lost_process(error):
             error = _verdict(error)
         done.set()
         _announce(error)
         _end_with(error)
     finally:
         done.set()
+
+
+def tells_of_a_lost_process(error: BaseException) -> bool:
+    return any(sign in str(error).lower() for sign in _SIGNS_OF_LOSS)
 
 
 def _watch_others(done: threading.Event) -> None:

@@ -1,12 +1,15 @@
 """The state of a run: weights, optimizer and data position, laid out over devices, saved, and restored exactly.
 
 A checkpoint holds weights, optimizer, the data state and the configuration, and with them a digest of every array, made
-on the device before anything was written. It is written while training continues, whole or not at all. What is read
-back must have the same digest; a checkpoint that has not is set aside and the one before it is used.
+on the device before anything was written, and a checksum of all that is not an array. It is written while training
+continues, whole or not at all. What is read back must have the same digests; a checkpoint that has not is set aside if
+there is a sound one before it, which is then used.
 """
 
 import json
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -29,7 +32,8 @@ from ping_llm.data.completer import COMPLETER_DATA
 from ping_llm.data.registry import TrainLoader
 from ping_llm.data.stream import POSITIONS, StreamLoader
 from ping_llm.runs.task import task_of
-from ping_llm.runs.trained import quieten_orbax, vocabulary
+from ping_llm.runs.trained import digests, make_record, quieten_orbax, read_record, vocabulary
+from ping_llm.training.processes import tells_of_a_lost_process
 
 _SMALLEST_SHARDED: Final = 2**12
 """Arrays smaller than this stay whole on every device: sharding them saves nothing."""
@@ -105,21 +109,8 @@ def create_state(config: Config, optimizer: optax.GradientTransformation, mesh: 
 # -- checkpoints
 
 
-@jax.jit
-def digest(tree: Any) -> jax.Array:
-    """One number per array that changes with every bit and its index, and not with the sharding."""
-
-    def of(leaf: jax.Array) -> jax.Array:
-        unsigned = jnp.dtype(f"uint{8 * leaf.dtype.itemsize}")
-        bits = jax.lax.bitcast_convert_type(leaf, unsigned).astype(jnp.uint32).reshape(-1)
-        index = jnp.arange(bits.size, dtype=jnp.uint32)
-        return jnp.sum(bits * (index * jnp.uint32(2654435761) | jnp.uint32(1)), dtype=jnp.uint32)
-
-    return jnp.stack([of(leaf) for leaf in jax.tree.leaves(tree)])
-
-
-def _items(state: TrainState, digests: Any) -> dict[str, Any]:
-    items = {"weights": state.weights, "optimizer": state.optimizer, "digest": {"digest": digests}}
+def _items(state: TrainState) -> dict[str, Any]:
+    items = {"weights": state.weights, "optimizer": state.optimizer}
     return items if state.average is None else items | {"average": state.average}
 
 
@@ -152,45 +143,43 @@ class Checkpoints:
         """Begin to save; returns when the state may be changed again. `eval_loss`: measured after just this step."""
         if step in self._manager.all_steps():
             return
-        items = ocp.args.Composite(
-            **{name: ocp.args.StandardSave(tree) for name, tree in _items(state, digest(state)).items()},
-            run=ocp.args.JsonSave({"data": data.to_json(), "config": config}),
-        )
+        trees = {name: ocp.args.StandardSave(tree) for name, tree in _items(state).items()}
+        record = make_record(data=data.to_json(), config=config, digests=digests(state))
         metrics = None if eval_loss is None else {"eval_loss": eval_loss}
-        self._manager.save(step, args=items, metrics=metrics, force=True)
+        items = ocp.args.Composite(**trees, run=ocp.args.JsonSave(record))
+        with self._saving():
+            self._manager.save(step, args=items, metrics=metrics, force=True)
 
     def restore(self, like: TrainState) -> tuple[int, TrainState, DataState] | None:
-        """The newest checkpoint that is sound, laid out as `like` says; None if there never was any."""
-        found = sorted(self._manager.all_steps(), reverse=True)
-        for step in found:
+        """The newest checkpoint that is sound, laid out as `like` says; None if there never was any.
+
+        Newer ones, which are damaged, are set aside; where none is sound, all stay as they are.
+        """
+        damaged: dict[int, str] = {}
+        for step in sorted(self._manager.all_steps(), reverse=True):
             outcome = self._try(step, like)
             if not isinstance(outcome, str):
+                self._set_aside(damaged)
                 return outcome
-            err.print(
-                f"[bold yellow]warning:[/] checkpoint {step} is damaged ({outcome}); going back to the one before",
-                soft_wrap=True,
-            )
-            self._set_aside(step)
-        if found:
+            damaged[step] = outcome
+        if damaged:
             raise PingLlmError(
-                f"none of the {len(found)} checkpoints in {self._folder} can be read; they are in "
-                f"{self._folder.parent / _DAMAGED}. Use another run_name to begin again"
+                f"none of the {len(damaged)} checkpoints in {self._folder} can be read ({next(iter(damaged.values()))}"
+                "); restore them from a copy, or use another run_name to begin again"
             )
         return None
 
     def _try(self, step: int, like: TrainState) -> tuple[int, TrainState, DataState] | str:
         """The checkpoint, or what is wrong with it."""
-        leaves = jax.tree.leaves(like)
-        everywhere = NamedSharding(leaves[0].sharding.mesh, PartitionSpec())
-        digests = jax.ShapeDtypeStruct((len(leaves),), np.uint32, sharding=everywhere)
         failure, result = "", None
         try:
-            trees = {name: ocp.args.StandardRestore(tree) for name, tree in _items(like, digests).items()}
+            trees = {name: ocp.args.StandardRestore(tree) for name, tree in _items(like).items()}
             items = self._manager.restore(step, args=ocp.args.Composite(**trees, run=ocp.args.JsonRestore()))
             average = items["average"] if like.average is not None else None
             state = TrainState(weights=items["weights"], optimizer=items["optimizer"], average=average)
-            result = step, state, DataState.from_json(items["run"]["data"])
-            if not np.array_equal(np.asarray(items["digest"]["digest"]), np.asarray(digest(state))):
+            record = read_record(items["run"])
+            result = step, state, DataState.from_json(record["data"])
+            if record["digests"] != digests(state):
                 failure = "its arrays are not those that were saved"
         except Exception as error:  # whatever a damaged file makes the reader raise
             failure = one_line(error)
@@ -198,23 +187,42 @@ class Checkpoints:
             failure = failure or "another process could not read it"
         return failure or result or "empty"
 
-    def _set_aside(self, step: int) -> None:
+    def _set_aside(self, damaged: dict[int, str]) -> None:
+        if not damaged:
+            return
         self._manager.close()
-        if jax.process_index() == 0:
-            target = self._folder.parent / _DAMAGED / str(step)
-            target.parent.mkdir(exist_ok=True)
-            shutil.rmtree(target, ignore_errors=True)
-            shutil.move(self._folder / str(step), target)
+        for step, problem in damaged.items():
+            err.print(
+                f"[bold yellow]warning:[/] checkpoint {step} is damaged ({problem}); going back to the one before",
+                soft_wrap=True,
+            )
+            if jax.process_index() == 0:
+                target = self._folder.parent / _DAMAGED / str(step)
+                target.parent.mkdir(exist_ok=True)
+                shutil.rmtree(target, ignore_errors=True)
+                shutil.move(self._folder / str(step), target)
         if jax.process_count() > 1:
-            multihost_utils.sync_global_devices(f"set aside {step}")
+            multihost_utils.sync_global_devices("set aside")
         self._manager = self._open()
 
     def wait(self) -> None:
         """Until everything is on disk."""
-        self._manager.wait_until_finished()
+        with self._saving():
+            self._manager.wait_until_finished()
 
     def close(self) -> None:
-        self._manager.close()
+        with self._saving():
+            self._manager.close()
+
+    @contextmanager
+    def _saving(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, ValueError) as error:  # TensorStore's; or those of a broken connection between processes
+            if jax.process_count() > 1 and tells_of_a_lost_process(error):
+                raise
+            problem = f"cannot save to {self._folder} (is the disk full?); earlier checkpoints are kept"
+            raise PingLlmError(f"{problem}: {one_line(error)}") from None
 
 
 def data_state(loader: TrainLoader, begun_with: DataState, step: int) -> DataState:

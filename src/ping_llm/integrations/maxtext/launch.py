@@ -17,6 +17,7 @@ import inspect
 import logging
 import os
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -86,6 +87,9 @@ def run(argv: Sequence[str]) -> None:
                 cause = cause.__cause__ or cause.__context__
             if cause is not None:
                 raise cause from error
+            if any("input_pipeline" in frame.filename for frame in traceback.extract_tb(error.__traceback__)):
+                what = f"MaxText cannot use its data: {type(error).__name__}: {one_line(error, 500)}"
+                raise PingLlmError(what) from error
             raise
         finally:
             close_all()

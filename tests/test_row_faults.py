@@ -1,0 +1,124 @@
+"""Rows that were damaged, or made by a stranger: one line or the right batch, never a crash and never another batch."""
+
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from conftest import random_measurements
+from ping_llm.core.errors import PingLlmError
+from ping_llm.rows.dataset import RowSet
+from ping_llm.rows.manifest import Manifest
+from ping_llm.rows.prepare import TaskSizes
+from pipeline_fixtures import histories, prepare_table
+
+HOSTILE: list[Any] = [
+    "../x",
+    "/etc/passwd",
+    "abc/../../../file",
+    "a\0b",
+    "\ud800",
+    "x" * 5000,
+    "a\nb",
+    "",
+    -1,
+    2**63,
+    10**400,
+    1e308,
+    True,
+    None,
+    [],
+    {},
+    {"a": {"b": []}},
+    [[[[]]]],
+]
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> Path:
+    table = pa.concat_tables([random_measurements(400, sources=12), histories([300, 4], family=6)])
+    made = prepare_table(table, sizes=TaskSizes(shard_measurements=500)).folder
+    return Path(shutil.copytree(made, tmp_path / "rows"))
+
+
+def outcomes(*arguments: object) -> dict[str, str]:
+    """What the reads gave, in a process that may crash."""
+    script = Path(__file__).with_name("row_faults.py")
+    path = os.pathsep.join([str(script.parent), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, str(script), *map(str, arguments)]
+    process = subprocess.run(
+        command, capture_output=True, text=True, check=False, env=os.environ | {"PYTHONPATH": path}
+    )
+    assert process.returncode == 0, process.stderr[-2000:]
+    return json.loads(process.stdout)
+
+
+def assert_sound(found: dict[str, str], *, others: bool = False) -> None:
+    wrong = {what: came for what, came in found.items() if came != "same" and not came.startswith("error: ")}
+    assert not {what: came for what, came in wrong.items() if not others or came != "another batch"}
+
+
+@pytest.mark.parametrize(
+    ("count", "seed"), [(150, 1), pytest.param(2_500, 2, marks=[pytest.mark.slow, pytest.mark.timeout(900)])]
+)
+def test_a_flipped_bit_anywhere_is_one_line_or_changes_nothing(rows: Path, count: int, seed: int) -> None:
+    found = outcomes("flip", rows, count, seed)
+    assert_sound(found)
+    assert len(found) > 0.9 * count
+    for name in ("train.index", ".arrayrecord", "manifest.json"):
+        assert any(name in what and came.startswith("error") for what, came in found.items())
+
+
+def test_numbers_of_a_forged_index_lead_no_kernel_astray(rows: Path) -> None:
+    found = outcomes("forge", rows)
+    assert_sound(found, others=True)
+    for name in ("shard", "position", "offset", "size", "count", "time_unit_us", "first_time_us", "last_time_us"):
+        assert any(what.startswith(f"{name}=") and "is damaged" in came for what, came in found.items()), name
+    assert "times that are out of range, first in row 1" in found[f"last_time_us={2**62}"]
+
+
+def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    yield path
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, inner in items:
+        yield from leaves(inner, (*path, key))
+
+
+def test_a_hostile_manifest_is_one_line_and_reaches_no_other_file(rows: Path, tmp_path: Path) -> None:
+    original = json.loads((rows / "manifest.json").read_text())
+    secret = tmp_path / "x"
+    secret.write_text("mine")
+    chance = random.Random(3)
+    for path in [path for path in leaves(original) if path]:
+        for hostile in chance.sample(HOSTILE, 5):
+            changed = json.loads(json.dumps(original))
+            inner = changed
+            for key in path[:-1]:
+                inner = inner[key]
+            inner[path[-1]] = hostile
+            (rows / "manifest.json").write_text(json.dumps(changed))
+            said = ""
+            try:
+                with RowSet(rows) as opened:
+                    assert all("/" not in name and name not in {"", ".", ".."} for name in opened.info.files)
+                    _ = opened.index
+            except PingLlmError as error:
+                said = str(error)
+            assert said.isprintable(), (path, hostile)
+    assert secret.read_text() == "mine"
+
+
+@pytest.mark.parametrize("content", [b"[" * 100_000, b"\xff\xfe", b'{"kind": NaN', b"[]", b"9" * 10_000, b"null"])
+def test_what_is_no_manifest_is_one_line(rows: Path, content: bytes) -> None:
+    (rows / "manifest.json").write_bytes(content)
+    with pytest.raises(PingLlmError) as caught:
+        Manifest.load(rows)
+    assert "\n" not in str(caught.value)
