@@ -2,6 +2,7 @@
 
 import json
 import random
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ EVALUATION = {
     "curves": {"unseen_pair": {"model": {"relative_error": [0.1, 0.2, 0.3], "inside": [0.2, 0.5, 0.8]}}},
 }
 IDENTITY = {"global_batch_size": 4, "rows": ["ab" * 32], "dataset_type": "network"}
-DATA = DataState(next_step=5, identity=IDENTITY, mixture=Mixture.of((1.0,)))
+DATA = DataState(next_step=5, identity=IDENTITY, mixture=Mixture.of((Fraction(1),)))
 
 
 def run_of(folder: Path) -> Path:

@@ -129,7 +129,7 @@ class TestFolder:
         table = pq.read_table(tmp_path / "split" / name)
         spoiled = table.set_column(table.column_names.index(column), column, pa.array([value] * len(table)))
         pq.write_table(spoiled, tmp_path / "split" / name)
-        with pytest.raises(PingLlmError, match="is not a split, or is damaged|not an address") as refused:
+        with pytest.raises(PingLlmError, match=r"is not a split, or is damaged|not an address") as refused:
             read_split(tmp_path / "split")
         assert "\n" not in str(refused.value)
 

@@ -3,6 +3,7 @@
 import json
 import random
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ from ping_llm.storage import Location
 from ping_llm.storage.cache import Cache
 from ping_llm.storage.mirror import LEDGER, STATE, Ledger, Mirror, fetch
 from ping_llm.storage.retry import retried
-from storage_fixtures import S3Server, status
+from storage_fixtures import S3Server, bucket, s3, s3_server, status
+
+__all__ = ["bucket", "s3", "s3_server"]
 
 DIGEST = "0f" * 32
 HOSTILE_NAMES = ["/home/user/.bashrc", "../../victim", "a/../../victim", "..", "", ".", "a\0b", "a\\..\\b", "x" * 300]
@@ -26,11 +29,12 @@ def hostile_states() -> list[Any]:
     states: list[Any] = [None, 3, "text", [], {}, {"step": 1}, {"files": {}}, {"step": "x", "files": {}}]
     states += [{"step": 1, "files": {name: entry}} for name in HOSTILE_NAMES]
     states += [{"step": 1, "files": {"a": {"bytes": 3, "sha256": digest}}} for digest in HOSTILE_DIGESTS]
-    states += [{"step": 1, "files": files} for files in (None, 3, ["a"], {"a": None}, {"a": {}}, {"a": {"bytes": "x"}})]
+    broken: list[Any] = [None, 3, ["a"], {"a": None}, {"a": {}}, {"a": {"bytes": "x"}}]
+    states += [{"step": 1, "files": files} for files in broken]
     random.seed(7)
     values = [*HOSTILE_NAMES, *HOSTILE_DIGESTS, -1, 2**80, {}, "a/b"]
     for _ in range(100):
-        files = {str(random.choice(values)): {"bytes": random.choice(values), "sha256": random.choice(values)}}
+        files: Any = {str(random.choice(values)): {"bytes": random.choice(values), "sha256": random.choice(values)}}
         states.append({"step": random.choice(values), "files": files})
     return states
 
@@ -63,12 +67,13 @@ def test_no_digest_leads_out_of_the_cache(digest: Any, bucket: Location, tmp_pat
     victim = tmp_path / "victim"
     victim.write_text("mine")
     cache = Cache(folder=tmp_path / "cache", limit_bytes=1_000_000)
-    for use in (
+    uses: list[Callable[[], object]] = [
         lambda: cache.whole(bucket / "a", size=1, sha256=digest),
         lambda: cache.find(size=1, sha256=digest),
         lambda: cache.forget(digest),
         lambda: cache.blocks_path(digest),
-    ):
+    ]
+    for use in uses:
         with pytest.raises((PingLlmError, TypeError)):
             use()
     assert victim.read_text() == "mine"

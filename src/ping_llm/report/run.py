@@ -210,10 +210,10 @@ class Run:
         """Of each batch of a language model; a completer's contexts differ in size by intent. NaN: unknown."""
         length = self.settings.get("max_target_length")
         batch = self.data.identity.get("global_batch_size") if self.data else None
-        is_known = all(isinstance(size, int) and 0 < size < 2**31 for size in (batch, length))
-        if self.dataset_type in COMPLETER_DATA or not is_known:
+        sizes = [size for size in (batch, length) if isinstance(size, int) and 0 < size < 2**31]
+        if self.dataset_type in COMPLETER_DATA or len(sizes) < 2:
             return np.full(len(self.curves["step"]), np.nan)
-        return 1 - self.curves["real_tokens"] / (batch * length)
+        return 1 - self.curves["real_tokens"] / np.prod(sizes)
 
     @property
     def machine(self) -> Mapping[str, Any]:

@@ -8,7 +8,6 @@ that met the same trouble do not come back all at once. Arrow reports most failu
 text says what happened, hence the patterns.
 """
 
-import math
 import os
 import re
 from collections.abc import Callable
@@ -50,7 +49,7 @@ def retried(location: object, action: Callable[[], Result]) -> Result:
 
     retrying = tenacity.Retrying(
         retry=tenacity.retry_if_exception(lambda error: isinstance(error, FAILURES) and not _refusal(location, error)),
-        stop=tenacity.stop_after_attempt(number_from_environment("PING_LLM_STORAGE_TRIES", math.inf))
+        stop=tenacity.stop_after_attempt(int(number_from_environment("PING_LLM_STORAGE_TRIES", 1e9)))
         | tenacity.stop_before_delay(number_from_environment("PING_LLM_STORAGE_SECONDS", 120.0)),
         wait=tenacity.wait_random_exponential(number_from_environment("PING_LLM_STORAGE_WAIT_S", 0.25), max=15.0),
         reraise=True,
