@@ -87,8 +87,8 @@ def menog_pairs(fastest: Observations) -> Observations:
 def parted(pairs: Observations, known: float, seed: int) -> tuple[Observations, Observations]:
     """What is known and what is asked, the latter in random order."""
     order = np.random.default_rng(seed).permutation(len(pairs))
-    learnt, asked = np.split(order, [round(known * len(pairs))])
-    return pairs.take(learnt), pairs.take(asked)
+    learned, asked = np.split(order, [round(known * len(pairs))])
+    return pairs.take(learned), pairs.take(asked)
 
 
 def unseen_pairs(
@@ -103,9 +103,9 @@ def unseen_pairs(
     """Means over the seeds. `most_questions` asks a random part of what was held out."""
     results = []
     for seed in seeds:
-        learnt, asked = parted(pairs, known, seed)
+        learned, asked = parted(pairs, known, seed)
         test = asked.take(slice(0, most_questions))
-        results.append(scores(predictor.predict(learnt, test.questions, nodes), test))
+        results.append(scores(predictor.predict(learned, test.questions, nodes), test))
     return {name: float(np.mean([result[name] for result in results])) for name in results[0]}
 
 

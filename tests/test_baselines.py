@@ -54,8 +54,8 @@ def median_error(baseline: Baseline, rtt: Callable[[Ints, Ints], Floats], *, kno
     source, destination = source.astype(np.int64), destination.astype(np.int64)
     train = np.random.default_rng(5).random(len(source)) < known
     value = rtt(source, destination)
-    learnt = Observations(source=source, destination=destination, time_s=np.zeros(len(source)), rtt_ms=value)
-    predicted = baseline.fit(learnt.take(train))(learnt.take(~train).questions)
+    learned = Observations(source=source, destination=destination, time_s=np.zeros(len(source)), rtt_ms=value)
+    predicted = baseline.fit(learned.take(train))(learned.take(~train).questions)
     return float(np.median(np.abs(predicted / value[~train] - 1.0)))
 
 

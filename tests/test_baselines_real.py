@@ -34,8 +34,8 @@ def errors(predicted: Floats, rtt_ms: Floats) -> Floats:
 def unseen_pairs(pairs: Observations, make: Make, known: float) -> Floats:
     results = []
     for seed in range(3):
-        learnt, test = parted(pairs, known, seed)
-        results.append(errors(make(seed).fit(learnt)(test.questions), test.rtt_ms.astype(np.float64)))
+        learned, test = parted(pairs, known, seed)
+        results.append(errors(make(seed).fit(learned)(test.questions), test.rtt_ms.astype(np.float64)))
     return np.mean(results, axis=0)
 
 
