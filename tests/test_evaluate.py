@@ -145,8 +145,11 @@ class TestEvaluation:
                 *("global_median", "pair_median", "last_value", "median_of_last_8", "model", "other", "oracle")
             }
             assert set(by_name["model"]) == {
-                *("mae", "median_ae", "median_re", "p90_re", "nll_bits", "crps", "coverage90", "brier", "questions")
+                *("mae", "median_ae", "median_re", "p90_re", "nll_bits", "crps", "coverage90", "brier", "questions"),
+                *("intervals", "leads"),
             }
+            low, high = by_name["model"]["intervals"]["mae"]
+            assert low < by_name["model"]["mae"] < high
 
     def test_what_could_not_be_scored_is_null(self, parts: Split) -> None:
         failed = parts.questions["seen_pair"].take(np.isnan(parts.questions["seen_pair"].rtt_ms))

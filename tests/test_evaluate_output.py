@@ -22,7 +22,16 @@ from ping_llm.core.errors import PingLlmError
 from ping_llm.core.rtt import Observations, Questions
 from ping_llm.evaluate import Evaluation, protocols
 from ping_llm.evaluate.plots import equal_bins, plot
-from ping_llm.evaluate.scores import ProtocolResult, ScoredAnswers, comparison, tables
+from ping_llm.evaluate.scores import (
+    Comparison,
+    ProtocolResult,
+    ScoredAnswers,
+    comparison_table,
+    confidence_interval,
+    resampled_counts,
+    resampled_score,
+    tables,
+)
 from ping_llm.evaluate.split import SplitSettings, split, write_split
 from ping_llm.rows.measurement_set import MeasurementSet, read_observations, rows_observations
 from ping_llm.rows.prepare import PrepareSettings, prepare
@@ -38,31 +47,31 @@ def text_of(renderable: Any, width: int = 100) -> str:
 
 class TestTable:
     SCORES = {  # noqa: RUF012
-        "dmfsgd": {"median_re": 0.2, "mae": 10.0, "nll_bits": 9.0, "coverage90": 0.97, "questions": 7},
-        "model": {"median_re": 0.1, "mae": 10.001, "nll_bits": 8.0, "coverage90": 0.85, "questions": 7},
+        "dmfsgd": {"median_re": 0.2, "mae": 10.0, "nll_bits": 9.0, "coverage90": 0.97},
+        "model": {"median_re": 0.1, "mae": 10.001, "nll_bits": 8.0, "coverage90": 0.85},
         "point only": {"median_re": 0.15, "mae": 12.0},
-        "oracle": {"median_re": 0.01, "mae": 1.0, "nll_bits": 5.0, "coverage90": 0.9},
     }
+    INTERVALS = {name: {key: (v - 0.002, v + 0.004) for key, v in of.items()} for name, of in SCORES.items()}  # noqa: RUF012
 
-    def lines(self) -> dict[str, str]:
-        found = text_of(comparison("Title", self.SCORES)).splitlines()
-        return {line.split("  ")[0].strip(): line for line in found if line.strip()}
+    def lines(self) -> list[str]:
+        leaders = {"median_re": "model", "nll_bits": "model"}
+        comparison = Comparison(scores=self.SCORES, intervals=self.INTERVALS, leaders=leaders)
+        return text_of(comparison_table("Title", comparison)).splitlines()
 
-    def test_marks_the_best_of_each_column_but_never_the_truth(self) -> None:
+    def of(self, name: str) -> tuple[str, str]:
         lines = self.lines()
-        assert "0.1000*" in lines["model"]
-        assert "8.00*" in lines["model"]
-        assert "85.0%*" in lines["model"]  # nearer to 90 % than 97 %
-        assert "97.0%*" not in lines["dmfsgd"]
-        assert "*" not in lines["the truth"]
+        at = next(number for number, line in enumerate(lines) if line.strip().startswith(name))
+        return lines[at], lines[at + 1]
 
-    def test_marks_all_that_look_the_same(self) -> None:
-        lines = self.lines()
-        assert "10.00*" in lines["dmfsgd"]
-        assert "10.00*" in lines["model"]
+    def test_a_star_only_where_there_is_a_leader(self) -> None:
+        assert self.of("model")[0].split()[1:] == ["0.1000*", "10.00", "8.00*", "85.0%"]
+        assert self.of("dmfsgd")[0].split()[1:] == ["0.2000", "10.00", "9.00", "97.0%"]
+
+    def test_shows_half_of_the_interval_below(self) -> None:
+        assert self.of("model")[1].split() == ["±0.0030", "±0.00", "±0.00", "±0.3%"]
 
     def test_leaves_empty_what_is_not_given(self) -> None:
-        assert self.lines()["point only"].split()[2:] == ["0.1500", "12.00"]
+        assert self.of("point only")[0].split()[2:] == ["0.1500", "12.00"]
 
     def test_fits_eighty_columns_and_explains_itself(self, evaluation: Evaluation) -> None:
         shown = text_of(tables(evaluation), width=80)
@@ -70,6 +79,66 @@ class TestTable:
         assert "(60 questions)" in shown
         assert "NLL        negative log-likelihood" in shown
         assert shown.count("Unseen pairs") == shown.count("best in its column") == 1
+
+
+class TestNoise:
+    """Intervals and leads by resampling the questions."""
+
+    def test_the_interval_of_a_mean_is_that_of_the_textbook(self) -> None:
+        values = np.random.default_rng(0).normal(5.0, 2.0, 4000)
+        low, high = confidence_interval(resampled_score(values, None, resampled_counts(np.arange(4000))))
+        assert (high - low) / 2 == pytest.approx(1.96 * values.std() / 4000**0.5, rel=0.1)
+        assert (high + low) / 2 == pytest.approx(values.mean(), abs=0.01)
+
+    def test_the_interval_of_a_median_is_that_of_order_statistics(self) -> None:
+        values = np.random.default_rng(1).permutation(2001) / 2001  # 95 %: 1.96 standard deviations of a rank
+        low, high = confidence_interval(resampled_score(values, 0.5, resampled_counts(np.arange(2001))))
+        assert [low, high] == pytest.approx([0.5 - 0.98 / 2001**0.5, 0.5 + 0.98 / 2001**0.5], abs=0.003)
+
+    @pytest.mark.parametrize("level", [None, 0.5, 0.9])
+    def test_a_resample_is_scored_as_if_its_questions_had_been_asked(self, level: float | None) -> None:
+        rng = np.random.default_rng(2)
+        values, counts = rng.random(50), rng.integers(0, 3, (20, 50)).astype(np.uint16)
+        values[:5] = np.nan
+        found = resampled_score(values, level, counts)
+        for row, score in zip(counts, found, strict=True):
+            asked = np.repeat(values[5:], row[5:])
+            expected = asked.mean() if level is None else np.quantile(asked, level, method="inverted_cdf")
+            assert score == pytest.approx(expected)
+
+    def test_nothing_to_score_is_no_number(self) -> None:
+        nothing = np.full(30, np.nan)
+        for level in (None, 0.5):
+            assert np.isnan(resampled_score(nothing, level, resampled_counts(np.arange(30)))).all()
+        assert np.isnan(confidence_interval(nothing)).all()
+
+    def test_questions_of_a_group_are_drawn_together(self) -> None:
+        group = np.repeat(np.arange(40), 5)
+        counts = resampled_counts(group)
+        assert (counts.reshape(-1, 40, 5) == counts[:, ::5, None]).all()
+        assert (counts.sum(axis=1) == 200).all()
+        one_pair = resampled_counts(np.zeros(200, np.int64))
+        assert one_pair.std() > 0
+
+    def test_a_lead_is_one_only_outside_the_noise(self) -> None:
+        rng = np.random.default_rng(3)
+        hard = rng.lognormal(0, 1, 500)  # the same questions are hard for everyone
+        losses = {
+            "ahead": {"error": hard * rng.uniform(0.8, 1.0, 500), "relative": hard},
+            "behind": {
+                "error": hard * rng.uniform(0.9, 1.1, 500),
+                "relative": hard * rng.permutation([0.9, 1.1] * 250),
+            },
+        }
+        found = Comparison.of(losses, np.arange(500))
+        assert found.leaders == {"mae": "ahead", "median_ae": "ahead"}
+        (low, high), mean = found.intervals["behind"]["mae"], found.scores["behind"]["mae"]
+        assert low < found.scores["ahead"]["mae"] < mean < high  # far inside of the unpaired noise
+        assert Comparison.of({"twin": losses["ahead"], **losses}, np.arange(500)).leaders == {}
+
+    def test_the_truth_competes_with_nobody(self) -> None:
+        losses = {"mine": {"error": np.arange(2.0, 50)}, "oracle": {"error": np.arange(48.0)}}
+        assert Comparison.of(losses, np.arange(48)).leaders == {"mae": "mine", "median_ae": "mine"}
 
 
 @pytest.fixture

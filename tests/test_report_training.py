@@ -14,7 +14,7 @@ from ping_llm.config import Config
 from ping_llm.core.errors import PingLlmError
 from ping_llm.core.rtt import Observations
 from ping_llm.data.registry import spec_from_config
-from ping_llm.evaluate.scores import Evaluation, ProtocolResult, ScoredAnswers, save_evaluation, scores
+from ping_llm.evaluate.scores import Evaluation, ProtocolResult, ScoredAnswers, losses, save_evaluation
 from ping_llm.report import page
 from ping_llm.report.figures import status_of
 from ping_llm.report.page import write_at_end
@@ -126,7 +126,7 @@ class TestEvaluationFile:
         predicted = {"good": asked.rtt_ms * 1.1, "Global median": np.full(3, 20.0), "bad": np.full(3, 900.0)}
         pit = np.array([0.1, 0.5, 0.9])
         answers = {
-            name: ScoredAnswers(scores=scores(median, asked), median_ms=median, pit=pit)
+            name: ScoredAnswers(losses=losses(median, asked), median_ms=median, pit=pit)
             for name, median in predicted.items()
         }
         result = ProtocolResult(questions=asked, known_before=np.arange(3), answers=answers)

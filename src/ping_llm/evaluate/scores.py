@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -28,44 +29,99 @@ Scores = dict[str, float]
 INTERVAL: Final = 0.9
 
 
+Losses = dict[str, Floats]
+"""A number for each question, NaN where there is nothing to score: a score is their mean or one of their quantiles."""
+
+
+def losses(predicted: RttDistribution | Floats, observed: Observations) -> Losses:
+    """Of distributions all, of mere RTTs those of points only."""
+    rtt = observed.rtt_ms.astype(np.float64)
+    failed = np.isnan(rtt)
+    median = predicted.median if isinstance(predicted, RttDistribution) else predicted
+    error = np.abs(median - rtt)
+    found = {"error": error, "relative": error / np.maximum(rtt, MIN_RTT_MS)}
+    if isinstance(predicted, RttDistribution):
+        low, high = predicted.interval(INTERVAL)
+        found |= {
+            "bits": predicted.bits(rtt),
+            "crps": np.where(failed, np.nan, predicted.crps(np.where(failed, 1.0, rtt))),
+            "inside": np.where(failed, np.nan, (low <= rtt) & (rtt <= high)),
+            "brier": (predicted.p_failed - failed) ** 2,
+        }
+    return found
+
+
 def scores(predicted: RttDistribution | Floats, observed: Observations) -> Scores:
     """All scores of distributions (see `SCORE_COLUMNS`) and how many questions there were; of mere RTTs, those of
     points only. NaN where there was nothing to score."""
-    error, relative = errors(predicted.median if isinstance(predicted, RttDistribution) else predicted, observed)
-    found = {
-        "mae": _mean(error),
-        "median_ae": _quantile(error, 0.5),
-        "median_re": _quantile(relative, 0.5),
-        "p90_re": _quantile(relative, 0.9),
-    }
-    if isinstance(predicted, RttDistribution):
-        rtt = observed.rtt_ms.astype(np.float64)
-        failed = np.isnan(rtt)
-        answered = predicted.take(~failed)
-        low, high = answered.interval(INTERVAL)
-        found |= {
-            "nll_bits": _mean(predicted.bits(rtt)),
-            "crps": _mean(answered.crps(rtt[~failed])),
-            "coverage90": _mean((low <= rtt[~failed]) & (rtt[~failed] <= high)),
-            "brier": _mean((predicted.p_failed - failed) ** 2),
+    return scores_of(losses(predicted, observed)) | {"questions": len(observed)}
+
+
+def scores_of(losses: Losses) -> Scores:
+    return {key: column.of(losses[column.loss]) for key, column in SCORE_COLUMNS.items() if column.loss in losses}
+
+
+# How far chance decides: the questions are resampled (a bootstrap), the same ones for every predictor.
+
+RESAMPLES: Final = 1000
+_MAX_DRAWS: Final = 10_000_000
+_FEWEST_GROUPS: Final = 10
+
+
+def resampled_counts(group: Ints, resamples: int = RESAMPLES, seed: int = 0) -> npt.NDArray[np.uint16]:
+    """How often each question is in each resample, [resamples, questions]; fewer resamples of very many questions.
+
+    Questions of a group (such as a pair of nodes) are drawn together, because they are easy or hard together; but each
+    alone where there are too few groups to tell."""
+    groups, number = np.unique(group, return_inverse=True)
+    if len(groups) < _FEWEST_GROUPS:
+        groups = number = np.arange(len(group))
+    resamples = int(np.clip(_MAX_DRAWS // max(len(group), 1), min(100, resamples), resamples))
+    drawn = np.random.default_rng(seed).integers(0, max(len(groups), 1), (resamples, len(groups)))
+    counts = [np.bincount(row, minlength=len(groups)).astype(np.uint16) for row in drawn]
+    return np.stack(counts)[:, number]
+
+
+def resampled_score(losses: Floats, level: float | None, counts: npt.NDArray[np.uint16]) -> Floats:
+    """The mean (no level) or a quantile of the losses in each resample; NaN where it has none of them."""
+    scored = np.flatnonzero(~np.isnan(losses))
+    if level is not None:
+        scored = scored[np.argsort(losses[scored], kind="stable")]
+    counts = counts[:, scored]
+    total = counts.sum(axis=1, dtype=np.int64)
+    with np.errstate(invalid="ignore"):
+        if level is None:
+            return np.asarray(counts @ losses[scored] / total)
+    if not len(scored):
+        return np.full(len(counts), np.nan)
+    at = (np.cumsum(counts, axis=1, dtype=np.int32) >= np.maximum(level * total, 0.5)[:, None]).argmax(axis=1)
+    return np.where(total > 0, losses[scored][at], np.nan)
+
+
+def confidence_interval(resampled: Floats) -> tuple[float, float]:
+    """Between which 95 % of the resamples lie."""
+    resampled = resampled[~np.isnan(resampled)]
+    low, high = np.quantile(resampled, (0.025, 0.975)) if len(resampled) else (np.nan, np.nan)
+    return float(low), float(high)
+
+
+def leaders(scores: Mapping[str, Scores], resampled: Mapping[str, Mapping[str, Floats]]) -> dict[str, str]:
+    """Of each score, who is ahead of every other outside the noise: in 97.5 % of the resamples, where all are asked
+    the same questions. The truth about simulated data competes with nobody; who has no rival leads."""
+    found = {}
+    for key, column in SCORE_COLUMNS.items():
+        distance = {
+            name: column.distance(of_name[key])
+            for name, of_name in scores.items()
+            if name != ORACLE and not np.isnan(of_name.get(key, np.nan))
         }
-    return found | {"questions": len(observed)}
-
-
-def errors(predicted_ms: Floats, observed: Observations) -> tuple[Floats, Floats]:
-    """Absolute and relative errors of the measurements that were answered."""
-    answered = ~np.isnan(observed.rtt_ms)
-    rtt = observed.rtt_ms[answered].astype(np.float64)
-    error = np.abs(predicted_ms[answered] - rtt)
-    return error, error / np.maximum(rtt, MIN_RTT_MS)
-
-
-def _mean(values: npt.NDArray[Any]) -> float:
-    return float(np.mean(values)) if len(values) else float("nan")
-
-
-def _quantile(values: Floats, level: float) -> float:
-    return float(np.quantile(values, level)) if len(values) else float("nan")
+        if not distance:
+            continue
+        first = min(distance, key=distance.__getitem__)
+        lead = column.distances(resampled[first][key])
+        if all((lead < column.distances(resampled[name][key])).mean() >= 0.975 for name in distance if name != first):
+            found[key] = first
+    return found
 
 
 # What an evaluation found: scores by protocol and predictor, and what plots need.
@@ -82,7 +138,7 @@ _SHARES: Final = np.linspace(0.02, 0.98, 49).round(2)
 class ScoredAnswers:
     """Of one predictor, to all questions of a protocol."""
 
-    scores: Scores
+    losses: Losses
     median_ms: Floats
     pit: Floats
     """Probability integral transform: the predicted CDF at each measured RTT; NaN where there was none."""
@@ -92,7 +148,11 @@ class ScoredAnswers:
         failed = np.isnan(observed.rtt_ms)
         below, above = code_bounds(np.where(failed, 1.0, observed.rtt_ms))
         pit = (predicted.cdf(below) + predicted.cdf(above)) / 2
-        return cls(scores=scores(predicted, observed), median_ms=predicted.median, pit=np.where(failed, np.nan, pit))
+        return cls(losses=losses(predicted, observed), median_ms=predicted.median, pit=np.where(failed, np.nan, pit))
+
+    @cached_property
+    def scores(self) -> Scores:
+        return scores_of(self.losses) | {"questions": len(self.median_ms)}
 
     def inside(self, probability: Floats) -> Floats:
         """The share of RTTs inside the predicted central interval of each probability. Nothing without RTTs."""
@@ -109,7 +169,46 @@ class ProtocolResult:
     """By predictor: baselines, models in their order, and the oracle if there is one."""
 
     def relative_errors(self, name: str) -> Floats:
-        return errors(self.answers[name].median_ms, self.questions)[1]
+        """Of the measurements that were answered."""
+        return self.answers[name].losses["relative"][~np.isnan(self.questions.rtt_ms)]
+
+    @cached_property
+    def comparison(self) -> "Comparison":
+        losses = {name: found.losses for name, found in self.answers.items()}
+        return Comparison.of(losses, self.questions.unordered_pair)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """Predictors that were asked the same questions: scores with their noise."""
+
+    scores: Mapping[str, Scores]
+    intervals: Mapping[str, Mapping[str, tuple[float, float]]]
+    """By predictor and score: where it would lie with other questions, in 95 of 100 cases."""
+    leaders: Mapping[str, str]
+    """By score: who is ahead of all others outside the noise."""
+
+    @classmethod
+    def of(cls, losses: Mapping[str, Losses], group: Ints) -> Self:
+        """`group`: questions that are drawn together, see `resampled_counts`."""
+        counts = resampled_counts(group)
+        scores = {name: scores_of(found) for name, found in losses.items()}
+        resampled = {
+            name: {
+                key: resampled_score(losses[name][column.loss], column.level, counts)
+                for key, column in SCORE_COLUMNS.items()
+                if key in scores[name]
+            }
+            for name in losses
+        }
+        intervals = {name: {key: confidence_interval(r) for key, r in of.items()} for name, of in resampled.items()}
+        return cls(scores=scores, intervals=intervals, leaders=leaders(scores, resampled))
+
+    def to_json(self, name: str) -> dict[str, Any]:
+        """The scores of one predictor; what could not be scored is null."""
+        values = {key: None if np.isnan(value) else value for key, value in self.scores[name].items()}
+        found = {key: list(ends) for key, ends in self.intervals[name].items() if not np.isnan(ends[0])}
+        return {**values, "intervals": found, "leads": [key for key, first in self.leaders.items() if first == name]}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,15 +218,15 @@ class Evaluation:
     protocols: dict[str, ProtocolResult]
 
     def to_json(self) -> dict[str, Any]:
-        """`{"protocols": {"unseen_pair": {"model": {"mae": …}, "dmfsgd": {…}}}}`; what could not be scored is null.
+        """`{"protocols": {"unseen_pair": {"model": {"mae": …, "intervals": {"mae": […, …]}}, "dmfsgd": {…}}}}`.
 
         The first model is "model", the truth about simulated data "oracle".
         """
         return {
             "protocols": {
                 protocol: {
-                    self._key(name): {key: None if np.isnan(value) else value for key, value in found.scores.items()}
-                    for name, found in result.answers.items()
+                    self._key(name): {**result.comparison.to_json(name), "questions": len(result.questions)}
+                    for name in result.answers
                 }
                 for protocol, result in self.protocols.items()
             }
@@ -183,6 +282,9 @@ class ScoreColumn:
     format: str
     """In a terminal."""
     meaning: str
+    loss: str
+    """Which of the losses it is a score of: their mean, or their quantile at the level."""
+    level: float | None = None
     is_share: bool = False
     """The run report shows it in per cent."""
     best: float = 0.0
@@ -191,28 +293,45 @@ class ScoreColumn:
     def title_with_unit(self) -> str:
         return f"{self.title}, {self.unit}" if self.unit else self.title
 
+    def of(self, losses: Floats) -> float:
+        scored = losses[~np.isnan(losses)]
+        if not len(scored):
+            return float("nan")
+        return float(np.mean(scored) if self.level is None else np.quantile(scored, self.level))
+
     def distance(self, value: float) -> float:
         """From the best value there could be."""
-        return value if self.best == -math.inf else abs(value - self.best)
+        return float(self.distances(np.array(value)))
+
+    def distances(self, values: Floats) -> Floats:
+        return values if self.best == -math.inf else np.abs(values - self.best)
 
     def for_page(self, value: float) -> str:
         return f"{100 * value:,.1f} %" if self.is_share else f"{value:,{self.format[2:-1]}}"
 
 
 SCORE_COLUMNS: Final = {
-    "median_re": ScoreColumn("median RE", "", "{:.4f}", "relative error of the median answer: half are smaller", True),
-    "p90_re": ScoreColumn("p90 RE", "", "{:.4f}", "relative error that one in ten exceeds", True),
-    "median_ae": ScoreColumn("median AE", "ms", "{:.2f}", "absolute error of it: half are smaller"),
-    "mae": ScoreColumn("MAE", "ms", "{:.2f}", "mean absolute error of it"),
-    "crps": ScoreColumn("CRPS", "ms", "{:.2f}", "distance of the predicted distribution from the RTT"),
+    "median_re": ScoreColumn(
+        "median RE", "", "{:.4f}", "relative error of the median answer: half are smaller", "relative", 0.5, True
+    ),
+    "p90_re": ScoreColumn("p90 RE", "", "{:.4f}", "relative error that one in ten exceeds", "relative", 0.9, True),
+    "median_ae": ScoreColumn("median AE", "ms", "{:.2f}", "absolute error of it: half are smaller", "error", 0.5),
+    "mae": ScoreColumn("MAE", "ms", "{:.2f}", "mean absolute error of it", "error"),
+    "crps": ScoreColumn("CRPS", "ms", "{:.2f}", "distance of the predicted distribution from the RTT", "crps"),
     # A density could make the negative log-likelihood negative.
     "nll_bits": ScoreColumn(
-        "NLL", "bits", "{:.2f}", "negative log-likelihood of a result, timeouts included", best=-math.inf
+        "NLL", "bits", "{:.2f}", "negative log-likelihood of a result, timeouts included", "bits", best=-math.inf
     ),
     "coverage90": ScoreColumn(
-        "in 90 %", "", "{:.1%}", "share of RTTs inside the predicted 90 % interval: 90 % is best", True, INTERVAL
+        "in 90 %",
+        "",
+        "{:.1%}",
+        "share of RTTs inside the predicted 90 % interval: 90 % is best",
+        "inside",
+        is_share=True,
+        best=INTERVAL,
     ),
-    "brier": ScoreColumn("Brier", "", "{:.4f}", "squared error of the predicted probability of a timeout"),
+    "brier": ScoreColumn("Brier", "", "{:.4f}", "squared error of the predicted probability of a timeout", "brier"),
 }
 
 PROTOCOL_TITLES: Final = {
@@ -226,32 +345,36 @@ def tables(evaluation: Evaluation) -> Group:
     """One table for each protocol, and what its columns mean."""
     parts: list[Table | Text] = []
     for protocol, result in evaluation.protocols.items():
-        found = {name: answers.scores for name, answers in result.answers.items()}
         title = f"{PROTOCOL_TITLES.get(protocol, protocol)} ({len(result.questions):,} questions)"
-        parts += [comparison(title, found, evaluation.models), Text()]
-    legend = [f"{column.title:11}{column.meaning}" for column in SCORE_COLUMNS.values()]
-    legend.append(f"{'*':11}best in its column, the truth about simulated data aside")
-    return Group(*parts, Text("\n".join(legend), style="dim"))
+        parts += [comparison_table(title, result.comparison, evaluation.models), Text()]
+    return Group(*parts, legend())
 
 
-def comparison(title: str, scores: Mapping[str, Mapping[str, float]], models: Sequence[str] = ("model",)) -> Table:
-    """A line for each predictor; what it does not give stays empty."""
+def legend() -> Text:
+    lines = [f"{column.title:11}{column.meaning}" for column in SCORE_COLUMNS.values()]
+    lines.append(f"{'±':11}half of the 95 % interval of the value above it, had other questions been drawn")
+    lines.append(f"{'*':11}best in its column, ahead of every other outside that noise")
+    return Text("\n".join(lines), style="dim")
+
+
+def comparison_table(title: str, comparison: Comparison, models: Sequence[str] = ("model",)) -> Table:
+    """Two lines for each predictor: its scores, and their noise; what it does not give stays empty."""
     table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=0)
     table.show_edge = False
     table.add_column("\npredictor", overflow="fold")
-    best = {}
-    for key, column in SCORE_COLUMNS.items():
+    for column in SCORE_COLUMNS.values():
         first, _, second = column.title_with_unit.replace(",", "").partition(" ")
         table.add_column(f"{first}\n{second}" if second else f"\n{first}", justify="right", no_wrap=True)
-        rivals = [found.get(key, np.nan) for name, found in scores.items() if name != ORACLE]
-        nearest = min((value for value in rivals if not np.isnan(value)), key=column.distance, default=None)
-        best[key] = None if nearest is None else column.format.format(nearest)
-    for name, found in scores.items():
+    for name, scores in comparison.scores.items():
         cells = []
         for key, column in SCORE_COLUMNS.items():
-            shown = column.format.format(found[key]) if not np.isnan(found.get(key, np.nan)) else ""
-            is_best = shown == best[key] and name != ORACLE
-            cells.append(Text(f"{shown}*" if is_best else f"{shown} ", style="bold green" if is_best else ""))
+            shown = Text()
+            if not np.isnan(value := scores.get(key, np.nan)):
+                low, high = comparison.intervals[name][key]
+                leads = comparison.leaders.get(key) == name
+                shown.append(f"{column.format.format(value)}{'*' if leads else ' '}", "bold green" if leads else "")
+                shown.append(f"\n±{column.format.format((high - low) / 2)} ", "dim")
+            cells.append(shown)
         style = "bold" if name in models else "dim" if name == ORACLE else ""
         table.add_row("the truth" if name == ORACLE else name, *cells, style=style)
     return table
