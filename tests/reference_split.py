@@ -67,12 +67,17 @@ def expected_split(measurements: list[Measurement], settings: SplitSettings) -> 
     train = placed("open early")
     nodes = {node for s, d, *_ in train for node in (s, d)}
     pairs = {(s, d) for s, d, *_ in train}
+    half = {node: mix(node_hash(node) ^ 0x4A1F5A1700000004) >> 63 for s, d, *_ in measurements for node in (s, d)}
+    in_own_half = {node for s, d, *_ in train if half[s] == half[d] for node in (s, d)}
     heard = {s for s, *_ in placed("probe early")}
     questions = {
         "unseen_pair": [m for m in placed("pair late") if m[0] in nodes and m[1] in nodes],
         "seen_pair": [m for m in placed("open late") if (m[0], m[1]) in pairs],
         "unseen_probe": [m for m in placed("probe late") if m[0] in heard and m[1] in nodes],
     }
+    questions["disconnected"] = [
+        m for m in questions["unseen_pair"] if half[m[0]] != half[m[1]] and in_own_half.issuperset(m[:2])
+    ]
     if not train or not any(questions.values()):
         return None
     history = placed("open early", "open late", "probe early", *([] if timeless else ["probe late"]))

@@ -1,4 +1,4 @@
-"""Three protocols: everyone is asked the same, knows only what they may, and is scored alike."""
+"""Four protocols: everyone is asked the same, knows only what they may, and is scored alike."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -16,6 +16,7 @@ from ping_llm.core.rtt import Observations, Questions, RttDistribution
 from ping_llm.evaluate import Evaluation, evaluate, scores
 from ping_llm.evaluate.protocols import baseline_forecasts, is_mesh
 from ping_llm.evaluate.split import Split, SplitSettings, split
+from ping_llm.predict.support import NO_CHAIN, Support
 from ping_llm.rows.measurement_set import MeasurementSet, read_observations
 from ping_llm.sources.simulator import SimulatorSettings, World, simulate
 from split_fixtures import leaks
@@ -118,11 +119,11 @@ def observations(rtt_ms: Sequence[float] | np.ndarray) -> Observations:
 class TestEvaluation:
     def test_everyone_answers_every_protocol(self, found: Evaluation) -> None:
         names = [*(baseline.name for baseline in BASELINES), "mine", "other", "oracle"]
-        assert list(found.protocols) == ["unseen_pair", "seen_pair", "unseen_probe"]
+        assert list(found.protocols) == ["unseen_pair", "seen_pair", "unseen_probe", "disconnected"]
         for result in found.protocols.values():
             assert list(result.answers) == names
             assert {a.scores["questions"] for a in result.answers.values()} == {len(result.questions)}
-            assert 50 < len(result.questions) <= 200
+            assert 40 < len(result.questions) <= 200
 
     def test_nobody_beats_the_truth(self, found: Evaluation) -> None:
         for result in found.protocols.values():
@@ -165,7 +166,12 @@ class TestEvaluation:
         model = Always()
         evaluate(parts, {"mine": model}, baselines=(), questions=10)
         assert model.nodes == parts.nodes
-        assert all(known is parts.history for known in model.known)
+        *others, apart = model.known
+        assert all(known is parts.history for known in others)
+        linked = Support.of(apart, parts.questions["disconnected"].questions)
+        assert (linked.chain == NO_CHAIN).all()
+        assert (linked.source > 0).any()
+        assert 0.4 < len(apart) / len(parts.history) < 0.6
 
     def test_progress_ends_at_its_total(self, parts: Split) -> None:
         steps: list[float] = []
@@ -176,7 +182,7 @@ class TestEvaluation:
             totals.append(total)
 
         evaluate(parts, {"mine": Always()}, baselines=BASELINES[:1], questions=5, advance=advance)
-        assert sum(steps) == totals[0] == 6
+        assert sum(steps) == totals[0] == 8
 
     def test_two_predictors_cannot_share_a_name(self, parts: Split) -> None:
         for name in ("last value", "oracle"):
@@ -184,10 +190,11 @@ class TestEvaluation:
                 evaluate(parts, {name: Always()}, baselines=BASELINES)
 
     def test_counts_what_was_known_of_the_source(self, parts: Split, found: Evaluation) -> None:
-        for result in found.protocols.values():
+        for protocol, result in found.protocols.items():
+            history = parts.visible(parts.history, protocol)
             for row in range(0, len(result.questions), 37):
                 source, time_s = result.questions.source[row], result.questions.time_s[row]
-                expected = np.count_nonzero((parts.history.source == source) & (parts.history.time_s < time_s))
+                expected = np.count_nonzero((history.source == source) & (history.time_s < time_s))
                 assert result.known_before[row] == expected
 
     def test_places_are_uniform_for_the_truth(self, found: Evaluation) -> None:
@@ -220,7 +227,8 @@ class TestWhatBaselinesKnow:
     def test_static_ones_know_nothing_of_the_time_of_questions_nor_of_other_unseen_things(self, parts: Split) -> None:
         spy = Spy(causal=False)
         evaluate(parts, {}, baselines=[spy], questions=10)
-        rehearsal, train, heard = spy.fitted
+        rehearsal, train, heard, apart = spy.fitted
+        assert len(apart) == len(parts.visible(parts.train, "disconnected")) < len(train)
         assert len(rehearsal) < len(train) == len(parts.train)
         assert heard.time_s.max() < parts.cut_time_s
         more = heard.take(~np.isin(heard.source, parts.train.source))
@@ -230,11 +238,12 @@ class TestWhatBaselinesKnow:
     def test_causal_ones_look_at_the_history(self, parts: Split) -> None:
         spy = Spy(causal=True)
         evaluate(parts, {}, baselines=[spy], questions=10)
-        rehearsal, ahead, history = spy.fitted
+        rehearsal, ahead, history, apart = spy.fitted
+        assert len(apart) == len(parts.visible(parts.history, "disconnected")) < len(history)
         assert len(rehearsal) < len(ahead) == len(parts.train) < len(history) == len(parts.history)
 
     @pytest.mark.parametrize("baseline", BASELINES, ids=lambda baseline: baseline.name)
-    @pytest.mark.parametrize("protocol", ["unseen_pair", "seen_pair", "unseen_probe"])
+    @pytest.mark.parametrize("protocol", ["unseen_pair", "seen_pair", "unseen_probe", "disconnected"])
     def test_answers_do_not_depend_on_anything_later(self, parts: Split, protocol: str, baseline: Baseline) -> None:
         asked = parts.questions[protocol].take(slice(40, 41))
         history = parts.history
@@ -260,7 +269,7 @@ class TestWhatBaselinesKnow:
             observations=Observations(source=low, destination=high, time_s=nowhen, rtt_ms=rtt),
         )
         got = evaluate(split(measured), {}, baselines=(GlobalMedian(), LastValue()))
-        assert set(got.protocols) == {"unseen_pair", "unseen_probe"}
+        assert set(got.protocols) == {"unseen_pair", "unseen_probe", "disconnected"}
         for result in got.protocols.values():
             found = {name: answers.scores["mae"] for name, answers in result.answers.items()}
             assert found["last value"] < 0.9 * found["global median"]

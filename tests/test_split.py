@@ -14,7 +14,7 @@ from ping_llm.core.errors import PingLlmError
 from ping_llm.core.rtt import Observations
 from ping_llm.evaluate.split import PROTOCOLS, Split, SplitSettings, sampled, split, trained_on
 from ping_llm.rows.measurement_set import MeasurementSet
-from reference_split import expected_split
+from reference_split import expected_split, mix, node_hash
 from split_fixtures import GENEROUS, NODES, Measurement, equal, leaks, measured, plain, random_world, without_times
 
 
@@ -55,7 +55,15 @@ def promises_kept(found: Split) -> None:
             if not timeless:
                 assert at is not None
                 assert all(t is not None and t < found.cut_time_s <= at for _, _, t, _ in train)
-            if protocol == "unseen_pair":
+            if protocol == "disconnected":
+                half = {node: mix(node_hash(node) ^ 0x4A1F5A1700000004) >> 63 for node in found.nodes}
+                known = [
+                    m
+                    for part in (found.train, found.history)
+                    for m in plain(found.nodes, found.visible(part, protocol))
+                ]
+                assert all(half[s] == half[d] for s, d, *_ in known)
+            if protocol in ("unseen_pair", "disconnected"):
                 assert source in ends
                 assert all({s, d} != {source, destination} for s, d, *_ in train + history)
             elif protocol == "seen_pair":
@@ -152,7 +160,7 @@ class TestSplit:
     def test_without_times_there_is_no_later(self) -> None:
         found = split(without_times(random_world(20_000)))
         assert found.timeless
-        assert tuple(found.questions) == ("unseen_pair", "unseen_probe")
+        assert tuple(found.questions) == ("unseen_pair", "unseen_probe", "disconnected")
         assert leaks(found) == []
         probes = found.history.take(~np.isin(found.history.source, found.train.source))
         kept = len(np.unique(probes.pair)) / len(
@@ -221,7 +229,7 @@ class TestLeaks:
         broken = leaks(with_more(found, part, question))
         if part == "train":
             assert "1 measurements of train are not before the cut time" in broken
-        elif protocol == "unseen_pair":
+        elif protocol in ("unseen_pair", "disconnected"):
             assert [line for line in broken if "unseen_pair have their pair in the history" in line]
         else:  # their own later measurements belong there
             assert broken == []
@@ -276,12 +284,15 @@ class TestTrainedOn:
             ends = {known.source[0], known.destination[0]}
             return sum({s, d} == ends for s, d in zip(questions.source, questions.destination, strict=True))
 
-        pair = found.questions["unseen_pair"].take(slice(0, 1))
-        expected = with_pair_of(found.questions["unseen_pair"], pair)
+        pair = found.questions["disconnected"].take(slice(0, 1))
         nothing = dict.fromkeys(PROTOCOLS, 0)
+        given_away = {name: with_pair_of(found.questions[name], pair) for name in ("unseen_pair", "disconnected")} | {
+            "seen_pair": 0,
+            "unseen_probe": 0,
+        }
         early = np.array([found.cut_time_s - 1])
-        assert counts(pair, time_s=early) == {**nothing, "unseen_pair": expected}
-        assert counts(pair, source=pair.destination, destination=pair.source) == {**nothing, "unseen_pair": expected}
+        assert counts(pair, time_s=early) == given_away
+        assert counts(pair, source=pair.destination, destination=pair.source) == given_away
 
         seen = found.questions["seen_pair"].take(slice(0, 1))
         assert counts(seen, time_s=early) == nothing

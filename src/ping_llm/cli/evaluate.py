@@ -63,7 +63,11 @@ def evaluate(
     rows: Annotated[Path | None, Option(help="Folder of probe rows instead.")] = None,
     protocols: Annotated[
         list[str] | None,
-        Option("--protocol", help="`unseen_pair`, `seen_pair` or `unseen_probe`.", show_default="all of them"),
+        Option(
+            "--protocol",
+            help="`unseen_pair`, `seen_pair`, `unseen_probe` or `disconnected`.",
+            show_default="all of them",
+        ),
     ] = None,
     questions: Annotated[int, Option(min=1, help="Questions of each protocol, at most.")] = 1000,
     seed: Annotated[int, Option(min=0, help="Another seed asks other questions.")] = 0,
@@ -74,10 +78,12 @@ def evaluate(
 ) -> None:
     """Compare models with the classical predictors on measurements that none of them has seen.
 
-    Three protocols, reported apart because their errors differ by ten times: **unseen_pair**, known nodes that were
+    Four protocols, reported apart because their errors differ by ten times: **unseen_pair**, known nodes that were
     never seen to measure each other; **seen_pair**, what a known pair measures later; **unseen_probe**, a source of
-    which nothing was learned, from what it measured before. The questions depend on the addresses and times only, so
-    they are the same for all who evaluate the same measurements, and their results are hidden from every predictor.
+    which nothing was learned, from what it measured before; **disconnected**, two nodes that no chain of known
+    measurements links, because all those between two halves of the nodes are hidden. The questions depend on the
+    addresses and times only, so they are the same for all who evaluate the same measurements, and their results are
+    hidden from every predictor.
 
     A model of your own must not have been trained on the questions: run `ping-llm split` first, and train on its part
     for training.

@@ -1,8 +1,9 @@
-"""Models beside the classical predictors, by three protocols that are always reported apart.
+"""Models beside the classical predictors, by four protocols that are always reported apart.
 
 unseen pair    two nodes that are known, but nothing that one measured to the other
 seen pair      two nodes that measured each other before, at a later time
 unseen probe   a source of which nothing was learned, from what it measured before the question
+disconnected   two nodes that no chain of known measurements links: all those between two halves of the nodes are hidden
 
 What may be learned from and what is asked follows from the split (see `split`). Models get the history, of which they
 may look at what lies strictly before a question, and so do causal baselines. Static baselines are fitted to the part
@@ -69,6 +70,7 @@ def evaluate(
     if len(set(names)) < len(names) or ORACLE in models:
         raise ValueError(f"every predictor needs a name of its own, not {names}")
 
+    histories = {protocol: split.visible(split.history, protocol) for protocol in asked}
     answers: dict[str, dict[str, ScoredAnswers]] = {protocol: {} for protocol in asked}
     advance(0, total=len(asked) * len(names))
     for protocol, name, predicted in baseline_forecasts(split, asked, baselines, seed):
@@ -76,14 +78,16 @@ def evaluate(
         advance()
     for name, predictor in predictors.items():
         for protocol, rows in asked.items():
-            predicted = predictor.predict(split.history, rows.questions, split.nodes)
+            predicted = predictor.predict(histories[protocol], rows.questions, split.nodes)
             answers[protocol][name] = ScoredAnswers.of(predicted, rows)
             advance()
     return Evaluation(
         models=tuple(models),
         protocols={
             protocol: ProtocolResult(
-                questions=rows, known_before=_known_before(_timed(split.history), rows), answers=answers[protocol]
+                questions=rows,
+                known_before=_known_before(_timed(histories[protocol]), rows),
+                answers=answers[protocol],
             )
             for protocol, rows in asked.items()
         },
@@ -97,13 +101,18 @@ def baseline_forecasts(
     train, history = FittedHistory(_timed(split.train)), FittedHistory(_timed(split.history))
     before_cut = split.history.time_s < split.cut_time_s
     heard = history if split.timeless else FittedHistory(history.observations.take(before_cut))
+    known_of = {"unseen_probe": (history, heard)}
+    if "disconnected" in asked:
+        hidden = [split.visible(part, "disconnected") for part in (split.history, split.train)]
+        known_of["disconnected"] = (FittedHistory(_timed(hidden[0])), FittedHistory(_timed(hidden[1])))
     rehearsal = Rehearsal(train, seed)
     for baseline in baselines:
         forecaster = WithResiduals(baseline=baseline, seed=seed)
         errors = forecaster.errors(rehearsal)
         fitted = {}
         for protocol, rows in asked.items():
-            known = history if baseline.causal else heard if protocol == "unseen_probe" else train
+            looking_back, learned = known_of.get(protocol, (history, train))
+            known = looking_back if baseline.causal else learned
             if known not in fitted:
                 fitted[known] = forecaster.knowing(known, errors)
             yield protocol, baseline.name, fitted[known](rows.questions)

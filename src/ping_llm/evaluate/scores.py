@@ -338,6 +338,7 @@ PROTOCOL_TITLES: Final = {
     "unseen_pair": "Unseen pairs: known nodes, measured for the first time",
     "seen_pair": "Seen pairs: what they measure later",
     "unseen_probe": "Unseen probes: sources that nothing was learned from",
+    "disconnected": "Disconnected pairs: no chain of known measurements links the two nodes",
 }
 
 

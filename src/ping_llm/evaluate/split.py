@@ -6,6 +6,8 @@
     train          what weights and baselines may be fitted to
     history        what a context may hold, as far as it lies strictly before the question
     question       a measurement to be predicted, together with its answer
+    disconnected   a question about a held-out pair whose ends lie in different halves of all nodes: it is answered as
+                   if nothing that was measured between the halves were known (`Split.visible`)
 
 Where a measurement goes follows from its addresses, by a hash that is the same for every data set, and from the cut
 time. So the split depends on nothing else: not on the order of the measurements, not on how they were cut into files.
@@ -23,6 +25,7 @@ As a folder, others can train on the same part and be asked the same questions:
 import json
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
@@ -40,7 +43,7 @@ from ping_llm.core.rtt import Bools, Floats, Ints, Observations, Questions
 from ping_llm.rows.measurement_set import MeasurementSet
 from ping_llm.sources import SPLIT_FILE
 
-PROTOCOLS: Final = ("unseen_pair", "seen_pair", "unseen_probe")
+PROTOCOLS: Final = ("unseen_pair", "seen_pair", "unseen_probe", "disconnected")
 
 RULE: Final = (
     "The cut time is the time below which the share 1 - later of all measurements lies.",
@@ -50,6 +53,9 @@ RULE: Final = (
     "Of the other nodes, a pair whose hash, the same for both directions, falls into held_out_pairs is held out: it is "
     "in neither train nor history. Questions (unseen_pair) are its measurements from the cut time on, if both ends "
     "occur in train.",
+    "A hash divides the nodes into two halves. Questions (disconnected) are those of unseen_pair whose ends are in "
+    "different halves, if train has measurements of both within their own half; whoever answers them is given no "
+    "measurement between the halves.",
     "All else is train before the cut time, and history before and after. Questions (seen_pair) are the measurements "
     "from the cut time on whose pair, in the same direction, occurs in train.",
     "Where no measurement has a time there is no cut and no seen_pair: all measurements of held-out pairs are "
@@ -59,10 +65,11 @@ RULE: Final = (
 KEPT_PAIRS: Final = 0.8
 """Share of an unseen probe's pairs that is history where there are no times."""
 
-# Keep the three kinds of draw apart. They are part of the rule: other numbers would be another split.
+# Keep the kinds of draw apart. They are part of the rule: other numbers would be another split.
 _PROBE_SALT: Final = np.uint64(0x9B0B_E5A1_7000_0001)
 _PAIR_SALT: Final = np.uint64(0x9A12_5A17_0000_0002)
 _KEPT_SALT: Final = np.uint64(0x6E97_5A17_0000_0003)
+_HALF_SALT: Final = np.uint64(0x4A1F_5A17_0000_0004)
 
 FORMAT_VERSION: Final = 1
 TRAIN_FILE: Final = "train/measurements.parquet"
@@ -105,6 +112,14 @@ class Split:
     def timeless(self) -> bool:
         return bool(np.isnan(self.cut_time_s))
 
+    def visible(self, part: Observations, protocol: str) -> Observations:
+        """What of a part may be known for questions of this protocol."""
+        return part.take(~_across(part, self._half)) if protocol == "disconnected" else part
+
+    @cached_property
+    def _half(self) -> Bools:
+        return _halves(_node_hashes(self.nodes))
+
 
 def split(measured: MeasurementSet, settings: SplitSettings | None = None) -> Split:
     settings = settings or SplitSettings()
@@ -122,6 +137,7 @@ def split(measured: MeasurementSet, settings: SplitSettings | None = None) -> Sp
     from_probe, with_probe = unseen[source], unseen[source] | unseen[destination]
     held_out = ~with_probe & (_draws(pair_hash, _PAIR_SALT, settings.seed) < settings.held_out_pairs)
     open_pair = ~with_probe & ~held_out
+    across = _across(known, _halves(hashes))
 
     # Of each measurement:
     if timeless:
@@ -132,6 +148,8 @@ def split(measured: MeasurementSet, settings: SplitSettings | None = None) -> Sp
     in_train = open_pair[pair] & earlier
     trained_pair = _marked(pair[in_train], len(pairs))
     trained = _marked(source[trained_pair], len(hashes)) | _marked(destination[trained_pair], len(hashes))
+    in_half = in_train & ~across
+    in_own_half = _marked(np.append(known.source[in_half], known.destination[in_half]), len(hashes))
     heard = _marked(known.source[from_probe[pair] & earlier], len(hashes))
     in_history = (open_pair | from_probe)[pair] & (earlier | (not timeless))
     asked = {
@@ -139,6 +157,7 @@ def split(measured: MeasurementSet, settings: SplitSettings | None = None) -> Sp
         "seen_pair": trained_pair[pair] & ~earlier,
         "unseen_probe": (from_probe & heard[source] & trained[destination])[pair] & ~earlier,
     }
+    asked["disconnected"] = asked["unseen_pair"] & across & in_own_half[known.source] & in_own_half[known.destination]
     questions = {name: known.take(mask) for name, mask in asked.items() if mask.any()}
     if not in_train.any() or not questions:
         lacking = "question to ask" if in_train.any() else "measurement to learn from"
@@ -207,6 +226,14 @@ def _key(seed: int) -> Hashes:
     return mix64(np.array([seed], dtype=np.uint64) + GOLDEN)
 
 
+def _halves(hashes: Hashes) -> Bools:
+    return mix64(hashes ^ _HALF_SALT) >> np.uint64(63) > 0
+
+
+def _across(part: Observations, half: Bools) -> Bools:
+    return np.asarray(half[part.source] != half[part.destination])
+
+
 def _distinct(values: Ints) -> tuple[Ints, Ints]:
     """The distinct values, and for each value which of them it is."""
     encoded = pa.array(values).dictionary_encode()
@@ -230,8 +257,9 @@ def sampled(questions: Observations, count: int, seed: int = 0) -> Observations:
 def trained_on(train_rows: MeasurementSet, split: Split) -> dict[str, int]:
     """How many questions of each protocol a model must not be asked if it was trained on these measurements.
 
-    Those of an unseen pair that is in them, in either direction; of an unseen probe that is, as source or destination;
-    of a seen pair that is, in either direction, with a measurement at or after the cut time.
+    Those of an unseen pair (disconnected ones are, too) that is in them, in either direction; of an unseen probe that
+    is, as source or destination; of a seen pair that is, in either direction, with a measurement at or after the cut
+    time.
     """
     number = pc.index_in(pa.array(train_rows.nodes, pa.string()), value_set=pa.array(split.nodes, pa.string()))
     ids = number.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
@@ -243,6 +271,7 @@ def trained_on(train_rows: MeasurementSet, split: Split) -> dict[str, int]:
         "seen_pair": lambda questions: np.isin(questions.unordered_pair, late.unordered_pair),
         "unseen_probe": lambda questions: np.isin(questions.source, [seen.source, seen.destination]),
     }
+    compromised["disconnected"] = compromised["unseen_pair"]
     return {name: int(compromised[name](questions).sum()) for name, questions in split.questions.items()}
 
 
