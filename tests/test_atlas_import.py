@@ -68,8 +68,7 @@ class TestOutput:
             folder = tmp_path / str(number)
             folder.mkdir()
             batches = (batch.slice(start, end - start) for start, end in pairwise([0, *cuts, rows]))
-            names = write_measurements(batches, folder, rows_per_file=ROWS_PER_GROUP + 1000)
-            files = [folder / f"{name}.tmp" for name in names]
+            files = list(write_measurements(batches, folder, rows_per_file=ROWS_PER_GROUP + 1000).values())
             contents.append([file.read_bytes() for file in files])
         assert contents[0] == contents[1] == contents[2]
         metadata = [pq.ParquetFile(file).metadata for file in files]
@@ -118,7 +117,7 @@ class TestOutput:
 
         def second_import(amount: float = 1, *, total: float | None = None) -> None:
             if total is None and not refused:
-                with pytest.raises(PingLlmError, match="another import") as error:
+                with pytest.raises(PingLlmError, match="is in use by process") as error:
                     import_atlas([file], tmp_path / "out")
                 refused.append(error)
 

@@ -57,7 +57,7 @@ class TestContent:
         import_by_file(files, tmp_path / "out", engine=ONE)
         found = entry(tmp_path / "out", "a.bz2")
         stat = files[0].stat()
-        assert (found["input"], found["bytes"], found["modified_ns"]) == (
+        assert (found["file"], found["bytes"], found["modified_ns"]) == (
             str(files[0]),
             stat.st_size,
             stat.st_mtime_ns,

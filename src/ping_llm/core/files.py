@@ -27,10 +27,15 @@ _UNFINISHED: Final = re.compile(r"\..+\.[0-9a-f]{12}\.tmp")
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 
 
+def unfinished_name(path: Path) -> Path:
+    """A hidden name beside `path`, to write to before renaming; `remove_unfinished` knows it."""
+    return path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}.tmp")
+
+
 @contextmanager
 def atomic_file(path: Path) -> Iterator[Path]:
     """A path to write to. When the block ends well, what was written there replaces `path`; otherwise it is gone."""
-    unfinished = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}.tmp")
+    unfinished = unfinished_name(path)
     try:
         yield unfinished
         sync(unfinished)
@@ -108,7 +113,7 @@ def exclusive(lock: Path, what: str) -> Iterator[None]:
 
 @contextmanager
 def sole_writer(folder: Path) -> Iterator[None]:
-    """Locks a folder against other writers, and removes the files that a killed one left unfinished.
+    """Locks a folder against other writers, and removes unfinished files at the end and those that a killed one left.
 
     A folder that was not there before, and has nothing in it afterwards, is removed again.
     """
@@ -118,6 +123,7 @@ def sole_writer(folder: Path) -> Iterator[None]:
             remove_unfinished(folder)
             yield
         finally:
+            remove_unfinished(folder)
             lock.unlink(missing_ok=True)
             if not existed:
                 with suppress(OSError):
@@ -125,7 +131,7 @@ def sole_writer(folder: Path) -> Iterator[None]:
 
 
 def remove_unfinished(folder: Path) -> None:
-    """What `atomic_file` had begun in a folder when its process was killed. Nobody else may be writing there."""
+    """What was begun in a folder and not renamed. Nobody else may be writing there."""
     for path in folder.iterdir() if folder.is_dir() else ():
         if _UNFINISHED.fullmatch(path.name) and path.is_file():
             path.unlink()

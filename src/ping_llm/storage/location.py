@@ -114,6 +114,10 @@ class Location:
     def __truediv__(self, name: str) -> "Location":
         return self._at(str(PurePosixPath(self.path) / (name.lstrip("/") if self.is_remote else name)))
 
+    def absolute(self) -> "Location":
+        """The name by which it is known from any folder."""
+        return self if self.is_remote else self._at(str(Path(self.path).absolute()))
+
     def relative_to(self, folder: "Location") -> str:
         return str(PurePosixPath(self.path).relative_to(folder.path))
 

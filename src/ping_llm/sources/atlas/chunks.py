@@ -65,11 +65,6 @@ class Counts:
         self.examples = part.examples | self.examples
 
 
-@dataclass(kw_only=True)
-class InputCounts(Counts):
-    file: str
-
-
 class Chunk(NamedTuple):
     """Whole lines of a file."""
 
@@ -89,7 +84,8 @@ class ParsedChunk(NamedTuple):
 
 
 def parse_file(
-    counts: InputCounts,
+    file: str,
+    counts: Counts,
     *,
     each_packet: bool,
     strict: bool,
@@ -97,19 +93,19 @@ def parse_file(
     pool: Executor | None = None,
     window: int = 1,
 ) -> Iterator[ParsedChunk]:
-    """The chunks of the file that `counts` is for, parsed here or by a pool, at most `window` at a time.
+    """The chunks of a file, parsed here or by a pool, at most `window` at a time, and added to the counts.
 
     The next chunk is always being read in a thread: decompression runs beside parsing. A file without any JSON is the
     wrong file, not one with many bad results.
     """
     parse = partial(parse_chunk, each_packet=each_packet, strict=strict)
-    chunks = _read_ahead(read_chunks(counts.file, sizes))
+    chunks = _read_ahead(read_chunks(file, sizes))
     for parsed in map(parse, chunks) if pool is None else map_in_order(pool, parse, chunks, window=window):
         counts.add(parsed.counts)
         yield parsed
     if counts.results and counts.dropped.get("malformed_json") == counts.results:
         raise PingLlmError(
-            f"{counts.file}: not RIPE Atlas JSON: expected one result per line or one array, "
+            f"{file}: not RIPE Atlas JSON: expected one result per line or one array, "
             f"and none of {counts.results:,} is valid JSON"
         )
 
@@ -166,7 +162,7 @@ def plan_atlas(whole: Piece, renamed: Mapping[str, str], piece_rows: int, option
 
 def read_atlas(piece: Piece, batch_rows: int, strict: bool) -> Iterator[RawBatch]:
     first_row, batches, counts = 0, list[pa.RecordBatch](), Counts()
-    parsed = parse_file(InputCounts(file=piece.path), each_packet=False, strict=strict)
+    parsed = parse_file(piece.path, Counts(), each_packet=False, strict=strict)
     for chunk in chain(parsed, [None]):  # None: the end
         if chunk is not None:
             batches.append(chunk.batch)

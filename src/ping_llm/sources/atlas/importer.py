@@ -1,19 +1,24 @@
-"""Files of RIPE Atlas ping results become one sequence of Parquet files, which appear together at the end.
+"""RIPE Atlas ping results become Parquet files. The bytes depend on the input and the options, not on the workers.
 
-`by_file.py` is the other way to import. Of both, the bytes written depend on the input and the options, never on the
-number of workers.
+`import_atlas` makes one sequence of files from all input; they appear together at the end.
+
+`import_by_file` makes a Parquet file for each input, on several machines: for the daily dumps of weeks and years. A
+ledger says what is done: a small JSON file for each input, written after the Parquet file that it vouches for. An input
+without an entry, with another size or time than its entry has, or whose Parquet file is not there as it was, is simply
+imported again. So an import that was stopped continues where it was, one with more files does only those, and a damaged
+file is reported at the end without holding up the rest.
 """
 
-import fcntl
-import os
-import shutil
+import json
 import sys
+import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, Final
@@ -23,13 +28,17 @@ import pyarrow.parquet as pq
 
 from ping_llm.core.console import Advance, no_progress
 from ping_llm.core.errors import PingLlmError
+from ping_llm.core.files import file_sha256, sole_writer, unfinished_name
 from ping_llm.core.measurements import SCHEMA
-from ping_llm.sources.atlas.chunks import DEFAULT_SIZES, Counts, InputCounts, ReadSizes, parse_file
+from ping_llm.sources.atlas.chunks import DEFAULT_SIZES, Counts, ReadSizes, parse_file
 from ping_llm.storage import Location, locate
+from ping_llm.tasks.engines import EngineChoice, OnTiming
 from ping_llm.tasks.pool import available_cores, map_in_order, worker_pool
 
+PARSER_VERSION: Final = 1
+"""Raised when the same input gives other measurements than before; older entries are then imported again."""
+
 PATTERN: Final = "measurements-*.parquet"
-STAGING: Final = ".importing"
 LEDGER: Final = "ledger"
 """The folder that tells an import file by file."""
 
@@ -41,13 +50,38 @@ REQUESTS_AT_ONCE: Final = 16
 
 
 @dataclass(kw_only=True)
+class InputFile(Counts):
+    """An input file as it was found, and what became of it: an entry of the ledger."""
+
+    file: str
+    modified_ns: int
+    packets: str
+    parser: int = PARSER_VERSION
+    output: str | None = None
+    """Its own Parquet file; there is none if the input held no ping, or could not be read."""
+    output_bytes: int = 0
+    sha256: str | None = None
+    seconds: float = 0.0
+    error: str | None = None
+    """Why the input could not be read. It is tried again by the next import."""
+
+    @property
+    def name(self) -> str:
+        return locate(self.file).name
+
+
+@dataclass(kw_only=True)
 class ImportReport(Counts):
-    """What an import did."""
+    """What an import did, and by file: what earlier ones did of the files that were named."""
 
     seconds: float
+    inputs: Sequence[InputFile]
     files: tuple[str, ...]
-    """Parquet files written."""
-    inputs: tuple[InputCounts, ...]
+    """The Parquet files."""
+    skipped: int = 0
+    """Inputs that were done before and have not changed."""
+    failures: dict[str, str] = field(default_factory=dict)
+    """Inputs that could not be read, and why."""
 
     def __post_init__(self) -> None:
         for one in self.inputs:
@@ -60,13 +94,10 @@ class ImportReport(Counts):
         return asdict(self) | {"inputs": [{name: getattr(one, name) for name in shown} for one in self.inputs]}
 
 
-def check_packets(packets: str) -> None:
+def _inputs(files: Sequence[Location], packets: str) -> list[InputFile]:
+    """The input files as they are now, with nothing imported yet. All must be there before any work starts."""
     if packets not in ("min", "each"):
         raise PingLlmError(f"packets must be 'min' or 'each', not {packets!r}")
-
-
-def check_inputs(files: Sequence[Location]) -> list[tuple[int, int]]:
-    """Size and time of the input files, which must all be there before any work starts."""
     if not files:
         raise PingLlmError("no input file given")
     with ThreadPoolExecutor(REQUESTS_AT_ONCE) as threads:
@@ -74,7 +105,13 @@ def check_inputs(files: Sequence[Location]) -> list[tuple[int, int]]:
     for file, entry in zip(files, entries, strict=True):
         if not entry.is_file:
             raise PingLlmError(f"{file}: is not a file but a folder; name the files")
-    return [(entry.size, entry.mtime_ns) for entry in entries]
+    return [
+        InputFile(file=str(file), bytes=entry.size, modified_ns=entry.mtime_ns, packets=packets)
+        for file, entry in zip(files, entries, strict=True)
+    ]
+
+
+# All files to one sequence of Parquet files.
 
 
 def import_atlas(
@@ -94,33 +131,42 @@ def import_atlas(
     `packets` is "min" (one measurement per result, its minimum RTT) or "each" (one per packet). `strict` stops at the
     first result that cannot be used. `on_progress` gets bytes of input, as stored.
     """
-    started = time.perf_counter()
-    check_packets(packets)
+    started, folder = time.perf_counter(), Path(output)
     if rows_per_file < 1 or (workers is not None and workers < 1):
         raise PingLlmError("rows_per_file and workers must be at least 1")
-    paths = [Path(file) for file in files]
-    stats = check_inputs([locate(path) for path in paths])
-    if len({path.resolve() for path in paths}) < len(paths):
+    inputs = _inputs([locate(Path(file)) for file in files], packets)
+    if len({Path(one.file).resolve() for one in inputs}) < len(inputs):
         raise PingLlmError("an input file is given twice; its measurements would count double")
-    if (Path(output) / LEDGER).is_dir():
-        raise PingLlmError(f"{output}: holds files imported one by one; add --per-file, or choose another folder")
-    inputs = [InputCounts(file=str(path), bytes=size) for path, (size, _) in zip(paths, stats, strict=True)]
+    if folder.exists() and not folder.is_dir():
+        raise PingLlmError(f"{folder}: is a file; the output must be a folder")
+    if (folder / LEDGER).is_dir():
+        raise PingLlmError(f"{folder}: holds files imported one by one; add --per-file, or choose another folder")
+    if not overwrite and next(folder.glob(PATTERN), None):
+        raise PingLlmError(f"{folder}: already holds measurements; choose another folder or overwrite them")
     total = sum(one.bytes for one in inputs)
     if workers is None:  # starting a process takes longer than parsing a chunk
         workers = max(1, min(available_cores(), total // sizes.chunk))
     on_progress(0, total=total)
-    parsing = {"each_packet": packets == "each", "strict": strict, "sizes": sizes}
-    with staged_output(Path(output), overwrite=overwrite) as staging:
-        with worker_pool(workers) as pool:
-            if workers > 1 and len(paths) > 1:
-                batches = _files_by_workers(inputs, parsing, pool, 2 * workers, on_progress, staging)
-            else:
-                batches = _chunks_by_workers(inputs, parsing, pool, 2 * workers, on_progress)
-            names = write_measurements(batches, staging, rows_per_file=rows_per_file)
-        report = ImportReport(seconds=time.perf_counter() - started, files=tuple(names), inputs=tuple(inputs))
-        if not report.measurements:
-            reasons = ", ".join(f"{reason} {count:,}" for reason, count in report.dropped.items())
-            raise PingLlmError(f"no ping measurement in {report.results:,} results" + (reasons and f" ({reasons})"))
+    parse = partial(parse_file, each_packet=packets == "each", strict=strict, sizes=sizes)
+    try:
+        with sole_writer(folder):
+            with worker_pool(workers) as pool:
+                if workers > 1 and len(inputs) > 1:
+                    batches = _files_by_workers(inputs, parse, pool, 2 * workers, on_progress, folder)
+                else:
+                    batches = _chunks_by_workers(inputs, parse, pool, 2 * workers, on_progress)
+                written = write_measurements(batches, folder, rows_per_file=rows_per_file)
+            report = ImportReport(seconds=time.perf_counter() - started, files=tuple(written), inputs=inputs)
+            if not report.measurements:
+                reasons = ", ".join(f"{reason} {count:,}" for reason, count in report.dropped.items())
+                raise PingLlmError(f"no ping measurement in {report.results:,} results" + (reasons and f" ({reasons})"))
+            # The first one leaves first and arrives last, so that a set that has it is complete.
+            for old in sorted(folder.glob(PATTERN)):
+                old.unlink()
+            for name, path in reversed(written.items()):
+                path.replace(folder / name)
+    except OSError as error:
+        raise PingLlmError(f"{folder}: cannot be written: {error.strerror or error}") from error
     return report
 
 
@@ -128,93 +174,54 @@ def import_atlas(
 
 
 def _chunks_by_workers(
-    inputs: list[InputCounts], parsing: dict[str, Any], pool: Executor, window: int, advance: Advance
+    inputs: list[InputFile], parse: Callable[..., Any], pool: Executor, window: int, advance: Advance
 ) -> Iterator[pa.RecordBatch]:
     """One file after the other, however large: it is read here, and its chunks are parsed by all workers."""
-    for counts in inputs:
+    for one in inputs:
         position = 0
-        for parsed in parse_file(counts, **parsing, pool=pool, window=window):
+        for parsed in parse(one.file, one, pool=pool, window=window):
             yield parsed.batch
             advance(parsed.position - position)
             position = parsed.position
-        advance(counts.bytes - position)
+        advance(one.bytes - position)
 
 
 def _files_by_workers(
-    inputs: list[InputCounts], parsing: dict[str, Any], pool: Executor, window: int, advance: Advance, staging: Path
+    inputs: list[InputFile], parse: Callable[..., Any], pool: Executor, window: int, advance: Advance, folder: Path
 ) -> Iterator[pa.RecordBatch]:
     """Each file read by one worker: decompression, the slow part, then runs on every core.
 
     A file may be larger than memory, so a worker leaves its batches on disk; they are removed as they are written.
     """
-    tasks = [(counts, staging / f"input-{number:05d}.arrow", parsing) for number, counts in enumerate(inputs)]
-    for number, counts in enumerate(map_in_order(pool, _parse_to_disk, tasks, window=window)):
-        inputs[number], path = counts, tasks[number][1]
-        with pa.OSFile(str(path)) as file, pa.ipc.open_file(file) as reader:
-            yield from (reader.get_batch(index) for index in range(reader.num_record_batches))
+    tasks = [(one, unfinished_name(folder / f"input-{number:05d}.arrow")) for number, one in enumerate(inputs)]
+    for number, done in enumerate(map_in_order(pool, partial(_parse_to_disk, parse), tasks, window=window)):
+        inputs[number], path = done
+        with pa.OSFile(str(path)) as file, pa.ipc.open_stream(file) as batches:
+            yield from batches
         path.unlink()
-        advance(counts.bytes)
+        advance(inputs[number].bytes)
 
 
-def _parse_to_disk(task: tuple[InputCounts, Path, dict[str, Any]]) -> InputCounts:
+def _parse_to_disk(parse: Callable[..., Any], task: tuple[InputFile, Path]) -> tuple[InputFile, Path]:
     """A worker's task: one input file becomes one file of batches."""
-    counts, path, parsing = task
+    one, path = task
     writer: Any
-    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, SCHEMA) as writer:
-        for parsed in parse_file(counts, **parsing):
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, SCHEMA) as writer:
+        for parsed in parse(one.file, one):
             writer.write_batch(parsed.batch)
-    return counts
-
-
-# What is left on disk: Parquet files, which appear whole or not at all.
-
-
-@contextmanager
-def staged_output(output: Path, *, overwrite: bool) -> Iterator[Path]:
-    """A hidden folder inside `output`; the Parquet files left in it are moved to `output` when all went well.
-
-    A staging folder left by an import that was killed is cleared by the next one.
-    """
-    if output.exists() and not output.is_dir():
-        raise PingLlmError(f"{output}: is a file; the output must be a folder")
-    if not overwrite and next(output.glob(PATTERN), None):
-        raise PingLlmError(f"{output}: already holds measurements; choose another folder or overwrite them")
-    existed = output.exists()
-    staging = output / STAGING
-    try:
-        staging.mkdir(parents=True, exist_ok=True)
-        with ExitStack() as lock:  # it ends with this process, however that ends
-            descriptor = os.open(staging, os.O_RDONLY)
-            lock.callback(os.close, descriptor)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise PingLlmError(f"{output}: another import is writing to this folder") from None
-            lock.callback(shutil.rmtree, staging, ignore_errors=True)
-            for leftover in staging.iterdir():
-                leftover.unlink()
-            yield staging
-            for old in sorted(output.glob(PATTERN)):
-                old.unlink()
-            # The first one arrives last and leaves first, so that a set that has it is complete.
-            for staged in sorted(staging.glob(f"{PATTERN}.tmp"), reverse=True):
-                staged.replace(output / staged.stem)
-    except OSError as error:
-        raise PingLlmError(f"{output}: cannot be written: {error.strerror or error}") from error
-    finally:
-        if not existed:
-            with suppress(OSError):  # it is not empty, as it should be after an import
-                output.rmdir()
+    return one, path
 
 
 def write_measurements(
     batches: Iterable[pa.RecordBatch], folder: Path, *, rows_per_file: int = sys.maxsize
-) -> list[str]:
+) -> dict[str, Path]:
     """Writes Parquet files of `rows_per_file` rows, whose bytes do not depend on how the batches are cut.
 
-    Returns their names; until they are published, the files have the suffix .tmp.
+    Returns the path of each, still unfinished, by the name that it is to get.
     """
-    names: list[str] = []
+    # Arrow's default gives up on dictionaries above 1 MiB.
+    options: dict[str, Any] = {"use_dictionary": ["src_addr", "dst_addr"], "dictionary_pagesize_limit": 16 << 20}
+    written: dict[str, Path] = {}
     waiting = SCHEMA.empty_table()
     room = 0  # rows that the open file still takes
     with ExitStack() as open_file:
@@ -227,17 +234,120 @@ def write_measurements(
                     break
                 if not room:
                     open_file.close()
-                    names.append(f"measurements-{len(names):05d}.parquet")
-                    writer = open_file.enter_context(_parquet_writer(folder / f"{names[-1]}.tmp"))
-                    room = rows_per_file
+                    name, room = f"measurements-{len(written):05d}.parquet", rows_per_file
+                    written[name] = unfinished_name(folder / name)
+                    writer = open_file.enter_context(
+                        pq.ParquetWriter(written[name], SCHEMA, compression="zstd", **options)
+                    )
                 # One contiguous chunk: page boundaries could otherwise follow those of the batches.
                 writer.write_table(waiting.slice(0, rows).combine_chunks(), row_group_size=rows)
                 waiting = waiting.slice(rows)
                 room -= rows
-    return names
+    return written
 
 
-def _parquet_writer(path: Path) -> Any:
-    # The default gives up on dictionaries above 1 MiB.
-    dictionaries: dict[str, Any] = {"use_dictionary": ["src_addr", "dst_addr"], "dictionary_pagesize_limit": 16 << 20}
-    return pq.ParquetWriter(path, SCHEMA, compression="zstd", **dictionaries)
+# Each file to a Parquet file of its own.
+
+
+def import_by_file(
+    files: Sequence[Path | str],
+    output: Path | str,
+    *,
+    packets: str = "min",
+    strict: bool = False,
+    overwrite: bool = False,
+    engine: EngineChoice | None = None,
+    on_progress: Advance = no_progress,
+    on_timing: OnTiming | None = None,
+) -> ImportReport:
+    """Import those files that are new, changed or could not be read before. With `overwrite`, all of them.
+
+    `strict` stops at the first file that cannot be read and at the first result that cannot be used.
+    """
+    started, folder = time.perf_counter(), locate(output).absolute()
+    found = _inputs([locate(file).absolute() for file in files], packets)
+    for name, count in Counter(one.name for one in found).items():
+        if count > 1:
+            raise PingLlmError(
+                f"{count} input files are called {name}, and so would be what they become; import them to two folders"
+            )
+    if folder.is_file():
+        raise PingLlmError(f"{folder}: is a file; the output must be a folder")
+    if folder.glob(PATTERN):
+        raise PingLlmError(f"{folder}: holds measurements that were not imported file by file; choose another folder")
+    entries = {} if overwrite else _done(found, folder, packets)
+    todo = [one for one in found if one.name not in entries]
+    skipped, total = len(entries), sum(one.bytes for one in found)
+    on_progress(total - sum(one.bytes for one in todo), total=total)
+    try:
+        if todo and folder.is_local:
+            (folder.local / LEDGER).mkdir(parents=True, exist_ok=True)
+        if todo:
+            with (engine or EngineChoice()).open() as running:
+                for done in running.map(partial(import_file, folder=folder, strict=strict), todo):
+                    one = entries[done.value.name] = done.value
+                    on_progress(one.bytes)
+                    if on_timing is not None:
+                        on_timing(done.timing("import", one.name, bytes_in=one.bytes, bytes_out=one.output_bytes))
+    except OSError as error:
+        raise PingLlmError(f"{folder}: cannot be written: {error.strerror or error}") from error
+    imported = tuple(entries[one.name] for one in found)
+    return ImportReport(
+        seconds=time.perf_counter() - started,
+        files=tuple(one.output for one in imported if one.output),
+        inputs=imported,
+        skipped=skipped,
+        failures={one.file: one.error for one in imported if one.error is not None},
+    )
+
+
+def import_file(found: InputFile, *, folder: Location, strict: bool) -> InputFile:
+    """A worker's task: one input file becomes one Parquet file and one entry of the ledger."""
+    started = time.perf_counter()
+    target, entry = folder / f"{found.name}.parquet", replace(found, dropped={}, examples={})
+    # Beside the output, where there is room for it; in the system's folder if that is in a store.
+    scratch = None if folder.is_remote else str(folder.local / LEDGER)
+    with tempfile.TemporaryDirectory(prefix="ping-llm-", dir=scratch) as unfinished:
+        try:
+            parsed = parse_file(entry.file, entry, each_packet=entry.packets == "each", strict=strict)
+            for path in write_measurements((chunk.batch for chunk in parsed), Path(unfinished)).values():  # 1 or none
+                entry.output, entry.output_bytes, entry.sha256 = target.name, path.stat().st_size, file_sha256(path)
+                target.upload(path)
+        except PingLlmError as problem:
+            if strict:
+                raise
+            entry = replace(found, error=str(problem))
+    if entry.output is None:
+        target.delete()  # of an input that has changed
+    entry.seconds = round(time.perf_counter() - started, 3)
+    (folder / LEDGER / f"{entry.name}.json").write_text(json.dumps(asdict(entry), indent=1, sort_keys=True) + "\n")
+    return entry
+
+
+def _done(found: Sequence[InputFile], folder: Location, packets: str) -> dict[str, InputFile]:
+    """The ledger's entries of inputs that are as they were and whose Parquet file is what was written, by name."""
+    sizes = {file.name: file.size() for file in folder.list()}
+    ledger = {file.name.removesuffix(".json"): file for file in (folder / LEDGER).list()}
+    for file in list(ledger.values())[:1]:
+        if (before := _entry(file)) and before.packets != packets:
+            raise PingLlmError(
+                f"{folder}: was imported with --packets {before.packets}; choose another folder, or overwrite"
+            )
+    named = [one for one in found if one.name in ledger]
+    with ThreadPoolExecutor(REQUESTS_AT_ONCE) as threads:
+        entries = zip(named, threads.map(_entry, [ledger[one.name] for one in named]), strict=True)
+        return {
+            one.name: entry
+            for one, entry in entries
+            if entry is not None and entry.error is None
+            if all(vars(entry)[name] == vars(one)[name] for name in ("bytes", "modified_ns", "packets", "parser"))
+            if entry.output is None or entry.output_bytes == sizes.get(entry.output)
+        }
+
+
+def _entry(file: Location) -> InputFile | None:
+    """None if it is not one that this version wrote: the input is then imported again."""
+    try:
+        return InputFile(**json.loads(file.read_text()))
+    except (PingLlmError, ValueError, TypeError):
+        return None
