@@ -1,67 +1,44 @@
-"""Real measurements, all predictors: `python bench/real_data.py FOLDER [--model completer] [--seeds 3] …`.
+"""Real measurements, all predictors, one table: `python bench/real_data.py FOLDER [--model completer] …`.
 
-FOLDER holds `planetlab-rtt-frame1.npz` and `ripe-atlas-ping-menog.jsonl.bz2`. A part of the pairs is known, the others
-are asked about (`real_data_sets.py`). Classical methods are fitted to the known part and asked about
-everything else; models get the known part as context and are asked a random part of the same questions. And single
-pings of pairs that were measured before, each asked from what lies before it.
+FOLDER holds the files of `real_data_sets.py`, which says what they are, what is known of them, and which sets had a
+part in the design. Every predictor gets the same known part and the same queries, at most so many of each set and seed,
+and answers with distributions: those of classical methods are the errors that they make on a held-out part of what is
+known. Models answer with the default settings of the product, unless `--setting` says otherwise.
+
+Intervals (95 %) and leads come from resampling the queries, a pair with all its queries at a time; scores are over the
+queries of all seeds. With `--cache`, answers of classical methods are kept (by set, seed, number of queries, name and
+settings), so that another run asks the models only; empty the folder when the code of a method has changed.
 
 `--write-known FOLDER` writes the known parts as CSV files, to fine-tune on (two probes behind one address are one node
 there): a tuned model is then to be asked about the set and seed of its file only (`--sets`, `--first-seed`).
 """
 
 import argparse
-import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
+import fnmatch
+import hashlib
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from ping_llm import Predictor
 from ping_llm.baselines import standard_baselines
+from ping_llm.baselines.forecasts import WithResiduals
 from ping_llm.baselines.interface import Baseline
-from ping_llm.core.rtt import Observations
-from ping_llm.evaluate.scores import Scores, scores
-from real_data_sets import (
-    MENOG_KNOWN,
-    PLANETLAB_KNOWN,
-    Pings,
-    answered_later,
-    menog_pairs,
-    menog_pings,
-    parted,
-    planetlab_pairs,
-)
+from ping_llm.core.console import err, out
+from ping_llm.core.files import atomic_file
+from ping_llm.core.rtt import RttDistribution
+from ping_llm.evaluate.scores import SCORE_COLUMNS, Comparison, Losses, comparison_table, legend, losses, scores_of
+from real_data_sets import DATA_SETS, DataSet, PairTask
 
-
-@dataclass(frozen=True, kw_only=True)
-class Set:
-    name: str
-    pairs: Observations
-    known: float
-    nodes: tuple[str, ...]
-    symmetric: bool
-
-    def baselines(self, seed: int) -> list[Baseline]:
-        nodes = None if self.symmetric else self.nodes
-        every = standard_baselines(nodes, symmetric=self.symmetric, seed=seed)
-        return [baseline for baseline in every if not baseline.causal and "pair" not in baseline.name]
-
-
-def sets(folder: Path, pings: Pings) -> Iterator[Set]:
-    planetlab = planetlab_pairs(folder)
-    nodes = tuple(f"{0x2000 + node:x}::1" for node in range(int(planetlab.destination.max()) + 1))  # no two alike
-    for known in PLANETLAB_KNOWN:
-        yield Set(name=f"planetlab-{100 * known:g}", pairs=planetlab, known=known, nodes=nodes, symmetric=True)
-    pairs = menog_pairs(pings.fastest)
-    for known in MENOG_KNOWN:
-        yield Set(name=f"menog-{100 * known:g}", pairs=pairs, known=known, nodes=pings.nodes, symmetric=False)
-
-
-_NAMES = (
-    *(f"planetlab-{100 * known:g}" for known in PLANETLAB_KNOWN),
-    *(f"menog-{100 * known:g}" for known in MENOG_KNOWN),
-    "later",
+NAMES = {name: (data_set, share) for data_set in DATA_SETS for name, share in data_set.names.items()}
+ROLES = (
+    "Design and training settings were chosen on simulated data, PlanetLab and MENOG; no weight was fitted to either. "
+    "WonderNetwork, Filecoin and AWS are for testing only: nothing was chosen by looking at them."
 )
 
 
@@ -69,95 +46,169 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--model", action="append", help="a run, an exported folder, or completer (several: repeat)")
-    parser.add_argument("--sets", default="", help="only these, of planetlab-5, planetlab (all three), menog, later …")
+    parser.add_argument("--setting", action="append", default=[], metavar="NAME=NUMBER", help="of models: context=1024")
+    parser.add_argument("--sets", default="*", help=f"names or patterns, of {', '.join(NAMES)}")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--first-seed", type=int, default=0)
-    parser.add_argument("--questions", type=int, default=2000, help="to ask models, of each set and seed")
-    parser.add_argument("--context", type=int, default=512)
-    parser.add_argument("--votes", type=int, default=1)
-    parser.add_argument("--together", type=int, default=1, help="questions of one source that share a context")
-    parser.add_argument("--no-baselines", action="store_true")
+    parser.add_argument("--queries", type=int, default=2000, help="of each set and seed, at most")
+    parser.add_argument("--baselines", default="*", help="names or patterns; '' for none")
     parser.add_argument("--no-models", action="store_true")
+    parser.add_argument("--cache", type=Path, help="folder for the answers of classical methods")
+    parser.add_argument("--json", type=Path, help="file to write all figures to")
     parser.add_argument("--write-known", type=Path, help="write what is known as CSV files, and do nothing else")
     options = parser.parse_args()
-    wanted = options.sets.split(",") if options.sets else ["planetlab", "menog", "later"]
-    if unknown := [one for one in wanted if not any(_is_among(name, [one]) for name in _NAMES)]:
-        parser.error(f"--sets {','.join(unknown)}: there are {', '.join(_NAMES)}; planetlab, menog")
+    patterns = [part.strip() for part in options.sets.split(",")]
+    if wrong := [pattern for pattern in patterns if not _chosen(NAMES, [pattern])]:
+        parser.error(f"--sets {','.join(wrong)}: there are {', '.join(NAMES)}, and patterns such as 'planetlab*'")
+    chosen = _chosen(NAMES, patterns)
     seeds = range(options.first_seed, options.first_seed + options.seeds)
-    pings = menog_pings(options.folder)
-    chosen = [one for one in sets(options.folder, pings) if _is_among(one.name, wanted)]
     if options.write_known:
-        for one in chosen:
-            for seed in seeds:
-                _write_known(one, seed, options.write_known)
+        for name in chosen:
+            _write_known(name, seeds, options.folder, options.write_known)
         return
-    settings = {
-        "context": options.context, "votes": options.votes, "questions_per_context": options.together,
-        "contexts_per_call": 64,
-    }  # fmt: skip
+
+    settings = {name: int(value) for name, _, value in (setting.partition("=") for setting in options.setting)}
     names = [] if options.no_models else options.model or ["completer"]
     models = {name: Predictor.from_pretrained(name, **settings) for name in names}
-    for one in chosen:
-        _show(one.name)
-        for place in range(0 if options.no_baselines else len(one.baselines(0))):
-            name = one.baselines(0)[place].name
-            _show(name, [_of_baseline(one, one.baselines(seed)[place], seed) for seed in seeds])
-        for name, model in models.items():
-            _show(name, [_of_model(one, model, seed, options.questions) for seed in seeds])
-    if "later" in wanted:
-        _later(pings, models, options.questions, seeds, baselines=not options.no_baselines)
+    found = {}
+    for data_set in DATA_SETS:
+        if not (shares := {name: share for name, share in data_set.names.items() if name in chosen}):
+            continue
+        data = data_set.read(options.folder)
+        for name, share in shares.items():
+            tasks = {seed: data.task(share, seed, options.queries) for seed in seeds}
+            answers = _classical(name, tasks, options) | _models(name, tasks, models)
+            group = np.concatenate([task.queries.unordered_pair for task in tasks.values()])
+            found[name] = Comparison.of(answers, group)
+            out.print(comparison_table(_title(data_set, share, len(group)), found[name], names), "")
+    out.print(legend())
+    out.print("\n" + overview(found, names), markup=False, soft_wrap=True)
+    if options.json:
+        figures = {name: {who: of.to_json(who) for who in of.scores} for name, of in found.items()}
+        roles = {name: NAMES[name][0].role for name in found}
+        settings = {"seeds": list(seeds), "queries": options.queries, "settings": settings, "models": names}
+        with atomic_file(options.json) as path:
+            path.write_text(json.dumps({**settings, "roles": roles, "sets": figures}, indent=1) + "\n")
 
 
-def _is_among(name: str, wanted: list[str]) -> bool:
-    return any(name == one or name.startswith(f"{one}-") for one in wanted)
+def _chosen(names: Sequence[str] | dict[str, Any], patterns: Sequence[str]) -> list[str]:
+    """A name stands for itself and for all that continue it: planetlab for planetlab-5."""
+    return [n for n in names if any(fnmatch.fnmatch(n, p) or n.startswith(f"{p}-") for p in patterns)]
 
 
-def _of_baseline(one: Set, baseline: Baseline, seed: int) -> Scores:
-    known, asked = parted(one.pairs, one.known, seed)
-    return scores(baseline.fit(_at_once(known))(asked.questions), asked)
+def _title(data_set: DataSet, share: float, queries: int) -> str:
+    return f"{data_set.title_of(share)} ({queries:,} queries; for {data_set.role})"
 
 
-def _of_model(one: Set, model: Predictor, seed: int, questions: int) -> Scores:
-    known, asked = parted(one.pairs, one.known, seed)
-    asked = asked.take(slice(0, questions))
-    return scores(model.predict(known, asked.questions, one.nodes), asked)
+def opponents(task: PairTask, seed: int) -> list[Baseline]:
+    """Where pairs have a past, those that look back; else those that do not."""
+    looks_back = bool(np.isfinite(task.queries.time_s).any())
+    has_prefixes = not all(node.endswith("::1") for node in task.nodes)
+    every = standard_baselines(task.nodes if has_prefixes else None, symmetric=task.symmetric, seed=seed)
+    return [one for one in every if one.causal == looks_back and "pair" not in one.name]
 
 
-def _later(pings: Pings, models: dict[str, Predictor], questions: int, seeds: range, *, baselines: bool) -> None:
-    """Everybody is asked the same questions here: one spike more or less decides the mean."""
-    _show("later (menog, single pings)")
-    tests = [answered_later(pings, questions, seed) for seed in seeds]
-    for baseline in (b for b in standard_baselines() if baselines and b.causal):
-        fitted = baseline.fit(pings.first)
-        _show(baseline.name, [scores(fitted(test.questions), test) for test in tests])
+def _classical(set_name: str, tasks: dict[int, PairTask], options: argparse.Namespace) -> dict[str, Losses]:
+    every = {seed: opponents(task, seed) for seed, task in tasks.items()}
+    names = [one.name for one in next(iter(every.values()))]
+    found = {}
+    for at, name in enumerate(names):
+        if not any(fnmatch.fnmatch(name, pattern.strip()) for pattern in options.baselines.split(",")):
+            continue
+        begin = time.monotonic()
+        of_seeds = []
+        for seed, task in tasks.items():
+            settings = hashlib.sha256(repr(every[seed][at]).encode()).hexdigest()[:12]
+            path = options.cache and options.cache / f"{set_name}-{seed}-{options.queries}-{settings}.npz"
+            if path and path.exists():
+                of_seeds.append(dict(np.load(path)))
+                continue
+            fitted = WithResiduals(baseline=every[seed][at], seed=seed).fit(task.at_once)
+            of_seeds.append(losses_of(fitted(task.queries.questions), task))
+            if path:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                with atomic_file(path) as unfinished, unfinished.open("wb") as file:
+                    np.savez(file, **of_seeds[-1])
+        found[name] = _pooled(set_name, name, of_seeds, begin)
+    return found
+
+
+def _models(set_name: str, tasks: dict[int, PairTask], models: dict[str, Predictor]) -> dict[str, Losses]:
+    found = {}
     for name, model in models.items():
-        _show(name, [scores(model.predict(pings.first, test.questions, pings.nodes), test) for test in tests])
+        begin = time.monotonic()
+        answers = (model.predict(task.known, task.queries.questions, task.nodes) for task in tasks.values())
+        of_seeds = [losses_of(answer, task) for answer, task in zip(answers, tasks.values(), strict=True)]
+        found[name] = _pooled(set_name, name, of_seeds, begin)
+    return found
 
 
-def _at_once(known: Observations) -> Observations:
-    return Observations(**{**vars(known), "time_s": np.zeros(len(known))})
+def losses_of(predicted: RttDistribution, task: PairTask) -> Losses:
+    """Failures are those of single results, all of which count alike; without any there is nothing to score."""
+    found = losses(predicted, task.queries)
+    unanswered = np.isnan(task.queries.rtt_ms)
+    if task.tried is not None:
+        p = predicted.p_failed
+        found["brier"] = (p * p - 2 * p * task.failed + task.failed) * task.tried / task.tried.mean()
+        found["bits"] = np.where(unanswered, np.nan, found["bits"])  # there it is no result, but the lack of a median
+    elif not unanswered.any():
+        del found["brier"]
+    return found
 
 
-def _show(name: str, of_seeds: list[Scores] | None = None) -> None:
-    if of_seeds is None:
-        sys.stdout.write(f"\n{name:32s}{'median RE':>10s}{'p90 RE':>9s}{'MAE ms':>9s}{'in 90 %':>9s}{'NLL':>8s}\n")
-    else:
-        mean = {key: float(np.mean([found[key] for found in of_seeds])) for key in of_seeds[0]}
-        interval = f"{mean['coverage90']:9.1%}{mean['nll_bits']:8.3f}" if "nll_bits" in mean else ""
-        sys.stdout.write(f"{name:32s}{mean['median_re']:10.4f}{mean['p90_re']:9.3f}{mean['mae']:9.2f}{interval}\n")
-    sys.stdout.flush()
+def _pooled(set_name: str, name: str, of_seeds: list[Losses], begin: float) -> Losses:
+    pooled = {key: np.concatenate([one[key] for one in of_seeds]) for key in of_seeds[0]}
+    scores = scores_of(pooled)
+    shown = "  ".join(f"{SCORE_COLUMNS[key].title} {scores[key]:.4g}" for key in ("median_re", "p90_re", "mae"))
+    err.print(f"{set_name:14}{name:28}{shown}  ({time.monotonic() - begin:.1f} s)", markup=False, soft_wrap=True)
+    return pooled
 
 
-def _write_known(one: Set, seed: int, folder: Path) -> None:
+def overview(found: dict[str, Comparison], models: Sequence[str]) -> str:
+    """As Markdown: of each set, every model and the best of the others in each score; bold where outside the noise."""
+    shown = ("median_re", "p90_re", "mae", "coverage90", "nll_bits", "brier")
+    titles = " | ".join(SCORE_COLUMNS[key].title for key in shown)
+    lines = [f"| known | | {titles} |", "|---" * (len(shown) + 2) + "|"]
+    for name, comparison in found.items():
+        data_set, share = NAMES[name]
+        rivals = {who: scores for who, scores in comparison.scores.items() if who not in models}
+        rows = [(model, dict.fromkeys(shown, model)) for model in models if model in comparison.scores]
+        rows.append(("best other", {key: _best(rivals, key) for key in shown}))
+        for title, who in rows:
+            cells = [_cell(comparison, who[key], key, named=title == "best other") for key in shown]
+            lines.append(f"| {data_set.title_of(share)} | {title} | {' | '.join(cells)} |")
+    return "\n".join([*lines, "", ROLES])
+
+
+def _best(scores: dict[str, dict[str, float]], key: str) -> str:
+    distance = SCORE_COLUMNS[key].distance
+    known = {who: distance(of[key]) for who, of in scores.items() if np.isfinite(of.get(key, np.nan))}
+    return min(known, key=known.__getitem__, default="")
+
+
+def _cell(comparison: Comparison, who: str, key: str, *, named: bool) -> str:
+    value = comparison.scores.get(who, {}).get(key, np.nan)
+    if np.isnan(value):
+        return ""
+    column = SCORE_COLUMNS[key]
+    low, high = (column.format.format(end) for end in comparison.intervals[who][key])
+    text = column.format.format(value)
+    text = f"**{text}**" if comparison.leaders.get(key) == who else text
+    return f"{text} ({low}-{high})" + (f" {who}" if named else "")
+
+
+def _write_known(name: str, seeds: range, data_folder: Path, folder: Path) -> None:
+    data_set, share = NAMES[name]
+    data = data_set.read(data_folder)
     folder.mkdir(parents=True, exist_ok=True)
-    known, _ = parted(one.pairs, one.known, seed)
-    path = folder / f"{one.name}-{seed}.csv"
-    lines = (
-        f"{one.nodes[source]},{one.nodes[destination]},{rtt}\n"
-        for source, destination, rtt in zip(known.source, known.destination, known.rtt_ms, strict=True)
-    )
-    path.write_text("src_addr,dst_addr,rtt\n" + "".join(lines))
-    sys.stdout.write(f"{path}: {len(known):,} measurements\n")
+    for seed in seeds if share else ():
+        task = data.task(share, seed, 1)
+        known = replace(task.known, rtt_ms=np.nan_to_num(task.known.rtt_ms, nan=-1.0))  # failed, as readers take it
+        columns = zip(known.source, known.destination, known.rtt_ms, strict=True)
+        lines = (f"{task.nodes[source]},{task.nodes[destination]},{rtt}\n" for source, destination, rtt in columns)
+        path = folder / f"{name}-{seed}.csv"
+        path.write_text("src_addr,dst_addr,rtt\n" + "".join(lines))
+        out.print(f"{path}: {len(known):,} measurements", markup=False)
 
 
 if __name__ == "__main__":

@@ -1,21 +1,31 @@
-"""Real measurements and the protocols of the classical baselines on them: what `real_data.py` and the tests ask.
+"""Real measurements, and the queries that everyone is asked about them: for `real_data.py` and the tests.
 
-- PlanetLab, frame 1: a symmetric matrix of 490 nodes; 5, 20 or 50 % of the unordered pairs are known, three seeds.
-- MENOG: 2,161 pairs of RIPE Atlas probes and destinations with at least ten answers, each the median of its results'
-  minima; 50 or 80 % known, three seeds. And single pings, each asked from what was measured before it.
+A set is a table of pairs with one value each. A share of its pairs, drawn by the seed, is known; a random sample of the
+others is queried. `DATA_SETS` has them all, and which of them had a part in the design of this package:
 
-`predictor` is anything with `predict(known, questions)`. Nothing is fitted.
+planetlab   design  490 nodes, a symmetric matrix: unordered pairs
+menog       design  2,161 pairs of RIPE Atlas probes and destinations with at least ten answers; the median of their
+                    results' minima
+next-ping   design  MENOG again: single pings of pairs that were measured before, each queried from what lies before it
+wonder      test    242 cities: unordered pairs, the mean of both directions' average; nodes are names; distances
+filecoin    test    airports (where RIPE Atlas probes are near) to storage providers: directed pairs, the median of a
+                    pair's answered results; its single results are known, and score the probability of a failure
+aws         test    32 regions: unordered pairs, the mean of both directions' medians; nodes are names
+
+Nothing may be chosen by looking at a test set: no weight, no setting of the prior, none of an opponent.
 """
 
 import bz2
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import orjson
+import pyarrow.csv
 
 from ping_llm.baselines.interface import PairTable
 from ping_llm.core.rtt import Floats, History, Observations, Questions, RttDistribution
@@ -24,9 +34,13 @@ from ping_llm.sources.atlas.parse import read_ping
 
 PLANETLAB_FILE: Final = "planetlab-rtt-frame1.npz"
 MENOG_FILE: Final = "ripe-atlas-ping-menog.jsonl.bz2"
-PLANETLAB_KNOWN: Final = (0.05, 0.2, 0.5)
-MENOG_KNOWN: Final = (0.5, 0.8)
+WONDER_FILE: Final = "wondernetwork-2018.csv.gz"
+FILECOIN_FILE: Final = "filecoin-atlas-2021.csv.gz"
+AWS_FILE: Final = "aws-regions-2026.csv"
 _FEWEST_ANSWERS: Final = 10
+
+
+Column = npt.NDArray[Any]
 
 
 class ContextPredictor(Protocol):
@@ -109,12 +123,188 @@ def unseen_pairs(
     return {name: float(np.mean([result[name] for result in results])) for name in results[0]}
 
 
-def answered_later(pings: Pings, most_questions: int = 2000, seed: int = 0) -> Observations:
-    """Answered pings whose pair was measured before, to be asked from everything that was measured before them."""
+def measured_later(pings: Pings, most_questions: int = 2000, seed: int = 0) -> Observations:
+    """Pings, failed ones too, of pairs that answered before, to be asked from everything that was measured earlier."""
     answered = pings.first.answered
-    start, stop = History.of(answered.pair, answered.time_s, answered.rtt_ms).span(answered.pair, answered.time_s)
+    known = History.of(answered.pair, answered.time_s, answered.rtt_ms)
+    start, stop = known.span(pings.first.pair, pings.first.time_s)
     seen = np.flatnonzero(stop > start)
-    return answered.take(np.random.default_rng(seed).permutation(seen)[:most_questions])
+    return pings.first.take(np.random.default_rng(seed).permutation(seen)[:most_questions])
+
+
+# All sets alike.
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairTask:
+    """What is known, and what is queried of it."""
+
+    known: Observations
+    queries: Observations
+    """With the values that are expected, NaN where a pair never answered."""
+    nodes: tuple[str, ...]
+    symmetric: bool
+    tried: Floats | None = None
+    """Of each query, how many single results there are where these count one by one, and which share of them failed."""
+    failed: Floats | None = None
+    distance_km: Floats | None = None
+    """[nodes, nodes]"""
+
+    @property
+    def at_once(self) -> Observations:
+        """What is known, for baselines: they take what has no time to be later than everything."""
+        return Observations(**{**vars(self.known), "time_s": np.nan_to_num(self.known.time_s)})
+
+
+@dataclass(frozen=True, kw_only=True)
+class RealPairs:
+    pairs: Observations
+    nodes: tuple[str, ...]
+    symmetric: bool
+    results: Observations | None = None
+    """Single results, failures among them, if they are known instead of the pairs' values."""
+    distance_km: Floats | None = None
+
+    def task(self, share: float, seed: int, queries: int) -> PairTask:
+        known, asked = parted(self.pairs, share, seed)
+        asked = asked.take(slice(0, queries))
+        task = {"nodes": self.nodes, "symmetric": self.symmetric, "distance_km": self.distance_km}
+        if self.results is None:
+            return PairTask(known=known, queries=asked, **task)
+        results = self.results
+        order = np.argsort(asked.pair)
+        at = np.minimum(np.searchsorted(asked.pair[order], results.pair), len(asked) - 1)
+        row = order[at[asked.pair[order[at]] == results.pair]]
+        failed = np.isnan(results.rtt_ms[asked.pair[order[at]] == results.pair])
+        tried = np.bincount(row, minlength=len(asked)).astype(np.float64)
+        return PairTask(
+            known=results.take(np.isin(results.pair, known.pair)),
+            queries=asked,
+            tried=tried,
+            failed=np.bincount(row, failed, minlength=len(asked)) / tried,
+            **task,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class NextPings:
+    pings: Pings
+
+    def task(self, share: float, seed: int, queries: int) -> PairTask:
+        asked = measured_later(self.pings, queries, seed)
+        return PairTask(known=self.pings.first, queries=asked, nodes=self.pings.nodes, symmetric=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataSet:
+    name: str
+    title: str
+    role: str
+    """"design", or "test": see above."""
+    shares: tuple[float, ...]
+    """Of the pairs, what is known; none where every query has its own past."""
+    read: Callable[[Path], RealPairs | NextPings]
+
+    @property
+    def names(self) -> dict[str, float]:
+        return {f"{self.name}-{100 * share:g}": share for share in self.shares} or {self.name: 0.0}
+
+    def title_of(self, share: float) -> str:
+        return f"{self.title}, {share:.0%} known" if share else self.title
+
+
+def _planetlab(folder: Path) -> RealPairs:
+    pairs = planetlab_pairs(folder)
+    return RealPairs(pairs=pairs, nodes=unrelated_addresses(_nodes_of(pairs)), symmetric=True)
+
+
+@cache
+def _menog(folder: Path) -> Pings:
+    return menog_pings(folder)
+
+
+def _menog_pairs(folder: Path) -> RealPairs:
+    pings = _menog(folder)
+    return RealPairs(pairs=menog_pairs(pings.fastest), nodes=pings.nodes, symmetric=False)
+
+
+def _wonder(folder: Path) -> RealPairs:
+    table = _read_csv(folder / WONDER_FILE)
+    pairs, names = _both_directions(table["src"], table["dst"], table["avg_ms"])
+    distances, _ = _both_directions(table["src"], table["dst"], table["distance_km"])
+    distance_km = np.zeros((len(names), len(names)))
+    distance_km[distances.source, distances.destination] = distances.rtt_ms
+    return RealPairs(
+        pairs=pairs,
+        nodes=unrelated_addresses(len(names)),
+        symmetric=True,
+        distance_km=np.maximum(distance_km, distance_km.T),
+    )
+
+
+def _aws(folder: Path) -> RealPairs:
+    table = _read_csv(folder / AWS_FILE)
+    pairs, names = _both_directions(table["src"], table["dst"], table["p50_ms"])
+    return RealPairs(pairs=pairs, nodes=unrelated_addresses(len(names)), symmetric=True)
+
+
+def _filecoin(folder: Path) -> RealPairs:
+    """Without times: the file says when a result was exported, not when it was measured."""
+    table = _read_csv(folder / FILECOIN_FILE)
+    airports, source = np.unique(table["airport"], return_inverse=True)
+    addresses, destination = np.unique(table["dst_addr"], return_inverse=True)
+    rtt = table["avg_ms"].astype(np.float64)
+    results = _timeless(source, destination + len(airports), np.where(rtt < 0, np.nan, rtt))
+    of_pair, first = np.unique(results.pair, return_index=True)
+    medians = PairTable.of(results)
+    value = np.full(len(of_pair), np.nan)
+    value[np.searchsorted(of_pair, medians.pair)] = medians.rtt_ms
+    return RealPairs(
+        pairs=_timeless(results.source[first], results.destination[first], value),
+        nodes=(*unrelated_addresses(len(airports)), *addresses.tolist()),
+        symmetric=False,
+        results=results,
+    )
+
+
+DATA_SETS: Final = (
+    DataSet(name="planetlab", title="PlanetLab", role="design", shares=(0.05, 0.2, 0.5), read=_planetlab),
+    DataSet(name="menog", title="MENOG, unseen pairs", role="design", shares=(0.5, 0.8), read=_menog_pairs),
+    DataSet(
+        name="next-ping",
+        title="MENOG, next ping of a pair",
+        role="design",
+        shares=(),
+        read=lambda folder: NextPings(pings=_menog(folder)),
+    ),
+    DataSet(name="wonder", title="WonderNetwork 2018, 242 cities", role="test", shares=(0.05, 0.2, 0.5), read=_wonder),
+    DataSet(name="filecoin", title="Filecoin/Atlas 2021", role="test", shares=(0.2, 0.5, 0.8), read=_filecoin),
+    DataSet(name="aws", title="AWS regions 2026", role="test", shares=(0.2, 0.5), read=_aws),
+)
+
+
+def unrelated_addresses(count: int) -> tuple[str, ...]:
+    """For nodes without one: no two share a prefix."""
+    return tuple(f"{0x2000 + node:x}::1" for node in range(count))
+
+
+def _read_csv(path: Path) -> dict[str, Column]:
+    table = pyarrow.csv.read_csv(path)
+    return {name: table[name].to_numpy() for name in table.column_names}
+
+
+def _both_directions(source: Column, destination: Column, value: Column) -> tuple[Observations, tuple[str, ...]]:
+    """The mean of the directions of each pair of two names, and the names."""
+    names, number = np.unique(np.concatenate([source, destination]), return_inverse=True)
+    ends = np.sort(np.stack(np.split(number, 2)), axis=0)
+    (low, high), value = ends[:, ends[0] != ends[1]], value[ends[0] != ends[1]]
+    pair, row = np.unique(low << 32 | high, return_inverse=True)
+    mean = np.bincount(row, value) / np.bincount(row)
+    return _timeless(pair >> 32, pair & 0xFFFFFFFF, mean), tuple(names.tolist())
+
+
+def _nodes_of(pairs: Observations) -> int:
+    return int(max(pairs.source.max(), pairs.destination.max())) + 1
 
 
 def _timeless(source: npt.NDArray[Any], destination: npt.NDArray[Any], rtt_ms: Floats) -> Observations:
