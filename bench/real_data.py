@@ -84,11 +84,13 @@ def main() -> None:
     out.print(legend())
     out.print("\n" + overview(found, names), markup=False, soft_wrap=True)
     if options.json:
-        figures = {name: {who: of.to_json(who) for who in of.scores} for name, of in found.items()}
-        roles = {name: NAMES[name][0].role for name in found}
-        settings = {"seeds": list(seeds), "queries": options.queries, "settings": settings, "models": names}
+        how = {"seeds": list(seeds), "queries": options.queries, "settings": settings, "models": names}
+        figures = {
+            name: {"role": NAMES[name][0].role, "scores": {who: of.to_json(who) for who in of.scores}}
+            for name, of in found.items()
+        }
         with atomic_file(options.json) as path:
-            path.write_text(json.dumps({**settings, "roles": roles, "sets": figures}, indent=1) + "\n")
+            path.write_text(json.dumps(how | {"sets": figures}, indent=1) + "\n")
 
 
 def _chosen(names: Sequence[str] | dict[str, Any], patterns: Sequence[str]) -> list[str]:
@@ -147,9 +149,9 @@ def losses_of(predicted: RttDistribution, task: PairTask) -> Losses:
     """Failures are those of single results, all of which count alike; without any there is nothing to score."""
     found = losses(predicted, task.queries)
     unanswered = np.isnan(task.queries.rtt_ms)
-    if task.tried is not None:
-        p = predicted.p_failed
-        found["brier"] = (p * p - 2 * p * task.failed + task.failed) * task.tried / task.tried.mean()
+    if task.results:
+        p, failed, tried = predicted.p_failed, task.results.failed, task.results.tried
+        found["brier"] = (p * p - 2 * p * failed + failed) * tried / tried.mean()
         found["bits"] = np.where(unanswered, np.nan, found["bits"])  # there it is no result, but the lack of a median
     elif not unanswered.any():
         del found["brier"]

@@ -136,6 +136,14 @@ def measured_later(pings: Pings, most_questions: int = 2000, seed: int = 0) -> O
 
 
 @dataclass(frozen=True, kw_only=True)
+class QueriedResults:
+    """Of each query, how many single results there are, and which share of them failed."""
+
+    tried: Floats
+    failed: Floats
+
+
+@dataclass(frozen=True, kw_only=True)
 class PairTask:
     """What is known, and what is queried of it."""
 
@@ -144,9 +152,7 @@ class PairTask:
     """With the values that are expected, NaN where a pair never answered."""
     nodes: tuple[str, ...]
     symmetric: bool
-    tried: Floats | None = None
-    """Of each query, how many single results there are where these count one by one, and which share of them failed."""
-    failed: Floats | None = None
+    results: "QueriedResults | None" = None
     distance_km: Floats | None = None
     """[nodes, nodes]"""
 
@@ -168,21 +174,24 @@ class RealPairs:
     def task(self, share: float, seed: int, queries: int) -> PairTask:
         known, asked = parted(self.pairs, share, seed)
         asked = asked.take(slice(0, queries))
-        task = {"nodes": self.nodes, "symmetric": self.symmetric, "distance_km": self.distance_km}
-        if self.results is None:
-            return PairTask(known=known, queries=asked, **task)
-        results = self.results
-        order = np.argsort(asked.pair)
-        at = np.minimum(np.searchsorted(asked.pair[order], results.pair), len(asked) - 1)
-        row = order[at[asked.pair[order[at]] == results.pair]]
-        failed = np.isnan(results.rtt_ms[asked.pair[order[at]] == results.pair])
-        tried = np.bincount(row, minlength=len(asked)).astype(np.float64)
+        queried = None
+        if self.results is not None:
+            order = np.argsort(asked.pair)
+            results = self.results.take(np.isin(self.results.pair, asked.pair))
+            row = order[np.searchsorted(asked.pair[order], results.pair)]
+            tried, failed = (
+                np.bincount(row, weights=weight, minlength=len(asked)).astype(np.float64)
+                for weight in (np.ones(len(row)), np.isnan(results.rtt_ms))
+            )
+            queried = QueriedResults(tried=tried, failed=failed / tried)
+            known = self.results.take(np.isin(self.results.pair, known.pair))
         return PairTask(
-            known=results.take(np.isin(results.pair, known.pair)),
+            known=known,
             queries=asked,
-            tried=tried,
-            failed=np.bincount(row, failed, minlength=len(asked)) / tried,
-            **task,
+            nodes=self.nodes,
+            symmetric=self.symmetric,
+            results=queried,
+            distance_km=self.distance_km,
         )
 
 

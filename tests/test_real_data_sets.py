@@ -10,7 +10,7 @@ from ping_llm.baselines.forecasts import PointWithResiduals, cumulative
 from ping_llm.core.rtt import Observations
 from ping_llm.evaluate.scores import scores_of
 from real_data import losses_of
-from real_data_sets import AWS_FILE, DATA_SETS, FILECOIN_FILE, WONDER_FILE, PairTask, RealPairs
+from real_data_sets import AWS_FILE, DATA_SETS, FILECOIN_FILE, WONDER_FILE, PairTask, QueriedResults, RealPairs
 
 SETS = {data_set.name: data_set for data_set in DATA_SETS}
 
@@ -51,24 +51,16 @@ def test_what_is_known_are_single_results_of_other_pairs_than_those_queried(file
     assert len(np.unique(task.queries.pair)) == len(task.queries) == 8
     assert not np.isin(task.queries.pair, task.known.pair).any()
     assert np.isnan(task.known.rtt_ms).sum() >= 15
-    assert task.tried is not None
-    assert task.failed is not None
-    assert task.tried.tolist() == [3.0] * 8
-    expected = np.where(np.isnan(task.queries.rtt_ms), 1.0, 1 / 3)
-    assert task.failed == pytest.approx(expected)
+    assert task.results is not None
+    assert task.results.tried.tolist() == [3.0] * 8
+    assert task.results.failed == pytest.approx(np.where(np.isnan(task.queries.rtt_ms), 1.0, 1 / 3))
 
 
 def test_failures_are_scored_by_single_results_which_count_alike() -> None:
     ends = {"source": np.arange(2), "destination": np.arange(2, 4)}
     queries = Observations(**ends, time_s=np.full(2, np.nan), rtt_ms=np.array([10.0, np.nan]))
-    task = PairTask(
-        known=queries,
-        queries=queries,
-        nodes=(),
-        symmetric=False,
-        tried=np.array([4.0, 1.0]),
-        failed=np.array([0.25, 1]),
-    )
+    results = QueriedResults(tried=np.array([4.0, 1.0]), failed=np.array([0.25, 1.0]))
+    task = PairTask(known=queries, queries=queries, nodes=(), symmetric=False, results=results)
     predicted = PointWithResiduals(
         p_failed=np.array([0.2, 0.7]),
         point_ms=np.array([10.0, 20.0]),
