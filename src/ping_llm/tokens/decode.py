@@ -96,90 +96,81 @@ _Fields = dict[str, tuple[Role, bytes]]
 
 
 class _MalformedError(Exception):
-    """Ends the reading of a measurement at a fault."""
-
-    def __init__(self, fault: Fault, ids: list[int], position: int, expected: str) -> None:
-        token = ids[position]
-        if not 0 <= token < VOCABULARY_SIZE:  # wrong everywhere, which says more than that it is wrong here
-            fault = Fault.UNKNOWN_TOKEN
-        elif token == Role.THROUGHPUT_START:
-            fault = Fault.RESERVED_TOKEN
-        self.problem = Problem(fault=fault, position=position, found=token_name(token), expected=expected)
-
-
-def token_name(token: int) -> str:
-    """The token as a person would call it: `SRC_IPV4`, `byte 192`."""
-    if FIRST_BYTE <= token < VOCABULARY_SIZE:
-        return f"byte {token - FIRST_BYTE}"
-    return Role(token).name if 0 <= token < FIRST_BYTE else f"id {token}"
+    """Ends the reading of a measurement: the fault, its position, and what was expected there."""
 
 
 def decode(tokens: Tokens) -> Decoded:
     """The measurements of one context. Any integers will do; only what is not a row of integers is a TypeError."""
     ids = [operator.index(token) for token in (tokens.tolist() if isinstance(tokens, np.ndarray) else tokens)]
     measurements: list[DecodedMeasurement] = []
-    position = 0
-    time_s: int | None = None  # of the previous timed measurement
-    while position < len(ids):
+    start, time_s = 0, None  # the time of the previous timed measurement
+    while start < len(ids):
         try:
-            fields, end = _read_fields(ids, position)
+            fields, end = _read_fields(ids, start)
         except _MalformedError as error:
-            return Decoded(measurements=tuple(measurements), problem=error.problem)
+            fault, position, expected = error.args
+            token = ids[position]
+            if not 0 <= token < VOCABULARY_SIZE:  # wrong everywhere, which says more than that it is wrong here
+                fault = Fault.UNKNOWN_TOKEN
+            elif token == Role.THROUGHPUT_START:
+                fault = Fault.RESERVED_TOKEN
+            problem = Problem(fault=fault, position=position, found=_token_name(token), expected=expected)
+            return Decoded(measurements=tuple(measurements), problem=problem)
         if end > len(ids) or not fields.keys() >= _REQUIRED:
-            return Decoded(measurements=tuple(measurements), truncated=len(ids) - position)
-        measurements.append(_measurement(fields, position, end, time_s))
+            return Decoded(measurements=tuple(measurements), truncated=len(ids) - start)
+        measurements.append(_measurement(fields, start, end, time_s))
         if "time" in fields:
             time_s = measurements[-1].time_s
-        position = end
+        start = end
     return Decoded(measurements=tuple(measurements))
+
+
+def _token_name(token: int) -> str:
+    """The token as a person would call it: `SRC_IPV4`, `byte 192`."""
+    if FIRST_BYTE <= token < VOCABULARY_SIZE:
+        return f"byte {token - FIRST_BYTE}"
+    return Role(token).name if 0 <= token < FIRST_BYTE else f"id {token}"
 
 
 def _read_fields(ids: list[int], start: int) -> tuple[_Fields, int]:
     """The fields of the measurement that starts here, as written, and where it ends: beyond the tokens, if one is cut
     off."""
     if ids[start] != Role.MEASUREMENT_START:  # only at the very beginning: later ones start where one was found
-        raise _MalformedError(Fault.BEFORE_START, ids, start, Role.MEASUREMENT_START.name)
+        raise _MalformedError(Fault.BEFORE_START, start, Role.MEASUREMENT_START.name)
     fields: _Fields = {}
     position = start + 1
     while position < len(ids) and not (ids[position] == Role.MEASUREMENT_START and fields.keys() >= _REQUIRED):
-        role = _field_role(ids, position, fields)
+        role = _field_role(ids[position], position, fields)
         begin, position = position + 1, position + 1 + BYTES_AFTER[role]
         for at in range(begin, min(position, len(ids))):
             if not FIRST_BYTE <= ids[at] < VOCABULARY_SIZE:
                 expected = f"byte {at - begin + 1} of the {position - begin} after {role.name}"
-                raise _MalformedError(Fault.ROLE_FOR_BYTE, ids, at, expected)
+                raise _MalformedError(Fault.ROLE_FOR_BYTE, at, expected)
         fields[_FIELD_OF[role]] = role, bytes(token - FIRST_BYTE for token in ids[begin:position])
     return fields, position
 
 
-def _field_role(ids: list[int], position: int, fields: _Fields) -> Role:
-    """The role at this position, if a field that the measurement still lacks can begin with it."""
-    token = ids[position]
-    if token not in _FIELD_OF:
-        fault = Fault.MISSING_FIELD if token == Role.MEASUREMENT_START else Fault.BYTE_FOR_ROLE
-        raise _MalformedError(fault, ids, position, _what_may_follow(fields))
+def _field_role(token: int, position: int, fields: _Fields) -> Role:
+    """The token as a role, if a field that the measurement still lacks can begin with it."""
+    if token not in _FIELD_OF or _FIELD_OF[Role(token)] in fields:
+        fault = Fault.REPEATED_FIELD if token in _FIELD_OF else Fault.BYTE_FOR_ROLE
+        choices = [f"a {name}" for name in FIELDS if name not in fields]
+        if fields.keys() >= _REQUIRED:
+            choices.append(Role.MEASUREMENT_START.name)
+        expected = " or ".join(filter(None, [", ".join(choices[:-1]), choices[-1]]))
+        raise _MalformedError(Fault.MISSING_FIELD if token == Role.MEASUREMENT_START else fault, position, expected)
     role = Role(token)
-    if _FIELD_OF[role] in fields:
-        raise _MalformedError(Fault.REPEATED_FIELD, ids, position, _what_may_follow(fields))
     for other, _ in fields.values():
         family = _FAMILY_OF.get(other)
         if family and _FAMILY_OF.get(role, family) != family:
-            raise _MalformedError(Fault.FAMILY_MISMATCH, ids, position, f"an IPv{family} {_FIELD_OF[role]}")
+            raise _MalformedError(Fault.FAMILY_MISMATCH, position, f"an IPv{family} {_FIELD_OF[role]}")
     return role
-
-
-def _what_may_follow(fields: _Fields) -> str:
-    choices = [f"a {name}" for name in FIELDS if name not in fields]
-    if fields.keys() >= _REQUIRED:
-        choices.append(Role.MEASUREMENT_START.name)
-    return " or ".join(filter(None, [", ".join(choices[:-1]), choices[-1]]))
 
 
 def _measurement(fields: _Fields, start: int, end: int, previous_time_s: int | None) -> DecodedMeasurement:
     (source_role, source), (_, destination), (result_role, result) = (fields[name] for name in FIELDS[:3])
     family = _FAMILY_OF[source_role]
     code = None if result_role is Role.FAILED else int.from_bytes(result, "big")
-
     kind, value, time_s = TimeKind.NONE, None, None
     if "time" in fields:
         time_role, time = fields["time"]
@@ -208,8 +199,6 @@ def _measurement(fields: _Fields, start: int, end: int, previous_time_s: int | N
 # Decoded tokens for people, a measurement a line, and for programs, as JSON.
 
 _STYLES: Final = {"source": "cyan", "destination": "blue", "result": "green", "time": "magenta"}
-_FAILED_STYLE: Final = "bold red"
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def render(shown: Decoded | Tokens) -> Text:
@@ -220,7 +209,13 @@ def render(shown: Decoded | Tokens) -> Text:
     """
     decoded = shown if isinstance(shown, Decoded) else decode(shown)
     digits = len(str(decoded.end))
-    lines = [_line(measurement, digits) for measurement in decoded.measurements]
+    lines = []
+    for measurement in decoded.measurements:
+        line = Text.assemble((f"{measurement.start:>{digits}}", "dim"))
+        for name in measurement.order:
+            style = "bold red" if name == "result" and measurement.failed else _STYLES[name]
+            line.append("  ").append(_in_words(measurement, name), style=style)
+        lines.append(line)
     tail = Text.assemble((f"{decoded.end:>{digits}}", "dim"), "  ")
     if decoded.truncated:
         count = f"{decoded.truncated} token{'s' if decoded.truncated > 1 else ''}"
@@ -230,28 +225,10 @@ def render(shown: Decoded | Tokens) -> Text:
     return Text("\n").join(lines)
 
 
-def as_json(decoded: Decoded) -> list[dict[str, Any]]:
-    """One dictionary for each line that `render` writes; `kind` says what it is."""
-    entries = [_entry(measurement) for measurement in decoded.measurements]
-    if decoded.truncated:
-        entries.append({"kind": "truncated", "start": decoded.end, "length": decoded.truncated})
-    if decoded.problem:
-        entries.append({"kind": "malformed", "start": decoded.end, **asdict(decoded.problem)})
-    return entries
-
-
-def _line(measurement: DecodedMeasurement, digits: int) -> Text:
-    line = Text.assemble((f"{measurement.start:>{digits}}", "dim"))
-    for name in measurement.order:
-        style = _FAILED_STYLE if name == "result" and measurement.failed else _STYLES[name]
-        line.append("  ").append(_field(measurement, name), style=style)
-    return line
-
-
-def _field(measurement: DecodedMeasurement, name: str) -> str:
-    if name in ("source", "destination"):
-        return f"from {measurement.source}" if name == "source" else f"to {measurement.destination}"
-    if name == "result":  # a code is a whole number of microseconds, so three digits are exact
+def _in_words(measurement: DecodedMeasurement, field: str) -> str:
+    if field in ("source", "destination"):
+        return f"from {measurement.source}" if field == "source" else f"to {measurement.destination}"
+    if field == "result":  # a code is a whole number of microseconds, so three digits are exact
         return "failed" if measurement.failed else f"{measurement.rtt_ms:.3f} ms"
     if measurement.time_kind is not TimeKind.ABSOLUTE:
         return f"+{measurement.time_value}s"
@@ -262,17 +239,21 @@ def _field(measurement: DecodedMeasurement, name: str) -> str:
 def _calendar(time_s: int | None) -> datetime | None:
     """The time as a date, if it is known and the calendar has it: eight bytes can say years that it has not."""
     try:
-        return None if time_s is None else _EPOCH + timedelta(seconds=time_s)
+        return None if time_s is None else datetime(1970, 1, 1, tzinfo=UTC) + timedelta(seconds=time_s)
     except OverflowError:
         return None
 
 
-def _entry(measurement: DecodedMeasurement) -> dict[str, Any]:
-    date = _calendar(measurement.time_s)
-    return {
-        "kind": "measurement",
-        **asdict(measurement),
-        "order": list(measurement.order),
-        "time_kind": measurement.time_kind.name.lower(),
-        "time": date.isoformat() if date else None,
-    }
+def as_json(decoded: Decoded) -> list[dict[str, Any]]:
+    """One dictionary for each line that `render` writes; `kind` says what it is."""
+    entries: list[dict[str, Any]] = []
+    for measurement in decoded.measurements:
+        date = _calendar(measurement.time_s)
+        entry = {"kind": "measurement", **asdict(measurement), "order": list(measurement.order)}
+        entry |= {"time_kind": measurement.time_kind.name.lower(), "time": date.isoformat() if date else None}
+        entries.append(entry)
+    if decoded.truncated:
+        entries.append({"kind": "truncated", "start": decoded.end, "length": decoded.truncated})
+    if decoded.problem:
+        entries.append({"kind": "malformed", "start": decoded.end, **asdict(decoded.problem)})
+    return entries

@@ -6,6 +6,6 @@ settings -> world (topology -> schedule) -> measurements
 
 from ping_llm.sources.simulator.delays import DelayDistribution
 from ping_llm.sources.simulator.settings import SimulatorSettings
-from ping_llm.sources.simulator.world import World, generate, generate_slice, simulate, slice_bounds
+from ping_llm.sources.simulator.world import World, generate, generate_slice, simulate
 
-__all__ = ["DelayDistribution", "SimulatorSettings", "World", "generate", "generate_slice", "simulate", "slice_bounds"]
+__all__ = ["DelayDistribution", "SimulatorSettings", "World", "generate", "generate_slice", "simulate"]

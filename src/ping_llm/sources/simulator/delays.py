@@ -65,16 +65,10 @@ class DelayDistribution(RttDistribution):
         # Given that it did not fail, what is left of the chance is uniform again: it chooses the component.
         with np.errstate(divide="ignore"):  # the probability may be 1
             chance = (chance - self.p_failed) / (1.0 - self.p_failed)
-        log_median, sigma = self.log_median[:, 0].copy(), np.full(len(self), self.sigma[0])
-        passed = self.weight[:, 0]
-        for index in range(1, len(self.sigma)):
-            later = chance >= passed
-            np.copyto(log_median, self.log_median[:, index], where=later)
-            np.copyto(sigma, self.sigma[index], where=later)
-            passed = passed + self.weight[:, index]
-        rtt = np.asarray(self.floor_ms + np.exp(log_median + sigma * rng.standard_normal(len(self))), np.float64)
-        rtt[failed] = np.nan
-        return rtt
+        which = (chance[:, None] >= np.cumsum(self.weight, axis=1)[:, :-1]).sum(axis=1)
+        log_median, sigma = self.log_median[np.arange(len(self)), which], np.array(self.sigma)[which]
+        rtt = self.floor_ms + np.exp(log_median + sigma * rng.standard_normal(len(self)))
+        return np.where(failed, np.nan, rtt)
 
     def _components(self) -> Iterator[tuple[Floats, Floats, float]]:
         return zip(self.weight.T[..., None], self.log_median.T[..., None], self.sigma, strict=True)

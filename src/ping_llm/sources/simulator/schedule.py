@@ -1,6 +1,7 @@
 """Who measures whom, when: streams, each a source that measures one target at a steady interval for a while."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -38,7 +39,7 @@ class Streams(Columns):
     def __len__(self) -> int:
         return len(self.source)
 
-    @property
+    @cached_property
     def last_ms(self) -> Ints:
         return self.start_ms + (self.count - np.int64(1)) * self.interval_ms
 

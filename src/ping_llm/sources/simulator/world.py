@@ -1,11 +1,11 @@
 """A simulated Internet: built from its settings, asked for its measurements, and for the truth about any of them."""
 
 import hashlib
-import ipaddress
 import itertools
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
@@ -15,10 +15,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ping_llm import __version__
-from ping_llm.core.console import Advance
+from ping_llm.core.console import Advance, no_progress
 from ping_llm.core.errors import PingLlmError
 from ping_llm.core.files import atomic_file, write_atomically
-from ping_llm.core.measurements import SCHEMA, time_microseconds
+from ping_llm.core.measurements import SCHEMA, UNPARSABLE, format_address, parse_addresses, time_microseconds
 from ping_llm.sources import WORLD_FILE
 from ping_llm.sources.simulator.delays import DelayDistribution, DelayModel, load_at
 from ping_llm.sources.simulator.schedule import build_streams, source_sizes
@@ -88,8 +88,6 @@ class World:
         Addresses are text; times are Unix seconds, `datetime64`, `datetime` or Arrow timestamps. Each argument is a
         list (or an array) or a single value that holds for all.
         """
-        if not isinstance(event_time, pa.Array | pa.ChunkedArray):
-            event_time = np.atleast_1d(np.asarray(event_time))
         time_us, _, _ = time_microseconds(_column(event_time))
         source, target, time_s = np.broadcast_arrays(
             self._endpoints_of(src_addr), self._endpoints_of(dst_addr), time_us / 1e6
@@ -101,15 +99,32 @@ class World:
         return self.delays.distribution(self.delays.paths(source, target), time_s, self.loss_scale)
 
     def _endpoints_of(self, addresses: Any) -> Ints:
-        texts = _column([addresses] if isinstance(addresses, str) else addresses).cast(pa.string())
-        index = pc.index_in(texts, value_set=self.endpoints.address)
-        if index.null_count:  # perhaps only spelt differently
-            texts = pa.array([_canonical(text) for text in texts.to_pylist()], pa.string())
-            index = pc.index_in(texts, value_set=self.endpoints.address)
+        given = _column(addresses).cast(pa.string()).dictionary_encode()
+        families, packed = parse_addresses(given.dictionary.to_pylist())  # they may be spelt differently
+        both = zip(families.tolist(), packed, strict=True)
+        spelt = [format_address(family, one.tobytes()) if family != UNPARSABLE else None for family, one in both]
+        index = pc.index_in(pa.array(spelt, pa.string()), value_set=self.endpoints.address)
         if index.null_count:
-            missing = texts[index.is_valid().to_pylist().index(False)].as_py()
+            missing = given.dictionary[index.is_valid().to_pylist().index(False)].as_py()
             raise PingLlmError(f"{missing!r} is no address of this simulated world")
-        return np.asarray(index.to_numpy(zero_copy_only=False), np.int64)
+        return np.asarray(index.take(given.indices), np.int64)
+
+    @cached_property
+    def slice_bounds(self) -> Ints:
+        """Seconds since the start between which slices lie; each has about `MEASUREMENTS_PER_SLICE` measurements."""
+        span_s, streams = self.settings.span_s, self.streams
+        step = -(-span_s // 2**20)
+        begin, end = streams.start_ms / (1000 * step), (streams.last_ms + streams.interval_ms) / (1000 * step)
+        cells = -(-span_s // step) + 2
+        rate = streams.count / (end - begin)
+        # Each stream is a box of its rate: differences at both ends, added up to the rate, added up to the count.
+        change = np.bincount(begin.astype(np.int64), rate, cells)
+        change -= np.bincount(np.minimum(end.astype(np.int64), cells - 1), rate, cells)
+        made = np.cumsum(np.cumsum(change))
+        slices = max(1, round(self.settings.measurements / MEASUREMENTS_PER_SLICE))
+        by_count = np.searchsorted(made, np.arange(1, slices) * (made[-1] / slices)) * step
+        by_time = np.arange(0, span_s, _LONGEST_SLICE_S)
+        return np.unique(np.concatenate([[0], by_count[by_count < span_s], by_time, [span_s]]))
 
     def _calibrated_loss(self) -> float:
         """The factor that makes the share of failed measurements that of the settings: Newton's method, which for this
@@ -131,16 +146,10 @@ class World:
 
 
 def _column(values: Any) -> Any:
+    """An Arrow array of a list, an array or a single value."""
     if isinstance(values, pa.ChunkedArray):
         return values.combine_chunks()
-    return values if isinstance(values, pa.Array) else pa.array(values)
-
-
-def _canonical(text: str) -> str:
-    try:
-        return str(ipaddress.ip_address(text))
-    except ValueError:
-        return text
+    return values if isinstance(values, pa.Array) else pa.array(np.atleast_1d(np.asarray(values)))
 
 
 # From a world to its measurements: one slice of time after the other, each of which can be made on its own.
@@ -152,69 +161,35 @@ _LONGEST_SLICE_S = 65_536
 
 def generate(world: World) -> Iterator[pa.Table]:
     """All measurements in time order, as tables of `measurements.SCHEMA` of bounded size."""
-    bounds = slice_bounds(world)
-    first_at_or_after = np.searchsorted(world.streams.start_ms, bounds * 1000)
-    running = np.empty(0, np.int64)
-    for index in range(len(bounds) - 1):
-        started = np.arange(first_at_or_after[index], first_at_or_after[index + 1])
-        running = np.concatenate([running, started])
-        table = _measure(world, index, bounds, running)
+    for index in range(len(world.slice_bounds) - 1):
+        table = generate_slice(world, index)
         if len(table):
             yield table
-        running = running[world.streams.take(running).last_ms >= bounds[index + 1] * 1000]
 
 
 def generate_slice(world: World, index: int) -> pa.Table:
-    """Slice `index` alone: the same measurements that `generate` yields for it."""
-    bounds = slice_bounds(world)
-    begin_ms, end_ms = bounds[index : index + 2] * 1000
-    running = np.flatnonzero((world.streams.start_ms < end_ms) & (world.streams.last_ms >= begin_ms))
-    return _measure(world, index, bounds, running)
-
-
-def slice_bounds(world: World) -> Ints:
-    """Seconds since the start at which slices begin and end; each holds about `MEASUREMENTS_PER_SLICE` measurements."""
-    span_s = world.settings.span_s
-    step = -(-span_s // 2**20)
-    streams = world.streams
-    begin, end = streams.start_ms / (1000 * step), (streams.last_ms + streams.interval_ms) / (1000 * step)
-    cells = -(-span_s // step) + 2
-    rate = streams.count / (end - begin)
-    # Each stream is a box of its rate: differences at both ends, added up to the rate, added up to the count.
-    change = np.bincount(begin.astype(np.int64), rate, cells)
-    change -= np.bincount(np.minimum(end.astype(np.int64), cells - 1), rate, cells)
-    made = np.cumsum(np.cumsum(change))
-    slices = max(1, round(world.settings.measurements / MEASUREMENTS_PER_SLICE))
-    by_count = np.searchsorted(made, np.arange(1, slices) * (made[-1] / slices)) * step
-    by_time = np.arange(0, span_s, _LONGEST_SLICE_S)
-    return np.unique(np.concatenate([[0], by_count[by_count < span_s], by_time, [span_s]]))
-
-
-def _measure(world: World, index: int, bounds: Ints, running: Ints) -> pa.Table:
-    """The measurements of the `running` streams within slice `index`."""
-    streams = world.streams.take(running)
+    """The measurements between two of the world's `slice_bounds`."""
+    start_s, (begin_s, end_s) = world.settings.start_s, world.slice_bounds[index : index + 2]
+    begin_ms, end_ms = begin_s * 1000, end_s * 1000
+    started = np.searchsorted(world.streams.start_ms, end_ms)
+    streams = world.streams.take(np.flatnonzero(world.streams.last_ms[:started] >= begin_ms))
     source, target = streams.source.astype(np.int64), streams.target.astype(np.int64)
     start_ms, interval_ms = streams.start_ms, streams.interval_ms.astype(np.int64)
-    begin_ms, end_ms = bounds[index : index + 2] * 1000
     first = np.maximum(0, -((start_ms - begin_ms) // interval_ms))
     count = np.minimum(streams.count, -((start_ms - end_ms) // interval_ms)) - first
 
     # Measurement by measurement, stream after stream.
-    which = np.repeat(np.arange(len(running)), count)
+    which = np.repeat(np.arange(len(streams)), count)
     number = np.arange(len(which)) - np.repeat(np.cumsum(count) - count - first, count)
     second = (start_ms[which] + number * interval_ms[which]) // 1000
-    truth = world.delays.distribution(
-        world.delays.paths(source, target).take(which),
-        world.settings.start_s + second.astype(np.float64),
-        world.loss_scale,
-    )
+    paths = world.delays.paths(source, target).take(which)
+    truth = world.delays.distribution(paths, start_s + second.astype(np.float64), world.loss_scale)
     rtt = truth.draw(generator(world.settings.seed, "measurements", index)).astype(np.float32)
 
-    order = np.argsort((second - bounds[index]).astype(np.uint16), kind="stable")
+    order = np.argsort((second - begin_s).astype(np.uint16), kind="stable")
     which = which[order]
-    event_time = (world.settings.start_s + second[order]) * 1_000_000
     columns = [
-        pa.array(event_time).cast(SCHEMA.field("event_time").type),
+        pa.array((start_s + second[order]) * 1_000_000).cast(SCHEMA.field("event_time").type),
         world.endpoints.address.take(pa.array(source[which])),
         world.endpoints.address.take(pa.array(target[which])),
         pa.array(world.endpoints.family[source[which]]),
@@ -225,8 +200,7 @@ def _measure(world: World, index: int, bounds: Ints, running: Ints) -> pa.Table:
 
 # A world's measurements as a folder: Parquet files, and `world.json` to ask for the truth later.
 
-DEFAULT_ROWS_PER_FILE = 10_000_000
-_FILES = ("measurements-*.parquet", WORLD_FILE)
+ROWS_PER_FILE = 10_000_000
 _PARQUET = {"compression": "zstd", "use_dictionary": ["src_addr", "dst_addr", "ip_version"]}
 
 
@@ -249,17 +223,19 @@ def simulate(
     output_dir: Path | str,
     *,
     files: int | None = None,
-    rows_per_file: int | None = None,
-    on_progress: Advance | None = None,
+    on_progress: Advance = no_progress,
     overwrite: bool = False,
 ) -> SimulationSummary:
     """Writes `measurements-00000-of-0000N.parquet`... and, when they are complete, `world.json`.
 
-    The measurements are the same however many files they are cut into. `on_progress` gets how many were written.
+    The measurements are the same however many files they are cut into: by default, of 10 million each. `on_progress`
+    gets how many were written.
     """
-    bounds = _file_bounds(settings.measurements, files, rows_per_file)
-    folder = Path(output_dir)
-    existing = [path for pattern in _FILES for path in sorted(folder.glob(pattern))]
+    folder, total = Path(output_dir), settings.measurements
+    if files is not None and not 1 <= files <= total:
+        raise PingLlmError(f"{total} measurements cannot be written to {files} files")
+    bounds = [n * total // files for n in range(files + 1)] if files else [*range(0, total, ROWS_PER_FILE), total]
+    existing = [*folder.glob("measurements-*.parquet"), *folder.glob(WORLD_FILE)]
     if existing and not overwrite:
         raise PingLlmError(f"{folder} already holds simulated measurements: choose another folder, or overwrite them")
     world = World(settings)  # fails, if it has to, before anything is deleted
@@ -271,9 +247,7 @@ def simulate(
         raise PingLlmError(f"cannot write to {folder}: {error.strerror}") from None
     count = len(bounds) - 1
     paths = [folder / f"measurements-{number:05d}-of-{count:05d}.parquet" for number in range(count)]
-    failed = 0
-    tables = generate(world)
-    left = SCHEMA.empty_table()
+    failed, tables, left = 0, generate(world), SCHEMA.empty_table()
     for path, (begin, end) in zip(paths, itertools.pairwise(bounds), strict=True):
         with atomic_file(path) as unfinished, pq.ParquetWriter(unfinished, SCHEMA, **_PARQUET) as out:
             while begin < end:
@@ -282,27 +256,13 @@ def simulate(
                 out.write_table(part)
                 begin += len(part)
                 failed += part["rtt"].null_count
-                if on_progress is not None:
-                    on_progress(len(part))
+                on_progress(len(part))
     write_atomically(folder / WORLD_FILE, json.dumps(world.describe(), indent=2) + "\n")
     return SimulationSummary(
-        measurements=settings.measurements,
+        measurements=total,
         failed=failed,
         sources=world.endpoints.sources,
         targets=len(world.endpoints.family) - world.endpoints.sources,
         files=tuple(paths),
         size_bytes=sum(path.stat().st_size for path in paths),
     )
-
-
-def _file_bounds(measurements: int, files: int | None, rows_per_file: int | None) -> list[int]:
-    """The number of the first measurement of every file, and the end."""
-    if files is not None and rows_per_file is not None:
-        raise PingLlmError("give the number of files or the rows per file, not both")
-    if files is not None:
-        if not 1 <= files <= measurements:
-            raise PingLlmError(f"{measurements} measurements cannot be written to {files} files")
-        return [number * measurements // files for number in range(files + 1)]
-    if rows_per_file is not None and rows_per_file < 1:
-        raise PingLlmError("a file needs at least one row")
-    return [*range(0, measurements, rows_per_file or DEFAULT_ROWS_PER_FILE), measurements]
