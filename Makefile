@@ -10,7 +10,7 @@ STEPS ?= 1000
 # A file's tests stay together: they share fixtures that take long to make.
 PARALLEL := --numprocesses auto --maxprocesses 8 --dist loadfile
 
-.PHONY: help setup demo test test-slow test-random test-maxtext test-tensorflow lint dist architecture bench lock clean
+.PHONY: help setup demo test test-slow test-random test-maxtext test-tensorflow lint dist architecture config-page bench lock clean
 
 help:
 	@echo "make setup      create .venv from requirements.lock"
@@ -22,6 +22,7 @@ help:
 	@echo "make test-tensorflow  the tests of the backends that need TensorFlow, in the same environment"
 	@echo "make dist       build a wheel and an sdist into dist/"
 	@echo "make architecture  renew the picture and the tables of docs/architecture.md"
+	@echo "make config-page  renew the tables of keys in docs/configuration.md"
 	@echo "make bench      the figures of docs/benchmarks.md"
 	@echo "make lock       resolve the lock files again, for all supported Pythons"
 
@@ -86,6 +87,9 @@ bench: setup
 dist: setup
 	@rm -rf dist
 	@$(BIN)/python -m hatchling build
+
+config-page: setup
+	@$(BIN)/python scripts/config_page.py
 
 architecture: setup
 	@$(BIN)/python scripts/architecture.py docs/architecture.md 2> /dev/null

@@ -127,8 +127,8 @@ class TestEngine:
     def test_results_come_in_order_with_time_and_node(self, workers: int) -> None:
         with EngineChoice(workers=workers).open() as engine:
             done = list(engine.map(_double, range(20)))
-        assert [one.value for one in done] == [2 * n for n in range(20)]
-        assert all(one.seconds >= 0 and one.node and one.started > 1.6e9 for one in done)
+        assert [value for value, _ in done] == [2 * n for n in range(20)]
+        assert all(timing.seconds >= 0 and timing.node and timing.started > 1.6e9 for _, timing in done)
 
     @settings(max_examples=20, deadline=None)
     @given(tasks=st.integers(0, 40), window=st.integers(1, 9))
@@ -150,7 +150,7 @@ class TestEngine:
 
         with ThreadPoolExecutor(3) as threads:
             engine = Engine(executor=threads, window=lambda: window, memory_bytes=1)
-            assert [done.value for done in engine.map(work, numbers())] == list(range(tasks))  # type: ignore[arg-type]
+            assert [value for value, _ in engine.map(work, numbers())] == list(range(tasks))  # type: ignore[arg-type]
         assert most <= window
 
     def test_a_slow_task_does_not_hold_up_those_behind_it(self) -> None:
@@ -177,7 +177,7 @@ class TestEngine:
         with ThreadPoolExecutor(4) as threads:
             engine = Engine(executor=threads, window=lambda: 8, memory_bytes=1)
             results = engine.map(work, range(1000))
-            assert [next(results).value for _ in range(7)] == list(range(7))
+            assert [next(results)[0] for _ in range(7)] == list(range(7))
             with pytest.raises(PingLlmError, match="task 7 failed"):
                 next(results)
         assert max(begun) < 40

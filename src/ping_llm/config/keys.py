@@ -1,7 +1,7 @@
 """The keys there are, section by section, what the value of each may be, and `Config`, which has them all.
 
 To add a key: declare it in a section here (or in a new `Section`, which then becomes a base of `Config`), and run
-`python -m ping_llm.config docs/configuration.md`. Loading, checking, storing and documenting it follows.
+`make config-page`. Loading, checking, storing and documenting it follows.
 The names are MaxText's wherever MaxText has the same thing, so that its commands work here.
 
 A key is a field of a pydantic model, `Section`. pydantic checks its type; a `Rule` in its annotation says the rest:

@@ -67,7 +67,7 @@ def atomic_folder(path: Path) -> Iterator[Path]:
             shutil.rmtree(leftover, ignore_errors=True)
 
 
-def write_atomically(path: Path, data: str | bytes) -> None:
+def write_atomically(path: Path, data: str | bytes | memoryview) -> None:
     with atomic_file(path) as unfinished:
         unfinished.write_bytes(data.encode() if isinstance(data, str) else data)
 

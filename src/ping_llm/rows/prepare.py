@@ -252,11 +252,10 @@ def _run_tasks(
     done = finished(folder)
     results = dict(done)
     advance(len(done))
-    for outcome in engine.map(function, (task for task in tasks if task.number not in done)):
-        marker = outcome.value
+    for marker, timing in engine.map(function, (task for task in tasks if task.number not in done)):
         results[marker["number"]] = marker
         moved = {name: marker[name] for name in ("bytes_in", "bytes_out")}
-        on_timing(outcome.timing(stage, marker["number"], **moved))
+        on_timing(replace(timing, stage=stage, task=marker["number"], **moved))
         advance()
     return [results[number] for number in sorted(results)]
 

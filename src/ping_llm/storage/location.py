@@ -213,15 +213,19 @@ class Location:
 
     # -- writing
 
-    def write_bytes(self, data: bytes) -> None:
-        """Atomically, as all writing here."""
+    def write_bytes(self, data: Any, *, check: bool = False) -> None:
+        """Atomically, as all writing here. `check`: find out whether the store has all of it."""
 
         def write() -> None:
             if self.is_local:
                 self.local.parent.mkdir(parents=True, exist_ok=True)
                 return write_atomically(self.local, data)
+            # Leaving the block completes the object whatever happened, and Arrow has no way to abort one. So all of it
+            # is handed over in one call, which no signal interrupts.
             with self.store.open_output_stream(self.path, compression=None) as stream:
                 stream.write(data)
+            if check and (stored := self.store.get_file_info(self.path).size) != len(data):
+                raise TruncatedError(f"the store has {stored} bytes instead of {len(data):,}")
 
         self.attempt(write)
 
@@ -236,23 +240,9 @@ class Location:
             probe.delete()
 
     def upload(self, source: Path) -> None:
-        """Copy a local file here, and check that the store has all of it."""
-        size = source.stat().st_size
-
-        def put() -> None:
-            if self.is_local:
-                self.local.parent.mkdir(parents=True, exist_ok=True)
-                with atomic_file(self.local) as unfinished:
-                    shutil.copyfile(source, unfinished)
-                return
-            # Leaving the block completes the object whatever happened, and Arrow has no way to abort one. So all of it
-            # is handed over in one call, which no signal interrupts.
-            with pa.memory_map(str(source)) as file, self.store.open_output_stream(self.path, compression=None) as to:
-                to.write(file.read_buffer())
-            if (stored := self.store.get_file_info(self.path).size) != size:
-                raise TruncatedError(f"the store has {stored} bytes instead of {size:,}")
-
-        self.attempt(put)
+        """Copy a local file here."""
+        with pa.memory_map(str(source)) as file:
+            self.write_bytes(memoryview(file.read_buffer()), check=True)
 
     def copy_to(self, target: "Location") -> None:
         """A copy under another name. Within one store the bytes do not pass through this machine."""

@@ -8,7 +8,6 @@ that belong together; what it does not name is removed afterwards. So the store 
 held one.
 """
 
-import hashlib
 import json
 import threading
 import time
@@ -171,16 +170,10 @@ class Mirror:
         """What is in the store now; None if the file went away meanwhile, with the checkpoint it belonged to."""
         path = self._folder / name
         try:
-            if _step_of(name):
-                stat = path.stat()
-                entry = {"bytes": stat.st_size, "sha256": _checksum(path, stat.st_size, stat.st_mtime_ns)}
-                if entry != before:
-                    (self._remote / name).upload(path)
-            else:  # may grow while it is read
-                data = path.read_bytes()
-                entry = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-                if entry != before:
-                    (self._remote / name).write_bytes(data)
+            stat = path.stat()
+            entry = {"bytes": stat.st_size, "sha256": _checksum(path, stat.st_size, stat.st_mtime_ns)}
+            if entry != before:
+                (self._remote / name).upload(path)
             return entry
         except FileNotFoundError:
             return None

@@ -12,7 +12,7 @@ from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, TypeVar
 
 import psutil
 
@@ -72,17 +72,20 @@ class EngineChoice:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Done(Generic[Value]):
-    """What a task returned, and what it took."""
+class Timing:
+    """What a task took, and where: one line of a timings file."""
 
-    value: Value
+    stage: str = ""
+    task: int | str = ""
     node: str
     started: float
     """Seconds since 1970, by the clock of that machine."""
     seconds: float
+    bytes_in: int = 0
+    bytes_out: int = 0
 
-    def timing(self, stage: str, task: int | str, *, bytes_in: int, bytes_out: int) -> "Timing":
-        return Timing(stage, task, self.node, self.started, self.seconds, bytes_in, bytes_out)
+
+OnTiming = Callable[[Timing], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,32 +99,16 @@ class Engine:
     """What one task may use."""
     is_this_machine: bool = True
 
-    def map(self, function: Callable[[Task], Value], tasks: Iterable[Task]) -> Iterator[Done[Value]]:
+    def map(self, function: Callable[[Task], Value], tasks: Iterable[Task]) -> Iterator[tuple[Value, Timing]]:
         """Results in the order of the tasks (`map_in_order`), of which a window is under way at a time."""
         timed = partial(_run_timed, function)
         return map_in_order(self.executor, timed, tasks, window=lambda: max(1, self.window()), run_ahead=True)
 
 
-def _run_timed(function: Callable[[Task], Value], task: Task) -> Done[Value]:
+def _run_timed(function: Callable[[Task], Value], task: Task) -> tuple[Value, Timing]:
     started, clock = time.time(), time.perf_counter()
     value = function(task)
-    return Done(value=value, node=socket.gethostname(), started=started, seconds=time.perf_counter() - clock)
-
-
-@dataclass(frozen=True)
-class Timing:
-    """One line of a timings file."""
-
-    stage: str
-    task: int | str
-    node: str
-    started: float
-    seconds: float
-    bytes_in: int
-    bytes_out: int
-
-
-OnTiming = Callable[[Timing], None]
+    return value, Timing(node=socket.gethostname(), started=started, seconds=time.perf_counter() - clock)
 
 
 def summarise(timings: list[Timing]) -> list[dict[str, Any]]:

@@ -30,16 +30,25 @@ _CONNECT_TIMEOUT_S: Final = 10.0
 def ray_executor(address: str | None, memory_bytes: int) -> Iterator["RayExecutor"]:
     """An executor on the cluster at `address`; without one, where `RAY_ADDRESS` says, or a Ray of our own."""
     ray = need("ray", "ray", "--engine ray")
-    connected = ray.is_initialized()
+    connected, memory = ray.is_initialized(), memory_bytes + PROGRAM_BYTES
     if not connected:
         _connect(ray, address)
     try:
-        _check_that_it_fits(ray, memory_bytes + PROGRAM_BYTES)
-        executor = RayExecutor(ray, memory_bytes + PROGRAM_BYTES)
+        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU", 0) >= 1]
+        if not nodes:
+            err.print("The Ray cluster has no node with a CPU yet; waiting for one.")
+        elif memory > (largest := max(node.get("memory", 0) for node in nodes)):  # it would wait for ever
+            raise PingLlmError(
+                f"no node of the Ray cluster has {memory / 2**30:.1f} GB for a task (the largest has "
+                f"{largest / 2**30:.1f}); lower --memory-limit-gb, which with Ray is for each task"
+            )
+        executor = RayExecutor(ray, memory)
         try:
             yield executor
+        except Exception as error:
+            raise _plain(ray, error) from None
         finally:
-            executor.shutdown(wait=False, cancel_futures=True)
+            executor.shutdown()
     finally:
         if not connected:
             ray.shutdown()
@@ -58,18 +67,6 @@ def _connect(ray: Any, address: str | None) -> None:
         raise PingLlmError(f"no Ray cluster answers at {target or 'this machine'}: {one_line(error)}") from error
 
 
-def _check_that_it_fits(ray: Any, memory: int) -> None:
-    """A task that fits on no node would wait for ever without a word."""
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU", 0) >= 1]
-    if not nodes:
-        err.print("The Ray cluster has no node with a CPU yet; waiting for one.")
-    elif memory > (largest := max(node.get("memory", 0) for node in nodes)):
-        raise PingLlmError(
-            f"no node of the Ray cluster has {memory / 2**30:.1f} GB for a task (the largest has "
-            f"{largest / 2**30:.1f}); lower --memory-limit-gb, which with Ray is for each task"
-        )
-
-
 class RayExecutor(Executor):
     def __init__(self, ray: Any, memory: int) -> None:
         self._ray = ray
@@ -83,35 +80,30 @@ class RayExecutor(Executor):
         return int(self._ray.cluster_resources().get("CPU", 0))
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        future: Future[Any] = Future()
-        reference = self._references[future] = self._remote.remote(__version__, fn, args)
-        reference.future().add_done_callback(lambda answer: self._settle(future, answer))
+        reference = self._remote.remote(__version__, fn, args)
+        future: Future[Any] = reference.future()
+        self._references[future] = reference
+        future.add_done_callback(lambda done: self._references.pop(done, None))
         return future
 
-    def _settle(self, future: Future[Any], answer: Future[Any]) -> None:
-        self._references.pop(future, None)
-        error = answer.exception()
-        if error is None:
-            future.set_result(answer.result())
-        else:
-            future.set_exception(_plain(self._ray, error))
-
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Give up what is under way."""
         for reference in list(self._references.values()):
             self._ray.cancel(reference, force=True)
 
 
 def _run_on_node(version: str, timed: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-    """What `timed` returns (a dataclass), with this node as its `node`."""
+    """What a timed task returns, with this node in its timing."""
     import ray
 
     node = f"{ray.util.get_node_ip_address()}/{ray.get_runtime_context().get_node_id()[:8]}"
     if version != __version__:
         raise PingLlmError(f"the Ray node {node} has ping-llm {__version__}, and here is {version}: install the same")
-    return replace(timed(*arguments), node=node)
+    value, timing = timed(*arguments)
+    return value, replace(timing, node=node)
 
 
-def _plain(ray: Any, error: BaseException) -> BaseException:
+def _plain(ray: Any, error: Exception) -> Exception:
     """The error that the task raised, as it would have come from a local one; Ray's own in one line."""
     if isinstance(error, ray.exceptions.RayTaskError):
         cause = getattr(error, "cause", None)
@@ -119,11 +111,10 @@ def _plain(ray: Any, error: BaseException) -> BaseException:
             return cause
         if "No module named 'ping_llm" in str(error):
             return PingLlmError('a node of the Ray cluster has no ping-llm: pip install "ping-llm[ray]" on every node')
-        return error
-    if isinstance(error, ray.exceptions.OutOfMemoryError):
+    elif isinstance(error, ray.exceptions.OutOfMemoryError):
         return PingLlmError(
             "a task needed more memory than its Ray node has left; raise --memory-limit-gb, so that fewer run on a node"
         )
-    if isinstance(error, ray.exceptions.RayError):
+    elif isinstance(error, ray.exceptions.RayError):
         return PingLlmError(f"a task was lost {MAX_RETRIES + 1} times with its worker or node ({one_line(error)})")
     return error

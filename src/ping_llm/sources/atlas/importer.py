@@ -284,11 +284,12 @@ def import_by_file(
             (folder.local / LEDGER).mkdir(parents=True, exist_ok=True)
         if todo:
             with (engine or EngineChoice()).open() as running:
-                for done in running.map(partial(import_file, folder=folder, strict=strict), todo):
-                    one = entries[done.value.name] = done.value
+                for one, timing in running.map(partial(import_file, folder=folder, strict=strict), todo):
+                    entries[one.name] = one
                     on_progress(one.bytes)
                     if on_timing is not None:
-                        on_timing(done.timing("import", one.name, bytes_in=one.bytes, bytes_out=one.output_bytes))
+                        moved = {"bytes_in": one.bytes, "bytes_out": one.output_bytes}
+                        on_timing(replace(timing, stage="import", task=one.name, **moved))
     except OSError as error:
         raise PingLlmError(f"{folder}: cannot be written: {error.strerror or error}") from error
     imported = tuple(entries[one.name] for one in found)
