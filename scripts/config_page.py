@@ -1,4 +1,4 @@
-"""Renew the tables of all keys in docs/configuration.md (`make config-page`). A test fails while they are out of date."""
+"""Renew the tables of keys in docs/configuration.md (`make config-page`). A test fails while they are out of date."""
 
 from pathlib import Path
 
