@@ -288,7 +288,7 @@ def import_by_file(
                     entries[one.name] = one
                     on_progress(one.bytes)
                     if on_timing is not None:
-                        moved = {"bytes_in": one.bytes, "bytes_out": one.output_bytes}
+                        moved: dict[str, Any] = {"bytes_in": one.bytes, "bytes_out": one.output_bytes}
                         on_timing(replace(timing, stage="import", task=one.name, **moved))
     except OSError as error:
         raise PingLlmError(f"{folder}: cannot be written: {error.strerror or error}") from error
