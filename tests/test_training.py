@@ -78,7 +78,7 @@ class TestRun:
         assert load_config(folder / "config.yml") == config
         assert (folder / "loss.png").read_bytes().startswith(b"\x89PNG")
         assert list((folder / "tensorboard").iterdir())
-        record = next(read_metrics(folder / "metrics.jsonl"))
+        record = read_metrics(folder / "metrics.jsonl")[0]
         assert set(record) >= {"step", "loss", "grad_norm", "learning_rate", "real_tokens_per_s", "data_wait_fraction"}
 
     def test_evaluation_is_the_same_every_time(self, tiny: Config) -> None:

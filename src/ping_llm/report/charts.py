@@ -16,7 +16,7 @@ import numpy.typing as npt
 from ping_llm.core.rtt import Floats
 from ping_llm.evaluate.scores import ORACLE
 from ping_llm.report.formatting import Style, number
-from ping_llm.report.run import Run
+from ping_llm.report.run import Run, StoredEvaluation
 
 Kind = Literal["line", "faint", "dots", "dashed", "quiet"]
 """`faint`: what a smoothed line was made from. `dots`: joined by a line. `quiet`: one of many in the background."""
@@ -251,30 +251,23 @@ def _lines(
     return lines
 
 
-def evaluation_charts(
-    ranked: Sequence[str], protocol: str, found: Mapping[str, Any], models: Sequence[str], titles: Mapping[str, str]
-) -> list[Chart]:
+def evaluation_charts(found: StoredEvaluation, protocol: str, ranked: Sequence[str]) -> list[Chart]:
     """Errors and calibration: the models, the best baseline and the truth stand out.
 
     Nothing if the file has no curves: `ping-llm evaluate --json` prints scores alone.
     """
-    curves = found.get("curves")
-    of_protocol = curves.get(protocol) if isinstance(curves, dict) else None
-    share = _floats(found.get("shares"))
-    if not isinstance(of_protocol, dict) or share is None:
-        return []
+    models = found.models or [found.model]
     baselines = [who for who in ranked if who not in models and who != ORACLE]
     looks: dict[str, dict[str, Any]] = {who: {"colour": colour} for colour, who in enumerate(models, 1)}
-    looks |= {who: {"colour": 5, "name": f"{titles[who]}, best baseline"} for who in baselines[:1]}
+    looks |= {who: {"colour": 5, "name": f"{found.title(who)}, best baseline"} for who in baselines[:1]}
     looks |= {ORACLE: {"colour": 3, "kind": "dashed"}}
     looks |= {who: {"colour": 7, "kind": "quiet", "in_legend": False} for who in baselines[1:]}
-    errors, inside = [], []
+    share, errors, inside = np.array(found.shares), [], []
     for who, look in looks.items():
-        values = of_protocol.get(who)
-        values = values if isinstance(values, dict) else {}
-        error, covered = (_floats(values.get(key)) for key in ("relative_error", "inside"))
-        if error is not None and covered is not None and len(error) == len(covered) == len(share):
-            inside.append(Line(**{"name": titles[who], "x": share, "y": covered, **look}))
+        curves = found.curves.get(protocol, {}).get(who, {})
+        error, covered = (np.array(curves.get(name, [])) for name in ("relative_error", "inside"))
+        if len(error) == len(covered) == len(share) > 0:
+            inside.append(Line(**{"name": found.title(who), "x": share, "y": covered, **look}))
             errors.append(replace(inside[-1], y=np.maximum(error, _SMALLEST_ERROR)))
     if not errors:
         return []
@@ -299,11 +292,3 @@ def evaluation_charts(
             **common,
         ),
     ]
-
-
-def _floats(values: Any) -> Floats | None:
-    try:
-        found = np.array(values if isinstance(values, list) else None, dtype=np.float64)
-    except (TypeError, ValueError):
-        return None
-    return found if found.ndim == 1 else None

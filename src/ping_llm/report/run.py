@@ -1,6 +1,9 @@
-"""What the folder of a run holds, read as far as it can be: most of it may be missing, cut off or damaged."""
+"""What the folder of a run holds, read as far as it can be: most of it may be missing, cut off or damaged.
 
-import json
+A file that has not the form that it should is left out, and named in `Run.problems`.
+"""
+
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -9,6 +12,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 import yaml
+from pydantic import BaseModel, FiniteFloat, TypeAdapter, ValidationError
 
 from ping_llm.batches.spec import DataState
 from ping_llm.config import Config, load_config
@@ -16,62 +20,71 @@ from ping_llm.config.keys import SECRETS, TEXT_DATASET_TYPES
 from ping_llm.core.errors import PingLlmError
 from ping_llm.core.rtt import Floats
 from ping_llm.data.completer import COMPLETER_DATA
-from ping_llm.evaluate.scores import EVALUATION_FILE
-from ping_llm.runs import RunFolder
+from ping_llm.evaluate.scores import EVALUATION_FILE, ORACLE
+from ping_llm.report.formatting import percent
+from ping_llm.runs import RunFolder, parse_json, read_lines
 
 PIPELINE_FILE: Final = "pipeline.json"
 DATA_FILE: Final = "data.json"
-_COLUMNS = (
-    "loss",
-    "grad_norm",
-    "learning_rate",
-    "real_tokens",
-    "real_tokens_per_s",
-    "mfu",
-    "data_wait_fraction",
-)
+_COLUMNS = "loss", "grad_norm", "learning_rate", "real_tokens", "real_tokens_per_s", "mfu", "data_wait_fraction"
+
+Scores = Mapping[str, float | None]
 
 
-def parse_json(text: str) -> Any:
-    """JSON of a stranger, perhaps: integers beyond 64 bits become floats, and what is nested too deeply is refused."""
-    try:
-        return json.loads(text, parse_int=lambda digits: int(digits) if len(digits) < 19 else float(digits))
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
+def median_error(scores: Scores) -> float:
+    value = scores.get("median_re")
+    return math.inf if value is None else value
 
 
-def read_lines(file: Path) -> tuple[list[dict[str, Any]], int]:
-    """The records of a file of JSON lines, and how many lines are none. The last may be cut off: a run was killed."""
-    lines = file.read_text(encoding="utf-8", errors="replace").split("\n") if file.is_file() else []
-    found: list[dict[str, Any]] = []
-    broken = 0
-    for number, line in enumerate(lines, 1):
-        try:
-            record = parse_json(line)
-        except ValueError:
-            broken += bool(line) and number < len(lines)
-            continue
-        found.append(record) if isinstance(record, dict) else (broken := broken + 1)
-    return found, broken
+class StoredEvaluation(BaseModel):
+    """As `Evaluation.to_store` gives it, or with the scores alone."""
+
+    protocols: dict[str, dict[str, dict[str, FiniteFloat | None]]]
+    models: list[str] = []
+    names: dict[str, str] = {}
+    shares: list[FiniteFloat] = []
+    curves: dict[str, dict[str, dict[str, list[FiniteFloat]]]] = {}
+
+    @property
+    def model(self) -> str:
+        """The run's own among the predictors."""
+        return (self.models or ["model"])[0]
+
+    def title(self, who: str) -> str:
+        return "the truth" if who == ORACLE else self.names.get(who, who.replace("_", " "))
+
+    def best_baseline(self, protocol: str) -> str | None:
+        """The classical predictor with the lowest median error."""
+        scores = self.protocols[protocol]
+        others = {self.model, ORACLE, *self.models}
+        rivals = [who for who in scores if who not in others and median_error(scores[who]) < math.inf]
+        return min(rivals, key=lambda who: median_error(scores[who]), default=None)
+
+    def verdict(self, protocol: str) -> str:
+        """The model against the best of the classical predictors, by the median relative error."""
+        best, scores = self.best_baseline(protocol), self.protocols[protocol]
+        own = median_error(scores.get(self.model, {}))
+        if own == math.inf or best is None:
+            return ""
+        rival = median_error(scores[best])
+        order = "as good as" if own == rival else "better than" if own < rival else "worse than"
+        return (
+            f"{self.title(self.model)}: median error {percent(own)}, {order} the best of the classical predictors "
+            f"({self.title(best)}, {percent(rival)})"
+        )
 
 
-def curves_of(records: Sequence[Mapping[str, Any]]) -> dict[str, Floats]:
+def _curves_of(records: Sequence[Mapping[str, Any]]) -> dict[str, Floats]:
     """A number for every step, NaN where there was none; and of evaluations `evaluated_at` and `eval_loss`."""
-    trained: list[tuple[float, ...]] = []
-    evaluated: list[tuple[float, float]] = []
-    for record in records:
-        if "eval_loss" in record:
-            evaluated.append((record["step"], _number(record["eval_loss"])))
-        elif "loss" in record:
-            trained.append((record["step"] + 1, *(_number(record.get(name)) for name in _COLUMNS)))
-    table = np.array(trained, dtype=np.float64).reshape(len(trained), 1 + len(_COLUMNS)).T
-    evaluated_at, eval_loss = np.array(evaluated, dtype=np.float64).reshape(len(evaluated), 2).T
-    curves = dict(zip(("step", *_COLUMNS), table, strict=True))
-    return curves | {"evaluated_at": evaluated_at, "eval_loss": eval_loss}
+    evaluated = [record for record in records if "eval_loss" in record]
+    trained = [record for record in records if "loss" in record and "eval_loss" not in record]
+    curves = {name: np.array([_number(record.get(name)) for record in trained]) for name in ("step", *_COLUMNS)}
+    at, loss = (np.array([_number(record[name]) for record in evaluated]) for name in ("step", "eval_loss"))
+    return {**curves, "step": curves["step"] + 1, "evaluated_at": at, "eval_loss": loss}
 
 
 def _number(value: Any) -> float:
-    return float(value) if isinstance(value, int | float) else float("nan")
+    return float(value) if isinstance(value, int | float) else math.nan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +98,7 @@ class Session:
     machine: Mapping[str, Any]
 
 
-def sessions_of(events: Sequence[Mapping[str, Any]]) -> list[Session]:
+def _sessions_of(events: Sequence[Mapping[str, Any]]) -> list[Session]:
     found: list[Session] = []
     for event in events:
         if event.get("event") == "begin":
@@ -104,6 +117,11 @@ def _time(event: Mapping[str, Any]) -> datetime | None:
     except ValueError:
         return None
     return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+
+
+def _read_as(form: Any, text: str) -> Any:
+    """JSON of this form."""
+    return TypeAdapter(form).validate_python(parse_json(text), strict=True)
 
 
 class Words(NamedTuple):
@@ -129,32 +147,30 @@ class Run:
         self.config, self.settings = self._configuration(where.config)
         records, broken = read_lines(where.metrics)
         usable = [record for record in records if isinstance(record.get("step"), int)]
-        self.curves, self.sessions = curves_of(usable), sessions_of(read_lines(where.sessions)[0])
+        self.curves, self.sessions = _curves_of(usable), _sessions_of(read_lines(where.sessions)[0])
         if broken := broken + len(records) - len(usable):
             self.problems.append(f"{broken:,} lines of {where.metrics.name} cannot be read and are left out")
-        self.summary = self._json(where.summary) or {}
-        pipeline = self._json(folder / PIPELINE_FILE)
+        self.summary = self._stored(where.summary) or {}
+        pipeline = self._stored(folder / PIPELINE_FILE)
         drawn = self.settings.get("grain_visualization_dir")  # a run that has not ended may write it there every minute
         if not pipeline and isinstance(drawn, str) and drawn:
-            pipeline = self._json(Path(drawn) / PIPELINE_FILE)
+            pipeline = self._stored(Path(drawn) / PIPELINE_FILE)
         self.pipeline = pipeline if pipeline and _is_pipeline(pipeline) else None
         """As `PipelineReport.to_json` gives it."""
         self.data = self._data_state(where)
-        self.evaluation = _evaluation(evaluation) if evaluation else self._json(folder / EVALUATION_FILE)
+        self.evaluation: StoredEvaluation | None = (
+            _evaluation(evaluation) if evaluation else self._stored(folder / EVALUATION_FILE, StoredEvaluation)
+        )
         written = where.metrics.stat().st_mtime if where.metrics.exists() else None
         self.last_written = None if written is None else datetime.fromtimestamp(written, UTC)
 
-    def _json(self, file: Path) -> dict[str, Any] | None:
+    def _stored(self, file: Path, form: Any = dict[str, Any]) -> Any:
         try:
-            if not file.is_file():
-                return None
-            value = parse_json(file.read_text(encoding="utf-8"))
+            return _read_as(form, file.read_text(encoding="utf-8")) if file.is_file() else None
+        except ValidationError:
+            self.problems.append(f"{file.name} holds something else than it should")
         except (OSError, ValueError) as error:
             self.problems.append(f"{file.name} cannot be read: {error}")
-            return None
-        if isinstance(value, dict):
-            return value
-        self.problems.append(f"{file.name} holds something else than it should")
         return None
 
     def _configuration(self, file: Path) -> tuple[Config | None, dict[str, Any]]:
@@ -169,8 +185,7 @@ class Run:
             values = yaml.safe_load(file.read_text(encoding="utf-8", errors="replace"))
         except (yaml.YAMLError, ValueError, RecursionError):
             values = None
-        if not isinstance(values, dict):
-            return None, {}
+        values = values if isinstance(values, dict) else {}
         return None, {str(key): "" if key in SECRETS else value for key, value in values.items()}
 
     def _data_state(self, where: RunFolder) -> DataState | None:
@@ -239,14 +254,17 @@ def _is_pipeline(value: Mapping[str, Any]) -> bool:
     )
 
 
-def _evaluation(file: Path) -> dict[str, Any]:
+def _evaluation(file: Path) -> StoredEvaluation:
     """A file that was named must be there. Of what a command printed, the last line is the JSON."""
     try:
         text = file.read_text(encoding="utf-8").strip()
-        value = parse_json(text if text.startswith("{") and "\n{" not in text else text.splitlines()[-1])
+        text = text if text.startswith("{") and "\n{" not in text else text.splitlines()[-1]
+        found: StoredEvaluation = _read_as(StoredEvaluation, text)
+        return found
+    except ValidationError:
+        raise PingLlmError(
+            f"{file} is not what `ping-llm evaluate --json` prints: it has no protocols with scores"
+        ) from None
     except (OSError, ValueError, IndexError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else "not JSON"
         raise PingLlmError(f"cannot read the evaluation {file}: {reason}") from error
-    if not isinstance(value, dict) or not isinstance(value.get("protocols"), dict):
-        raise PingLlmError(f"{file} is not what `ping-llm evaluate --json` prints: it has no protocols")
-    return value

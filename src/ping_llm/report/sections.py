@@ -16,63 +16,14 @@ from ping_llm.data.registry import spec_from_config
 from ping_llm.evaluate.scores import ORACLE, PROTOCOL_TITLES, SCORE_COLUMNS
 from ping_llm.report.charts import evaluation_charts
 from ping_llm.report.formatting import UNKNOWN, percent
-from ping_llm.report.run import Run
+from ping_llm.report.run import Run, Scores, median_error
 from ping_llm.tokens import Role
 from ping_llm.tokens.decode import render
 
 # Evaluation: how good the model is beside the classical predictors, a tab for each protocol.
 
-Scores = Mapping[str, float | None]
 Cell = tuple[str, bool]
 """A value, and whether it is the best of its column."""
-
-
-class StoredEvaluation:
-    """What of an evaluation's file has the form that it should."""
-
-    def __init__(self, run: Run) -> None:
-        names, models, protocols = ((run.evaluation or {}).get(key) for key in ("names", "models", "protocols"))
-        self.protocols: dict[str, dict[str, Scores]] = {
-            str(name): {str(who): _numbers(scores) for who, scores in answers.items() if isinstance(scores, dict)}
-            for name, answers in (protocols.items() if isinstance(protocols, dict) else ())
-            if isinstance(answers, dict)
-        }
-        self.models = [str(key) for key in models] if isinstance(models, list) and models else ["model"]
-        """Which of the predictors are models, the run's own first."""
-        self.titles = {who: who.replace("_", " ") for some in (*self.protocols.values(), self.models) for who in some}
-        self.titles |= {str(key): str(value) for key, value in (names.items() if isinstance(names, dict) else ())}
-        self.titles[ORACLE] = "the truth"
-
-    def best_baseline(self, protocol: str) -> str | None:
-        """The classical predictor with the lowest median error."""
-        scores = self.protocols[protocol]
-        rivals = [who for who in scores if who not in {*self.models, ORACLE} and _error(scores[who]) < math.inf]
-        return min(rivals, key=lambda who: _error(scores[who]), default=None)
-
-    def verdict(self, protocol: str) -> str:
-        """The model against the best of the classical predictors, by the median relative error."""
-        model, best, scores = self.models[0], self.best_baseline(protocol), self.protocols[protocol]
-        own = _error(scores.get(model, {}))
-        if own == math.inf or best is None:
-            return ""
-        rival = _error(scores[best])
-        order = "as good as" if own == rival else "better than" if own < rival else "worse than"
-        return (
-            f"{self.titles[model]}: median error {percent(own)}, {order} the best of the classical predictors "
-            f"({self.titles[best]}, {percent(rival)})"
-        )
-
-
-def _numbers(scores: Mapping[str, Any]) -> Scores:
-    return {
-        str(key): float(value) if isinstance(value, int | float) and math.isfinite(value) else None
-        for key, value in scores.items()
-    }
-
-
-def _error(scores: Scores) -> float:
-    value = scores.get("median_re")
-    return math.inf if value is None else value
 
 
 def _on_axis(error: float | None) -> float | None:
@@ -84,10 +35,12 @@ def evaluation_of(run: Run) -> list[dict[str, Any]]:
 
     A row has the median and the 90th percentile of the relative error as positions on a logarithmic axis, in per cent.
     """
-    found, sections = StoredEvaluation(run), []
-    kinds = dict.fromkeys(found.models, "model") | {ORACLE: "oracle"}
+    if (found := run.evaluation) is None:
+        return []
+    sections = []
+    kinds = dict.fromkeys([found.model, *found.models], "model") | {ORACLE: "oracle"}
     for name, scores in found.protocols.items():
-        ranked = sorted(scores, key=lambda who: (who == ORACLE, _error(scores[who])))
+        ranked = sorted(scores, key=lambda who: (who == ORACLE, median_error(scores[who])))
         ends = {who: [_on_axis(scores[who].get(key)) for key in ("median_re", "p90_re")] for who in ranked}
         errors = [value for pair in ends.values() for value in pair if value]
         low, high = (min(errors) / 1.1, max(errors) * 1.1) if errors else (0.1, 1.0)
@@ -102,7 +55,7 @@ def evaluation_of(run: Run) -> list[dict[str, Any]]:
                 "verdict": found.verdict(name),
                 "rows": [
                     {
-                        "title": found.titles[who],
+                        "title": found.title(who),
                         "kind": kinds.get(who, ""),
                         "cells": cells[who],
                         "range": [at[value] for value in ends[who] if value] if all(ends[who]) else None,
@@ -110,7 +63,7 @@ def evaluation_of(run: Run) -> list[dict[str, Any]]:
                     for who in ranked
                 ],
                 "ticks": [(percent(tick), at[tick]) for tick in ticks],
-                "charts": evaluation_charts(ranked, name, run.evaluation or {}, found.models, found.titles),
+                "charts": evaluation_charts(found, name, ranked),
             }
         )
     return sections
@@ -118,15 +71,15 @@ def evaluation_of(run: Run) -> list[dict[str, Any]]:
 
 def compared_evaluations(runs: Sequence[Run], names: Sequence[str]) -> list[dict[str, Any]]:
     """The model of each run, and the best classical predictor of each evaluation."""
-    found = [StoredEvaluation(run) for run in runs]
+    found = [(name, run.evaluation) for run, name in zip(runs, names, strict=True) if run.evaluation]
     sections = []
-    for protocol in dict.fromkeys(protocol for one in found for protocol in one.protocols):
+    for protocol in dict.fromkeys(protocol for _, one in found for protocol in one.protocols):
         scores: dict[str, Scores] = {}
-        for one, name in zip(found, names, strict=True):
+        for name, one in found:
             if protocol in one.protocols:
-                scores[name] = one.protocols[protocol].get(one.models[0], {})
+                scores[name] = one.protocols[protocol].get(one.model, {})
                 if best := one.best_baseline(protocol):
-                    scores[f"{one.titles[best]} (baseline)"] = one.protocols[protocol][best]
+                    scores[f"{one.title(best)} (baseline)"] = one.protocols[protocol][best]
         rows = [{"title": who, "kind": "", "cells": cells} for who, cells in _cells(scores).items()]
         sections.append({"tab": _tab(protocol), "rows": rows, "ticks": []})
     return sections

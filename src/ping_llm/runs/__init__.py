@@ -3,7 +3,6 @@
 import contextlib
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -56,9 +55,28 @@ class RunFolder:
         write_atomically(file, text)
 
 
-def read_metrics(file: Path) -> Iterator[dict[str, Any]]:
-    """All whole lines; the last one may be cut off where a run was killed."""
-    if file.exists():
-        for line in file.read_text(errors="replace").splitlines():
-            with contextlib.suppress(ValueError):
-                yield json.loads(line)
+def parse_json(text: str) -> Any:
+    """JSON of a stranger, perhaps: integers beyond 64 bits become floats, and what is nested too deeply is refused."""
+    try:
+        return json.loads(text, parse_int=lambda digits: int(digits) if len(digits) < 19 else float(digits))
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def read_lines(file: Path) -> tuple[list[dict[str, Any]], int]:
+    """The records of a file of JSON lines, and how many lines are none. The last may be cut off: a run was killed."""
+    lines = file.read_text(encoding="utf-8", errors="replace").split("\n") if file.is_file() else []
+    found: list[dict[str, Any]] = []
+    broken = 0
+    for number, line in enumerate(lines, 1):
+        try:
+            record = parse_json(line)
+        except ValueError:
+            broken += bool(line) and number < len(lines)
+            continue
+        found.append(record) if isinstance(record, dict) else (broken := broken + 1)
+    return found, broken
+
+
+def read_metrics(file: Path) -> list[dict[str, Any]]:
+    return read_lines(file)[0]

@@ -179,7 +179,7 @@ def draw_losses(folder: RunFolder) -> None:
         from matplotlib.figure import Figure
     except ImportError:
         return
-    records = list(read_metrics(folder.metrics))
+    records = read_metrics(folder.metrics)
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
     axes.set(xlabel="step", ylabel="cross entropy per token (nats)")
