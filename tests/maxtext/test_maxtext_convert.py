@@ -100,8 +100,7 @@ def on_real_tokens(logits: Any) -> Any:
 class TestToMaxText:
     def test_logits_are_equal(self, trained_by_us: Path, tmp_path: Path) -> None:
         done = convert_to_maxtext(trained_by_us, tmp_path / "theirs")
-        assert done.load_parameters_path is not None
-        theirs = maxtext_logits(tmp_path / "theirs" / "config.yml", done.load_parameters_path)
+        theirs = maxtext_logits(tmp_path / "theirs" / "config.yml", done["load_parameters_path"])
         ours = our_logits(trained_by_us)
         assert theirs.shape == ours.shape
         assert np.std(ours) > 0.1
@@ -112,7 +111,7 @@ class TestToMaxText:
     ) -> None:
         done = convert_to_maxtext(trained_by_us, tmp_path / "theirs")
         keys = ON_A_CPU | {"run_name": "x", "base_output_directory": str(tmp_path / "runs"), "steps": 1}
-        keys |= {"load_parameters_path": done.load_parameters_path, "network_train_files": rows}
+        keys |= {"load_parameters_path": done["load_parameters_path"], "network_train_files": rows}
         keys |= {"per_device_batch_size": 4, "grain_worker_count": 0, "enable_checkpointing": False}
         outcome = run_here(keys, tmp_path / "notes", config=tmp_path / "theirs" / "config.yml")
         trained = load_trained(trained_by_us)
@@ -154,7 +153,7 @@ class TestFromMaxText:
         assert run_here(keys, tmp_path / "notes").code == 0
         checkpoint = tmp_path / "runs" / "theirs" / "checkpoints" / "8"
         done = convert_from_maxtext(checkpoint, tmp_path / "ours")
-        assert done.steps == 9
+        assert done["steps"] == 9
         model = {name: keys[name] for name in TINY if name not in ON_A_CPU}
         model |= {"base_num_decoder_layers": 2, "scan_layers": scan_layers}
         theirs = maxtext_logits(CONFIG, checkpoint / "items", network_train_files=str(rows), **model)

@@ -10,7 +10,7 @@ from typer import Exit, Option, Typer
 
 from ping_llm import __version__
 from ping_llm.cli import data, evaluate, inspect, predict, serve, train
-from ping_llm.core.console import err, out
+from ping_llm.core.console import err, out, print_error
 from ping_llm.core.errors import PingLlmError
 from ping_llm.core.signals import stop_on_signals
 
@@ -59,8 +59,7 @@ def main() -> None:
         reason = error
         if isinstance(error, OSError):  # such as a full disk, wherever it was met
             reason = PingLlmError(": ".join(str(part) for part in (error.filename, error.strerror or error) if part))
-        message = " ".join(str(reason).split()).replace("[", r"\[")
-        err.print(f"[bold red]error:[/] {message}", soft_wrap=True)
+        print_error(reason)
         sys.exit(1)
     except KeyboardInterrupt:
         err.print("interrupted")

@@ -134,11 +134,9 @@ def convert(
             done = convert_to_maxtext(model, output, overwrite=overwrite)
         else:
             done = convert_from_maxtext(model, output, config=config, changes=changes or (), overwrite=overwrite)
-    path = done.load_parameters_path and str(done.load_parameters_path)
-    result = {"folder": str(done.folder), "parameters": done.parameters, "steps": done.steps}
-    text = f"{done.parameters / 1e6:,.1f} M parameters after {done.steps:,} steps, in {done.folder}"
-    where = [f"  load_parameters_path={path}"] if path else []
-    show(result | {"load_parameters_path": path}, json_output, text, *where)
+    text = f"{done['parameters'] / 1e6:,.1f} M parameters after {done['steps']:,} steps, in {output}"
+    where = [f"  load_parameters_path={done['load_parameters_path']}"] if to else []
+    show({"folder": str(output), **done}, json_output, text, *where)
 
 
 def report(

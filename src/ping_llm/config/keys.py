@@ -420,11 +420,6 @@ class Config(Run, Data, Text, Tokenizer, Worlds, Loader, Evaluation, Model, Opti
         """The same as a file, which loads to an equal configuration."""
         return yaml.safe_dump(self.to_store(), sort_keys=False, allow_unicode=True, width=math.inf)
 
-    @classmethod
-    def from_yaml(cls, text: str) -> Self:
-        """What `to_yaml` wrote. What people write is for `load_config`, which names the line of a mistake."""
-        return cls(**yaml.safe_load(text))
-
 
 SECTIONS: Final = tuple(base for base in Config.__bases__ if issubclass(base, Section))
 

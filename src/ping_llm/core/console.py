@@ -14,6 +14,12 @@ err = Console(stderr=True, highlight=False)
 """Progress, notes and errors."""
 
 
+def print_error(error: object) -> None:
+    """One line on standard error, as all that goes wrong ends."""
+    message = " ".join(str(error).split()).replace("[", r"\[")
+    err.print(f"[bold red]error:[/] {message}", soft_wrap=True)
+
+
 class Advance(Protocol):
     """Reports work done. `total` may be given late, when it becomes known."""
 

@@ -81,16 +81,9 @@ def run(
     --set "key=value key=value": any other keys. --hours: the longest that one call may take.
     """
     with _one_line_errors():
-        job = plan_run(
-            run_name=run_name,
-            steps=steps,
-            batch_size=batch_size,
-            rows=rows,
-            config=config,
-            changes=shlex.split(set),
-            project=wandb_project or project,
-            wandb=bool(wandb_project),
-        )
+        data: dict[str, Any] = {"rows": rows, "config": config, "changes": shlex.split(set)}
+        where: dict[str, Any] = {"project": wandb_project or project, "wandb": bool(wandb_project)}
+        job = plan_run(run_name=run_name, steps=steps, batch_size=batch_size, **data, **where)
         if not 1 <= hours <= 24:
             raise PingLlmError(f"--hours {hours}: Modal allows 1 to 24; a longer run resumes by itself")
         chosen: dict[str, Any] = {"gpu": gpu, "timeout": hours * 3600}

@@ -20,7 +20,6 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 import safetensors.flax
-import yaml
 from flax import nnx
 from jax.sharding import SingleDeviceSharding
 
@@ -67,7 +66,7 @@ def load_trained(where: Path | str | None = None) -> Trained:
     file = folder / "config.yml"
     if not (folder / _INDEX).exists() and not file.exists():
         raise PingLlmError(f"{where} holds no trained model: give the folder of a run, or one that `export` wrote")
-    config = _stored_config(file)
+    config = load_config(file)
     if not (folder / _INDEX).exists():
         steps, weights = _newest_checkpoint(folder / "checkpoints", config)
         return Trained(config=config, weights=weights, steps=steps, where=str(where))
@@ -91,14 +90,6 @@ def _read_index(file: Path) -> tuple[int, dict[str, str]]:
         if type(steps) is not int or steps < 0 or not isinstance(files, dict):
             raise ValueError("steps or sha256 in its metadata are wrong")
     return steps, {relative_name(name, file): sha256_digest(digest, file) for name, digest in files.items()}
-
-
-def _stored_config(file: Path) -> Config:
-    """As it was written. If a person has changed it since, `load_config` reads it, or names the line of the mistake."""
-    try:
-        return Config.from_yaml(file.read_text())
-    except (OSError, TypeError, ValueError, yaml.YAMLError, PingLlmError):
-        return load_config(file)
 
 
 @cache

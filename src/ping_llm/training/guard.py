@@ -9,6 +9,7 @@ that an aborted child leaves behind, and goes down together with the child.
 import contextlib
 import ctypes
 import json
+import mmap
 import os
 import re
 import signal
@@ -17,7 +18,7 @@ import threading
 from collections.abc import Callable
 from typing import Final, NoReturn
 
-from ping_llm.core.console import err
+from ping_llm.core.console import print_error
 
 LOST: Final = 75
 """Exit code of a process that ended because another was lost (`EX_TEMPFAIL`): start all again, and the run resumes."""
@@ -30,39 +31,31 @@ _LAST_WORDS: Final = b"Terminating process because the JAX distributed service"
 _PR_SET_PDEATHSIG: Final = 1
 
 
-def fork_guarded() -> Callable[[Hosts], None]:
+def fork_guarded() -> Callable[[Hosts], object]:
     """Fork. Returns in the child, which continues; the function it gets tells the parent who takes part."""
-    stderr_read, stderr_write = os.pipe()
-    hosts_read, hosts_write = os.pipe()
+    errors, errors_write = os.pipe()
+    shared = mmap.mmap(-1, 1 << 20)  # both see it
     sys.stdout.flush()
     sys.stderr.flush()
     parent = os.getpid()
-    child = os.fork()
-    if child:
-        os.close(stderr_write)
-        os.close(hosts_write)
-        _guard(child, stderr_read, hosts_read)
-    os.close(stderr_read)
-    os.close(hosts_read)
+    if child := os.fork():
+        os.close(errors_write)
+        _guard(child, errors, shared)
+    os.close(errors)
     os.setpgid(0, 0)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it died before that
         os._exit(1)
-    os.dup2(stderr_write, 2)
-    os.close(stderr_write)
-    os.set_blocking(hosts_write, False)  # nobody reads it before the end
-
-    def tell(hosts: Hosts) -> None:
-        with contextlib.suppress(OSError), os.fdopen(hosts_write, "w") as file:
-            json.dump(hosts, file)
-
-    return tell
+    os.dup2(errors_write, 2)
+    os.close(errors_write)
+    return lambda hosts: shared.write(json.dumps(hosts).encode())
 
 
-def _guard(child: int, stderr_read: int, hosts_read: int) -> NoReturn:
+def _guard(child: int, errors: int, shared: mmap.mmap) -> NoReturn:
     for number in _FORWARDED:
         signal.signal(number, lambda number, _frame: os.kill(child, number))
-    listener = _Listener(stderr_read)
+    last_words = bytearray()
+    listener = threading.Thread(target=_listen, args=(errors, last_words), daemon=True)
     listener.start()
     os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)  # not reaped yet, so that its number stays its own
     listener.join(timeout=0.5)
@@ -70,47 +63,28 @@ def _guard(child: int, stderr_read: int, hosts_read: int) -> NoReturn:
         os.killpg(child, signal.SIGKILL)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     listener.join(timeout=5)
-    hosts: Hosts = {}  # none, if the child never got so far
-    os.set_blocking(hosts_read, False)
-    with contextlib.suppress(OSError, ValueError), os.fdopen(hosts_read) as file:
-        hosts = {int(number): host for number, host in json.load(file).items()}
-    explanation = explain(code, listener.last_words.decode(errors="replace"), hosts)
+    hosts = json.loads(shared[:].rstrip(b"\0") or "{}")  # nothing, if the child never got so far
+    explanation = explain(code, last_words.decode(errors="replace"), {int(n): host for n, host in hosts.items()})
     if explanation:
-        err.print(f"[bold red]error:[/] {explanation}", soft_wrap=True)
+        print_error(explanation)
     else:
-        listener.pass_on(listener.last_words)
-    sys.stderr.flush()
+        _pass_on(bytes(last_words))
     os._exit(LOST if code == -signal.SIGABRT and explanation else code if code >= 0 else 128 - code)
 
 
-class _Listener(threading.Thread):
-    """Passes on what the child writes, but for JAX's last words, which `explain` puts in a line."""
+def _listen(source: int, last_words: bytearray) -> None:
+    """Pass on what the child writes, but for JAX's last words, which `explain` puts in a line."""
+    while data := os.read(source, 1 << 16):
+        found = data.find(_LAST_WORDS)
+        start = 0 if last_words else len(data) if found < 0 else data.rfind(b"\n", 0, found) + 1
+        _pass_on(data[:start])
+        last_words += data[start:]
 
-    def __init__(self, source: int) -> None:
-        super().__init__(daemon=True)
-        self._source = source
-        self.last_words = b""
 
-    def run(self) -> None:
-        line = b""  # what the child has written of it so far; it is passed on already
-        while data := os.read(self._source, 1 << 16):
-            if self.last_words:
-                self.last_words += data
-                continue
-            text = line + data
-            found = text.find(_LAST_WORDS)
-            if found >= 0:
-                start = text.rfind(b"\n", 0, found) + 1
-                self.pass_on(text[len(line) : start])
-                self.last_words = text[start:]
-                continue
-            self.pass_on(data)
-            line = text[text.rfind(b"\n") + 1 :][-4096:]
-
-    def pass_on(self, data: bytes) -> None:
-        with contextlib.suppress(OSError):
-            while data:
-                data = data[os.write(2, data) :]
+def _pass_on(data: bytes) -> None:
+    with contextlib.suppress(OSError):
+        sys.stderr.buffer.write(data)
+        sys.stderr.flush()
 
 
 def explain(code: int, last_words: str, hosts: Hosts) -> str | None:

@@ -54,7 +54,9 @@ def train(config: Config, *, at_end: AtEnd | None = None) -> dict[str, Any]:
         config = config.replace(run_name=time.strftime("%Y%m%d-%H%M%S"))
     folder = RunFolder.of(config)
     stopped = explained(f"the run {folder} stopped; what was saved is kept, and the same command resumes", OSError)
-    with failing_together(), stopped, _alone(folder):
+    with failing_together(), stopped, contextlib.ExitStack() as alone:
+        if jax.process_index() == 0:  # no second run writes to the folder; the others write nothing but their arrays
+            alone.enter_context(exclusive(folder.lock, f"the run {folder}"))
         try:
             run = _Run(config, folder, at_end)
         except BaseException:
@@ -67,14 +69,6 @@ def train(config: Config, *, at_end: AtEnd | None = None) -> dict[str, Any]:
         if run.mirror is not None:
             run.mirror.finish()
         return summary
-
-
-@contextlib.contextmanager
-def _alone(folder: RunFolder) -> Iterator[None]:
-    """No second run writes to the folder. Process 0 answers for all: the others write nothing but their arrays."""
-    is_main = jax.process_index() == 0
-    with exclusive(folder.lock, f"the run {folder}") if is_main else contextlib.nullcontext():
-        yield
 
 
 class _Run:
@@ -109,7 +103,7 @@ class _Run:
         self.learning_rates = learning_rates(config)
         self.peak = peak_flops(config)
         self.pace = Pace(self.task.flops_per_token, self.peak and self.peak * jax.device_count())
-        self.metrics = Metrics(config, self.folder, self.step, self.task.arithmetic) if self.is_main else None
+        self.metrics = Metrics(config, folder, self.step, self.task.arithmetic, self.peak) if self.is_main else None
         self.max_segments = 1
         self.compiled_for = 0
         self.in_flight: deque[tuple[int, StepValues]] = deque()
@@ -192,14 +186,18 @@ class _Run:
         batch = next(batches)
         self.pace.wait(time.perf_counter() - asked)
         max_segments = self._max_segments(self.loader, self.step)
-        if max_segments != self.compiled_for:  # compiling is not training time
-            self._drain(0)
-            self.pace.pause()
+        if max_segments != self.compiled_for:
+            self._pause()  # to compile
             self.compiled_for = max_segments
         self.state, values = self.train_step(self.state, batch, max_segments)
         self.in_flight.append((self.step, values))
         self.step += 1
         self._drain(_STEPS_IN_FLIGHT)
+
+    def _pause(self) -> None:
+        """What follows until the next step's results is not training."""
+        self._drain(0)
+        self.pace.pause()
 
     def _max_segments(self, loader: registry.EvalLoader, step: int) -> int:
         """Rounded up and never less than before: each number is compiled for itself. Plain attention needs none."""
@@ -249,8 +247,7 @@ class _Run:
         )
 
     def _evaluate(self) -> None:
-        self._drain(0)
-        self.pace.pause()
+        self._pause()
         config = self.config.replace(grain_worker_count=0, grain_visualization_dir="", grain_debug_mode=False)
         loader = registry.make_eval_loader(config, **self.hosts)
         with loader, on_device(loader, batch_sharding(self.mesh)) as batches:
@@ -269,8 +266,7 @@ class _Run:
     def _save(self) -> None:
         if self.checkpoints is None:
             return
-        self._drain(0)  # nothing is saved that has gone wrong
-        self.pace.pause()
+        self._pause()  # nothing is saved that has gone wrong
         data = data_state(self.loader, self.data_state, self.step)
         fresh = self.eval_loss if self.evaluated_at == self.step else None
         self.checkpoints.save(self.step, self.state, data, self.config.to_yaml(), fresh)

@@ -18,7 +18,7 @@ import numpy as np
 
 from ping_llm import __version__
 from ping_llm.config import Config
-from ping_llm.core.errors import PingLlmError
+from ping_llm.core.errors import need
 from ping_llm.runs import RunFolder, read_metrics
 
 Record = dict[str, Any]
@@ -92,8 +92,11 @@ class Pace:
 class Metrics:
     """Writes the records of a run, each step once: those after the checkpoint that a run resumes from are dropped."""
 
-    def __init__(self, config: Config, folder: RunFolder, first_step: int, arithmetic: str) -> None:
-        kept = [record for record in read_metrics(folder.metrics) if _is_before(record, first_step)]
+    def __init__(
+        self, config: Config, folder: RunFolder, first_step: int, arithmetic: str, peak_flops: float | None
+    ) -> None:
+        # An evaluation's step is the number of steps done before it; a training record's, the one it belongs to.
+        kept = [r for r in read_metrics(folder.metrics) if r["step"] < first_step + ("eval_loss" in r)]
         folder.write(folder.metrics, "".join(json.dumps(record) + "\n" for record in kept))
         self._file = folder.metrics.open("a", buffering=1)
         self._folder = folder
@@ -101,7 +104,7 @@ class Metrics:
             "devices": jax.device_count(),
             "device": jax.devices()[0].device_kind,
             "processes": jax.process_count(),
-            "peak_flops": peak_flops(config),
+            "peak_flops": peak_flops,
             "ping_llm": __version__,
             "jax": jax.__version__,
             "python": sys.version.split()[0],
@@ -147,10 +150,7 @@ class Metrics:
         self._closers.append(writer.close)
 
     def _start_wandb(self, config: Config) -> None:
-        try:
-            import wandb
-        except ImportError:
-            raise PingLlmError('wandb_mode needs the wandb package: pip install "ping-llm[wandb]"') from None
+        wandb = need("wandb", "wandb", "wandb_mode")
         run = wandb.init(
             project=config.project,
             name=config.run_name,
@@ -160,17 +160,12 @@ class Metrics:
             resume="allow",
             config=config.to_store(),
         )
-        self._writers.append(lambda record: run.log(_without_step(record), step=record["step"]))
+
+        def write(record: Record) -> None:
+            run.log({name: value for name, value in record.items() if name != "step"}, step=record["step"])
+
+        self._writers.append(write)
         self._closers.append(run.finish)
-
-
-def _without_step(record: Record) -> Record:
-    return {name: value for name, value in record.items() if name != "step"}
-
-
-def _is_before(record: Record, first_step: int) -> bool:
-    """A training record's step is the one it belongs to; an evaluation's is the number of steps done before it."""
-    return record["step"] < first_step or ("eval_loss" in record and record["step"] == first_step)
 
 
 def draw_losses(folder: RunFolder) -> None:

@@ -17,6 +17,7 @@ import time
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from itertools import count
 from types import FrameType, TracebackType
 from typing import Any, Final, NoReturn, Self
 
@@ -26,7 +27,7 @@ from jax.experimental import multihost_utils
 
 from ping_llm import __version__
 from ping_llm.config import Config
-from ping_llm.core.console import err
+from ping_llm.core.console import err, print_error
 from ping_llm.core.errors import PingLlmError, one_line
 from ping_llm.training.guard import Hosts, fork_guarded
 
@@ -35,8 +36,8 @@ _LAUNCHERS: Final = ("SLURM_JOB_ID", "OMPI_COMM_WORLD_RANK", "KUBERNETES_SERVICE
 _SLURM_TASK: Final = ("SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID")
 """What JAX needs from SLURM: srun sets all of them, a batch script alone has not all."""
 
-_INTRODUCTIONS: Final = "ping_llm/introductions/"
 _FAILURE: Final = "ping_llm/failure"
+_exchanges = count()
 _POLL_S: Final = 1.0
 _VERDICT_S: Final = 20.0
 """How much longer than the heartbeat JAX may take to say who was lost."""
@@ -88,9 +89,9 @@ def find_coordinates(environment: Mapping[str, str]) -> dict[str, Any]:
     >>> find_coordinates({"JAX_COORDINATOR_ADDRESS": "10.0.0.1:1234", "JAX_NUM_PROCESSES": "4", "JAX_PROCESS_ID": "3"})
     {'coordinator_address': '10.0.0.1:1234', 'num_processes': 4, 'process_id': 3, ...}
     """
-    given = [name for name in _VARIABLES if environment.get(name)]
+    given = {name: environment[name] for name in _VARIABLES if environment.get(name)}
     has_launcher = any(name in environment for name in _LAUNCHERS)
-    if not given or (given == ["JAX_COORDINATOR_ADDRESS"] and has_launcher):
+    if not given or ([*given] == ["JAX_COORDINATOR_ADDRESS"] and has_launcher):
         if "SLURM_JOB_ID" in environment and not all(name in environment for name in _SLURM_TASK):
             raise PingLlmError(
                 "distributed=true in a SLURM job, but not started by srun: write srun before the command "
@@ -99,24 +100,20 @@ def find_coordinates(environment: Mapping[str, str]) -> dict[str, Any]:
         return {}
     if missing := [name for name in _VARIABLES if name not in given]:
         raise PingLlmError(f"{' and '.join(given)} is set, so {' and '.join(missing)} must be, too")
-    address = environment["JAX_COORDINATOR_ADDRESS"]
+    address, *numbers = given.values()
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
         raise PingLlmError(f"JAX_COORDINATOR_ADDRESS={address}: write the host and a free port of process 0, host:port")
-    for name in _VARIABLES[1:]:
-        if not environment[name].removeprefix("-").isdecimal():
-            raise PingLlmError(f"{name}={environment[name]}: write a whole number")
-    processes, number = (int(environment[name]) for name in _VARIABLES[1:])
+    for name, text in zip(_VARIABLES[1:], numbers, strict=True):
+        if not text.removeprefix("-").isdecimal():
+            raise PingLlmError(f"{name}={text}: write a whole number")
+    processes, number = map(int, numbers)
     if not 0 <= number < processes:
         raise PingLlmError(
             f"JAX_PROCESS_ID={number}, but with JAX_NUM_PROCESSES={processes} they are numbered 0 to {processes - 1}"
         )
-    return {
-        "coordinator_address": address,
-        "num_processes": processes,
-        "process_id": number,
-        "cluster_detection_method": "deactivate",
-    }
+    identity = {"coordinator_address": address, "num_processes": processes, "process_id": number}
+    return {**identity, "cluster_detection_method": "deactivate"}
 
 
 def _seconds(variable: str, default: int) -> int:
@@ -147,21 +144,26 @@ def _number() -> int:
 
 def _introduce(config: Config) -> Hosts:
     """Meet the others: all must have the same configuration and version. Returns where each of them is."""
-    store = _store()
     digest = hashlib.sha256(config.to_yaml().encode()).hexdigest()
-    mine = {"host": socket.gethostname(), "version": __version__, "configuration": digest}
-    store.key_value_set(f"{_INTRODUCTIONS}{_number()}", json.dumps(mine))
-    store.wait_at_barrier("ping_llm/introduced", 300_000)
-    found = store.key_value_dir_get(_INTRODUCTIONS)
-    processes = {int(name.rpartition("/")[2]): json.loads(value) for name, value in found}
-    for number, other in sorted(processes.items()):
-        for what, thing in (("version", "version of ping-llm"), ("configuration", "configuration")):
-            if other[what] != processes[0][what]:
-                raise PingLlmError(
-                    f"process {number} on {other['host']} has another {thing} than process 0 on "
-                    f"{processes[0]['host']}: start all with the same"
-                )
-    return {number: other["host"] for number, other in processes.items()}
+    mine = {"host": socket.gethostname(), "version of ping-llm": __version__, "configuration": digest}
+    first, *others = [json.loads(text) for text in of_all_processes(json.dumps(mine))]
+    for number, other in enumerate(others, 1):
+        if different := [what for what in mine if what != "host" and other[what] != first[what]]:
+            raise PingLlmError(
+                f"process {number} on {other['host']} has another {different[0]} than process 0 on {first['host']}: "
+                "start all with the same"
+            )
+    return {number: process["host"] for number, process in enumerate([first, *others])}
+
+
+def of_all_processes(mine: str) -> list[str]:
+    """The texts of all processes, in their order; each must call this, as often as the others."""
+    if (store := _store()) is None:
+        return [mine]
+    name = f"ping_llm/exchange/{next(_exchanges)}"
+    store.key_value_set(f"{name}/{_number():09}", mine)
+    store.wait_at_barrier(name, 300_000)
+    return [text for _, text in sorted(store.key_value_dir_get(f"{name}/"))]
 
 
 # -- failing
@@ -200,7 +202,7 @@ def _watch_others(done: threading.Event) -> None:
             continue
         _let_others_see()
         if not done.is_set():
-            _print_error(f"{message}; so this process stops, too")
+            print_error(f"{message}; so this process stops, too")
             os._exit(1)
 
 
@@ -229,18 +231,13 @@ def _verdict(error: BaseException) -> PingLlmError:
 def _end_with(error: BaseException) -> NoReturn:
     """At once. On the usual way out of Python, JAX and Orbax would wait minutes for the others."""
     if isinstance(error, PingLlmError):
-        _print_error(str(error))
+        print_error(error)
     elif not isinstance(error, KeyboardInterrupt | SystemExit):
         traceback.print_exception(error)
     _let_others_see()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(130 if isinstance(error, KeyboardInterrupt) else 1)
-
-
-def _print_error(message: str) -> None:
-    message = " ".join(message.split()).replace("[", r"\[")
-    err.print(f"[bold red]error:[/] {message}", soft_wrap=True)
 
 
 def _let_others_see() -> None:

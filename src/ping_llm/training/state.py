@@ -33,7 +33,7 @@ from ping_llm.data.registry import TrainLoader
 from ping_llm.data.stream import POSITIONS, StreamLoader
 from ping_llm.runs.task import task_of
 from ping_llm.runs.trained import digests, make_record, quieten_orbax, read_record, vocabulary
-from ping_llm.training.processes import tells_of_a_lost_process
+from ping_llm.training.processes import of_all_processes, tells_of_a_lost_process
 
 _SMALLEST_SHARDED: Final = 2**12
 """Arrays smaller than this stay whole on every device: sharding them saves nothing."""
@@ -230,20 +230,8 @@ def data_state(loader: TrainLoader, begun_with: DataState, step: int) -> DataSta
     state = replace(begun_with, next_step=step)
     if not isinstance(loader, StreamLoader):
         return state
-    positions = [json.loads(text) for text in _of_all_processes(loader.position(step))]
+    positions = [json.loads(text) for text in of_all_processes(loader.position(step))]
     return replace(state, identity={**state.identity, POSITIONS: positions})
-
-
-def _of_all_processes(text: str) -> list[str]:
-    """The texts of all processes, in their order; each must call this."""
-    if jax.process_count() == 1:
-        return [text]
-    data = np.frombuffer(text.encode(), dtype=np.uint8)
-    sizes = np.asarray(multihost_utils.process_allgather(np.array([len(data)]))).reshape(-1)
-    padded = np.zeros(int(sizes.max()), dtype=np.uint8)
-    padded[: len(data)] = data
-    rows: Any = np.asarray(multihost_utils.process_allgather(padded)).reshape(len(sizes), -1)
-    return [rows[i, :size].tobytes().decode() for i, size in enumerate(sizes.tolist())]
 
 
 # -- what may change between the sessions of a run

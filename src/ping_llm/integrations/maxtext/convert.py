@@ -7,7 +7,6 @@ Weights are carried over, not the optimizer. Checkpoints of both are Orbax's.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,10 +14,11 @@ import jax
 import numpy as np
 import numpy.typing as npt
 import yaml
+from flax.traverse_util import flatten_dict, unflatten_dict
 from orbax.checkpoint import v1 as ocp
 
 from ping_llm.config import Config
-from ping_llm.core.errors import PingLlmError, one_line
+from ping_llm.core.errors import PingLlmError, explained
 from ping_llm.core.files import atomic_folder
 from ping_llm.models.lm import ModelSettings
 from ping_llm.runs.trained import (
@@ -58,16 +58,7 @@ describes the model (what it says about training is not how this one was trained
 """
 
 
-@dataclass(frozen=True, kw_only=True)
-class Converted:
-    folder: Path
-    parameters: int
-    steps: int
-    load_parameters_path: Path | None = None
-    """For MaxText."""
-
-
-def convert_to_maxtext(run: Path, output: Path, *, overwrite: bool = False) -> Converted:
+def convert_to_maxtext(run: Path, output: Path, *, overwrite: bool = False) -> dict[str, Any]:
     """Write the weights of a run, or of an exported model, as a MaxText checkpoint and a configuration for it."""
     trained = load_trained(run)
     if trained.is_completer:
@@ -83,12 +74,12 @@ def convert_to_maxtext(run: Path, output: Path, *, overwrite: bool = False) -> C
     with atomic_folder(output) as unfinished:
         write_weights(unfinished / _CHECKPOINT, to_maxtext(ours, settings))
         (unfinished / _CONFIG).write_text(header + yaml.safe_dump(settings_of_run, sort_keys=False))
-    return Converted(folder=output, parameters=settings.parameters, steps=trained.steps, load_parameters_path=path)
+    return {"parameters": settings.parameters, "steps": trained.steps, "load_parameters_path": str(path)}
 
 
 def convert_from_maxtext(
     checkpoint: Path, output: Path, *, config: Path | None = None, changes: Sequence[str] = (), overwrite: bool = False
-) -> Converted:
+) -> dict[str, Any]:
     """Write the weights of a MaxText checkpoint as one of our models.
 
     What the model is made of stands in `config`, as changed by `changes`; None = in the note that the launcher left in
@@ -110,7 +101,7 @@ def convert_from_maxtext(
     arrays = from_maxtext(read_weights(checkpoint), settings, int(keys["param_scan_axis"]))
     trained = Trained(config=ours, weights=weights_of(ours, arrays, checkpoint), steps=steps, where=str(checkpoint))
     save_trained(trained, output, _CARD.format(name=name, where=checkpoint), overwrite=overwrite, dtype="float32")
-    return Converted(folder=output, parameters=settings.parameters, steps=steps)
+    return {"parameters": settings.parameters, "steps": steps, "load_parameters_path": None}
 
 
 # -- the architecture, in MaxText's keys
@@ -169,12 +160,7 @@ def our_config(keys: Mapping[str, Any], run_name: str) -> Config:
 
 def read_keys(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
     """The keys that matter here, from a MaxText configuration and `key=value`; the rest as in MaxText's base.yml."""
-    try:
-        found = yaml.safe_load(path.read_text()) or {}
-    except (OSError, yaml.YAMLError) as error:
-        raise PingLlmError(f"cannot read the configuration {path}: {one_line(error)}") from None
-    if not isinstance(found, dict):
-        raise PingLlmError(f"{path} is not a configuration: it must hold lines of the form key: value")
+    found = read_yaml(path)
     base = found.get("base_config")
     keys = read_keys(path.parent / str(base)) if base and (path.parent / str(base)).is_file() else dict(_BASE)
     keys |= {name: value for name, value in found.items() if name in _BASE}
@@ -184,6 +170,15 @@ def read_keys(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
             raise PingLlmError(f"{text}: write key=value with a key of {', '.join(sorted(_BASE))}")
         keys[name] = yaml.safe_load(value)
     return keys
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """A configuration of MaxText's as it stands in the file, without its base."""
+    with explained(f"{path} is not a configuration", OSError, UnicodeDecodeError, yaml.YAMLError):
+        found = yaml.safe_load(path.read_text()) or {}
+    if not isinstance(found, dict):
+        raise PingLlmError(f"{path} is not a configuration: it must hold lines of the form key: value")
+    return found
 
 
 def note(config: Any) -> str:
@@ -235,23 +230,27 @@ def to_maxtext(ours: Arrays, settings: ModelSettings) -> Arrays:
 def from_maxtext(theirs: Arrays, settings: ModelSettings, scan_axis: int = 1) -> Arrays:
     heads, size, width = settings.heads, settings.head_dim, settings.width
     padding = settings.padded_vocabulary - settings.vocabulary
-    embedding = _get(theirs, "token_embedder/embedding")[: settings.vocabulary]
-    head = _get(theirs, "decoder/logits_dense/kernel") * _get(theirs, "decoder/decoder_norm/scale")[:, None]
-    ours = {
-        "embedding": np.pad(embedding, ((0, padding), (0, 0))),
-        "head.kernel": np.pad(head[:, : settings.vocabulary], ((0, 0), (0, padding))),
-    }
-    for number in range(settings.layers):
-        layer = _layer(theirs, number, scan_axis, settings.layers)
-        query = _get(layer, _QUERY) * np.float32(size**0.5)
-        qkv = np.stack([query, _get(layer, _KEY), _get(layer, _VALUE)], axis=1).reshape(width, 3 * heads * size)
-        gate_up = np.concatenate([_get(layer, _GATE), _get(layer, _UP)], axis=1)
-        ours |= {
-            f"blocks.{number}.qkv.kernel": qkv * _get(layer, _ATTENTION_NORM)[:, None],
-            f"blocks.{number}.out.kernel": _get(layer, _OUT).reshape(heads * size, width),
-            f"blocks.{number}.gate_up.kernel": gate_up * _get(layer, _MLP_NORM)[:, None],
-            f"blocks.{number}.down.kernel": _get(layer, _DOWN),
+    theirs = {name: array.astype(np.float32) for name, array in theirs.items()}
+    try:
+        head = theirs["decoder/logits_dense/kernel"] * theirs["decoder/decoder_norm/scale"][:, None]
+        ours = {
+            "embedding": np.pad(theirs["token_embedder/embedding"][: settings.vocabulary], ((0, padding), (0, 0))),
+            "head.kernel": np.pad(head[:, : settings.vocabulary], ((0, 0), (0, padding))),
         }
+        for number in range(settings.layers):
+            layer = _layer(theirs, number, scan_axis, settings.layers)
+            query = layer[_QUERY] * np.float32(size**0.5)
+            qkv = np.stack([query, layer[_KEY], layer[_VALUE]], axis=1).reshape(width, 3 * heads * size)
+            gate_up = np.concatenate([layer[_GATE], layer[_UP]], axis=1)
+            ours |= {
+                f"blocks.{number}.qkv.kernel": qkv * layer[_ATTENTION_NORM][:, None],
+                f"blocks.{number}.out.kernel": layer[_OUT].reshape(heads * size, width),
+                f"blocks.{number}.gate_up.kernel": gate_up * layer[_MLP_NORM][:, None],
+                f"blocks.{number}.down.kernel": layer[_DOWN],
+            }
+    except KeyError as error:
+        missing = f"the checkpoint has no {error.args[0]}: it is not of a model that can be converted"
+        raise PingLlmError(missing) from None
     return ours
 
 
@@ -270,23 +269,11 @@ def _layer(theirs: Arrays, number: int, axis: int, layers: int) -> Arrays:
     return {name: np.take(array, number, axis) for name, array in stacked.items()}
 
 
-def _get(arrays: Arrays, name: str) -> npt.NDArray[Any]:
-    if name not in arrays:
-        raise PingLlmError(f"the checkpoint has no {name}: it is not of a model that can be converted")
-    return arrays[name].astype(np.float32)
-
-
 # -- MaxText's checkpoints as files, only the weights of them
 
 
 def write_weights(folder: Path, arrays: Arrays) -> None:
-    tree: dict[str, Any] = {}
-    for name, array in arrays.items():
-        *parents, last = name.split("/")
-        branch = tree
-        for parent in parents:
-            branch = branch.setdefault(parent, {})
-        branch[last] = jax.numpy.asarray(array)
+    tree = unflatten_dict({name: jax.numpy.asarray(array) for name, array in arrays.items()}, sep="/")
     ocp.save(folder.absolute(), {"params": {"params": tree}}, checkpointable_name=_ITEM)
 
 
@@ -308,5 +295,4 @@ def read_weights(checkpoint: Path) -> Arrays:
             found: Any = ocp.load(root, {"params": {"params": like}}, checkpointable_name=_ITEM)
     except (KeyError, TypeError) as error:
         raise PingLlmError(f"{checkpoint} holds no weights of MaxText ({error!r})") from None
-    leaves = jax.tree_util.tree_flatten_with_path(found["params"]["params"])[0]
-    return {jax.tree_util.keystr(path, simple=True, separator="/"): np.asarray(leaf) for path, leaf in leaves}
+    return {name: np.asarray(leaf) for name, leaf in flatten_dict(found["params"]["params"], sep="/").items()}

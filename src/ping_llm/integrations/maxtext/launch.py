@@ -12,7 +12,6 @@ import difflib
 import functools
 import importlib
 import importlib.metadata
-import importlib.util
 import inspect
 import logging
 import os
@@ -23,10 +22,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Final
 
-import yaml
-
 from ping_llm.config import KEYS, check_value
-from ping_llm.core.console import err
+from ping_llm.core.console import err, print_error
 from ping_llm.core.errors import PingLlmError, one_line
 from ping_llm.tokens import VOCABULARY_SIZE
 
@@ -53,7 +50,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         run(argv)
     except PingLlmError as error:
-        err.print(f"error: {' '.join(str(error).split())}", markup=False, soft_wrap=True)
+        print_error(error)
         return 1
     return 0
 
@@ -63,10 +60,8 @@ def run(argv: Sequence[str]) -> None:
     if sys.version_info < (3, 12):
         raise PingLlmError("MaxText needs Python 3.12 or newer")
     try:
-        has_gcloud = importlib.util.find_spec("google.cloud.storage") is not None
+        importlib.import_module("google.cloud.storage")
     except ModuleNotFoundError:
-        has_gcloud = False
-    if not has_gcloud:
         os.environ.setdefault("DECOUPLE_GCLOUD", "TRUE")
     version = check_seams()
     if version not in KNOWN_VERSIONS:
@@ -106,14 +101,10 @@ def _config_file(name: str) -> Path:
 
 def _check_names(arguments: Sequence[str]) -> None:
     """A misspelt key gets a suggestion; MaxText would answer with the list of all its keys."""
+    from ping_llm.integrations.maxtext.convert import read_yaml
+
     known = _names(network_config())
-    try:
-        in_file = yaml.safe_load(Path(arguments[1]).read_text()) or {}
-    except (OSError, yaml.YAMLError) as error:
-        raise PingLlmError(f"{arguments[1]} is not a configuration: {one_line(error)}") from None
-    if not isinstance(in_file, dict):
-        raise PingLlmError(f"{arguments[1]} is not a configuration: it must hold lines of the form key: value")
-    given = [(name, arguments[1]) for name in in_file if name != "base_config"]
+    given = [(name, arguments[1]) for name in read_yaml(Path(arguments[1])) if name != "base_config"]
     for text in arguments[2:]:
         name, equals, _ = text.partition("=")
         if not equals:
