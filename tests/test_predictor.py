@@ -104,7 +104,9 @@ def test_a_data_frame_comes_back_as_the_kind_it_was_with_its_columns_and_the_ans
     answer = shipped.predict_df(frames[kind], history=known, quantile_levels=[0.25, 0.75])
     assert type(answer) is type(frames[kind])
     names = list(answer.column_names if kind == "arrow" else answer.columns)
-    assert names == ["src_addr", "dst_addr", "rtt", "note", "p_failed", "predictions", "0.25", "0.75"]
+    asked_for = ["src_addr", "dst_addr", "rtt", "note", "p_failed", "predictions", "0.25", "0.75"]
+    rests_on = ["pair_measurements", "src_measurements", "dst_measurements", "chain", "extrapolating", "reason"]
+    assert names == asked_for + rests_on
     low, middle, high = (np.asarray(answer[name]) for name in ("0.25", "predictions", "0.75"))
     assert (low < middle).all()
     assert (middle < high).all()
@@ -144,6 +146,28 @@ def test_repeated_measurements_of_a_pair_tell_what_it_measures_next(shipped: Pre
     answer = shipped.predict_df(history.slice(0, 1).drop_columns(["time", "rtt"]), history=history)
     assert answer["predictions"][0].as_py() == pytest.approx(37.2, rel=0.02)
     assert answer["0.9"][0].as_py() < 45
+
+
+def test_an_answer_says_what_it_rests_on_and_a_guess_between_islands_is_wide(shipped: Predictor) -> None:
+    islands = [[f"{net}.{n}" for n in range(1, 8)] for net in ("192.0.2", "198.51.100")]
+    pairs = [(one, other) for own in islands for one in own for other in own if one < other]
+    known = pa.table([*zip(*pairs, strict=True), np.full(len(pairs), 8.0)], names=["src", "dst", "rtt"])
+    asked = pa.table(
+        {"src": ["192.0.2.1", "192.0.2.1", "203.0.113.1"], "dst": ["192.0.2.2", "198.51.100.1", "192.0.2.1"]}
+    )
+    same, across, new = shipped.predict_df(asked, history=known, quantile_levels=[0.05, 0.95]).to_pylist()
+    assert (same["pair_measurements"], same["src_measurements"], same["chain"], same["extrapolating"]) == (
+        1,
+        6,
+        1,
+        False,
+    )
+    assert same["reason"] is None
+    assert (across["pair_measurements"], across["dst_measurements"], across["chain"]) == (0, 6, None)
+    assert across["extrapolating"]
+    assert across["reason"] == "no chain of measurements links the two ends"
+    assert across["0.95"] > 150, "the other island may be an ocean away"
+    assert new["reason"] == "the source was never measured"
 
 
 @pytest.mark.parametrize(
@@ -286,7 +310,8 @@ def test_the_command_answers_for_a_pair_without_any_training(tmp_path: Path) -> 
     history = ("--history", tmp_path / "pings.csv", "--context", CONTEXT)
     answer = json.loads(run("predict", *history, "--src", one, "--dst", other, "--quantiles", "0.1,0.9", "--json"))
     assert answer["predictions"][0]["predictions"] == pytest.approx(rtt, rel=0.5)
-    assert list(answer["predictions"][0]) == ["src_addr", "dst_addr", "p_failed", "predictions", "0.1", "0.9"]
+    columns = ["src_addr", "dst_addr", "p_failed", "predictions", "0.1", "0.9"]
+    assert list(answer["predictions"][0])[: len(columns)] == columns
     run("predict", *history, "--matrix", "--output", tmp_path / "all.parquet")
     matrix = pd.read_parquet(tmp_path / "all.parquet")
     assert len(matrix) == sum(a != b for a in set(known["src_addr"]) for b in set(known["dst_addr"]))

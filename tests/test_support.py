@@ -5,7 +5,8 @@ import pytest
 
 from ping_llm.baselines.forecasts import PointWithResiduals, cumulative
 from ping_llm.core.rtt import Observations, Questions
-from ping_llm.predict.support import NO_CHAIN, Support
+from ping_llm.models.completer.inference import BinDistribution
+from ping_llm.predict.support import NO_CHAIN, Support, widened
 
 
 def plain_support(known: Observations, source: int, destination: int, time_s: float) -> tuple[int, int, int, int]:
@@ -46,6 +47,23 @@ def test_counts_and_chains_are_those_of_a_plain_search(measured: int, *, timeles
     assert got == [plain_support(known, *question) for question in ends]
     if measured == 25:
         assert {NO_CHAIN, 0, 1, 2, 3} <= set(found.chain.tolist())
+
+
+def test_only_answers_without_a_chain_are_widened_and_not_those_of_one_new_end() -> None:
+    known = Observations(
+        source=np.array([0, 2]), destination=np.array([1, 3]), time_s=np.zeros(2), rtt_ms=np.array([9.0, 9.0])
+    )
+    source, destination = np.array([[0, 1], [0, 2], [0, 9], [8, 9]]).T
+    support = Support.of(known, Questions(source=source, destination=destination, time_s=np.full(4, np.nan)))
+    sharp = np.zeros((4, 512), np.float32)
+    sharp[:, 250] = 1.0
+    answers = BinDistribution(p_failed=np.linspace(0.1, 0.4, 4), probability=sharp)
+    wide = widened(answers, support)
+    width = np.divide(*wide.interval(0.9)[::-1])
+    assert (width[[0, 2]] < 1.1).all()
+    assert (width[[1, 3]] > 10).all()
+    assert wide.probability.sum(axis=1) == pytest.approx(1.0)
+    assert wide.p_failed.tolist() == answers.p_failed.tolist()
 
 
 def test_says_why_an_answer_is_a_guess() -> None:

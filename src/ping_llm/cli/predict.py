@@ -1,5 +1,6 @@
 """`ping-llm predict`, `anomalies`, `destinations` and `complete`: questions to a trained model."""
 
+from collections import Counter
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -52,6 +53,9 @@ def predict(
     measurements of either end with others, nearest first, then pairs that stand in for it. A language model
     (`--checkpoint` of your own run) looks at the latest measurements of the source.
 
+    Answers that are guesses carry a question mark, and the reason is below the table: an end was never measured, no
+    chain of measurements links the two, or the pair has only timed out.
+
     Examples:
 
         ping-llm predict --history my_pings.csv --src 192.0.2.1 --dst 198.51.100.7
@@ -59,6 +63,7 @@ def predict(
         ping-llm predict --history 'data/*.parquet' --questions questions.csv --time 2024-05-01T12:00Z --json
     """
     from ping_llm.predict.predictor import Predictor, add_answers, checked_levels, read_questions
+    from ping_llm.predict.support import Support
 
     levels = checked_levels(quantiles.split(","))
     options.check_file(output, ".csv", ".parquet")
@@ -69,7 +74,9 @@ def predict(
         checkpoint, context=context, votes=votes, questions_per_context=1 if thorough else 8
     )
     with progress("predicting", total=len(queries)) if len(queries) > 1 else nullcontext() as advance:
-        answered = add_answers(table, predictor.in_parts(known.observations, queries, nodes, advance), levels)
+        support = Support.of(known.observations, queries)
+        parts = predictor.in_parts(known.observations, queries, nodes, advance, support)
+        answered = add_answers(table, parts, levels, support)
     if output:
         options.write_table(answered, output)
         err.print(f"wrote {len(queries):,} predictions to {output}", markup=False)
@@ -133,11 +140,19 @@ def _in_words(table: "pa.Table", levels: list[float]) -> "Iterator[str | Table]"
     )
     quantiles = [f"{level:.4g} quantile" if level != 0.5 else "median" for level in levels]
     rows = [
-        [row[source], row[destination], *(f"{row[f'{level:g}']:.2f}" for level in levels), f"{row['p_failed']:.1%}"]
+        [
+            row[source],
+            row[destination],
+            "?" if row["extrapolating"] else "",
+            *(f"{row[f'{level:g}']:.2f}" for level in levels),
+            f"{row['p_failed']:.1%}",
+        ]
         for row in table.slice(0, _LINES_SHOWN).to_pylist()
     ]
     caption = "RTTs in ms, if there is an answer"
-    yield options.as_table(["source", "destination"], [*quantiles, "P(timeout)"], rows, caption)
+    yield options.as_table(["source", "destination", ""], [*quantiles, "P(timeout)"], rows, caption)
+    if guessed := Counter(table["reason"].drop_null().to_pylist()):
+        yield "? extrapolated: " + "; ".join(f"{reason} ({count:,})" for reason, count in guessed.most_common())
     if table.num_rows > _LINES_SHOWN:
         yield f"… and {table.num_rows - _LINES_SHOWN:,} more: --output FILE writes all, --json prints all"
 

@@ -12,13 +12,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from ping_llm.core.console import Advance
 from ping_llm.core.errors import PingLlmError, explained
 from ping_llm.core.measurements import MAX_TIME_US, UNPARSABLE, format_address, parse_column, time_microseconds
 from ping_llm.core.rtt import Floats, Ints, Observations, Questions, RttDistribution
-from ping_llm.models.completer.inference import Completer, PredictionSettings
+from ping_llm.models.completer.inference import BinDistribution, Completer, PredictionSettings
+from ping_llm.predict.support import Support, widened
 from ping_llm.prior.selection import ContextIndex, prefix_groups
 from ping_llm.rows.measurement_set import MeasurementSet, read_observations, rows_observations, table_observations
 from ping_llm.runs.trained import Trained, completer_settings, load_trained
@@ -90,16 +92,26 @@ class Predictor:
         `nodes` are the addresses of the nodes' numbers.
         """
         if isinstance(self.model, Completer):
-            return self.model.predict(known, questions, nodes, advance)
+            return widened(self.model.predict(known, questions, nodes, advance), Support.of(known, questions))
         ((_, answers),) = self.in_parts(known, questions, nodes, advance)
         return answers
 
     def in_parts(
-        self, known: Observations, questions: Questions, nodes: Sequence[str], advance: Advance | None = None
+        self,
+        known: Observations,
+        questions: Questions,
+        nodes: Sequence[str],
+        advance: Advance | None = None,
+        support: Support | None = None,
     ) -> Iterator[tuple[Ints, RttDistribution]]:
-        """The same as they come: rows of the questions, and their answers. A million at once would fill the memory."""
+        """The same as they come: rows of the questions, and their answers. A million at once would fill the memory.
+
+        `support` of the questions, if it is known already.
+        """
         if isinstance(self.model, Completer):
-            yield from self.model.in_parts(known, questions, nodes, advance)
+            support = support or Support.of(known, questions)
+            for rows, answers in self.model.in_parts(known, questions, nodes, advance):
+                yield rows, widened(answers, support.take(rows))
             return
         from ping_llm.predict.prompts import prompts_for
 
@@ -160,13 +172,16 @@ class Predictor:
         `df` has the columns `src_addr` and `dst_addr`, and may have `event_time`; it is one of pandas, Polars or Arrow,
         and so is the answer. `history` holds known measurements: such a data frame with `rtt` too, or files.
 
-        New columns: `p_failed`, `predictions` (the median RTT in ms), and one for each level, named like "0.1".
+        New columns: `p_failed`, `predictions` (the median RTT in ms), and one for each level, named like "0.1"; then
+        what the answer rests on: `pair_measurements`, `src_measurements`, `dst_measurements`, `chain` (hops of the
+        shortest chain of measurements between the two), `extrapolating`, and the `reason` if it is.
         """
         levels = checked_levels(quantile_levels)
         measured, table = load_history(history), _to_arrow(df, "the questions")
         questions, nodes = read_questions(table, measured.nodes)
-        answers = self.in_parts(measured.observations, questions, nodes)
-        return _from_arrow(add_answers(table, answers, levels), df)
+        support = Support.of(measured.observations, questions)
+        answers = self.in_parts(measured.observations, questions, nodes, support=support)
+        return _from_arrow(add_answers(table, answers, levels, support), df)
 
 
 # Questions, known measurements and answers as tables of pandas, Polars or Arrow.
@@ -235,16 +250,31 @@ def _numbers(column: Any, name: str, number: dict[str, int]) -> Any:
     return of_text[parsed.codes]
 
 
-def add_answers(table: pa.Table, answers: Iterable[tuple[Ints, RttDistribution]], levels: Sequence[float]) -> pa.Table:
-    """The table with the columns `p_failed`, `predictions` and one for each level. Answers are those of some rows."""
+def reasons_of(answers: RttDistribution, support: Support) -> npt.NDArray[Any]:
+    """Why answers are extrapolations, None where not. A language model may have learned what the history lacks."""
+    if not isinstance(answers, BinDistribution):
+        return np.full(len(answers), None, dtype=object)
+    shortest, *_, longest = np.exp(answers.bins.centres)
+    return support.reasons(answers, (shortest, longest))
+
+
+def add_answers(
+    table: pa.Table, answers: Iterable[tuple[Ints, RttDistribution]], levels: Sequence[float], support: Support
+) -> pa.Table:
+    """The table with the columns that `predict_df` names. Answers are those of some rows."""
     names = ["p_failed", "predictions", *(f"{level:g}" for level in levels)]
     values = np.full((len(names), table.num_rows), np.nan)
+    reasons = np.full(table.num_rows, None, dtype=object)
     for rows, of_rows in answers:
+        reasons[rows] = reasons_of(of_rows, support.take(rows))
         values[:, rows] = np.stack([of_rows.p_failed, of_rows.median, *of_rows.quantile(list(levels)).T])
-    for name, column in zip(names, values, strict=True):
-        if name in table.column_names:
-            table = table.drop_columns([name])
-        table = table.append_column(name, pa.array(column))
+    rests_on = support.table(reasons)
+    columns = dict(zip(names, map(pa.array, values), strict=True)) | {
+        name: rests_on[name] for name in rests_on.column_names
+    }
+    table = table.drop_columns([name for name in columns if name in table.column_names])
+    for name, column in columns.items():
+        table = table.append_column(name, column)
     return table
 
 

@@ -2,18 +2,19 @@
 
 A chain is a path over pairs whose RTT is known, in whichever direction. The ends of a pair that was measured are one
 hop apart, those that a third node measured are two. Where there is no chain, nothing that was measured compares the two
-ends: an answer is then a guess from typical topologies (see `uncertainty`).
+ends: an answer is then a guess from typical topologies, and `widened` accordingly.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Self
 
 import numpy as np
 import numpy.typing as npt
-from scipy.sparse import coo_array  # type: ignore[import-untyped]
-from scipy.sparse.csgraph import connected_components  # type: ignore[import-untyped]
+import pyarrow as pa
+from scipy.sparse import csr_array  # type: ignore[import-untyped]
 
-from ping_llm.core.rtt import History, Ints, Observations, Questions, RttDistribution
+from ping_llm.core.rtt import Floats, History, Ints, Observations, Questions, RttDistribution
+from ping_llm.models.completer.inference import BinDistribution
 
 NO_CHAIN: Final = -1
 _AT_ONCE: Final = 256
@@ -73,43 +74,84 @@ class Support:
             reasons[holds] = reason
         return reasons
 
+    def table(self, reasons: npt.NDArray[Any]) -> pa.Table:
+        """The columns that tables of answers have."""
+        reason = pa.array(reasons, pa.string())
+        return pa.table(
+            {
+                "pair_measurements": self.pair,
+                "src_measurements": self.source,
+                "dst_measurements": self.destination,
+                "chain": pa.array(self.chain, mask=self.chain == NO_CHAIN),
+                "extrapolating": reason.is_valid(),
+                "reason": reason,
+            }
+        )
 
-def _counts(keys: Ints, times: Any, asked: Ints, before: Any) -> Ints:
+
+def _counts(keys: Ints, times: Floats, asked: Ints, before: Floats) -> Ints:
     start, stop = History.of(keys, times, np.zeros(len(keys))).span(asked, before)
     return stop - start
 
 
-def _chains(known: Observations, time_s: Any, questions: Questions, nodes: int) -> Ints:
+def _chains(known: Observations, time_s: Floats, questions: Questions, nodes: int) -> Ints:
     answered = ~np.isnan(known.rtt_ms)
     pairs, number = np.unique(known.unordered_pair[answered], return_inverse=True)
     first_s = np.full(len(pairs), np.inf)
     np.minimum.at(first_s, number, time_s[answered])
-    chain = np.empty(len(questions), np.int64)
-    for now in np.unique(questions.time_s):  # NaN once
-        rows = np.flatnonzero(np.isnan(questions.time_s) if np.isnan(now) else questions.time_s == now)
-        links = pairs if np.isnan(now) else pairs[first_s < now]
-        chain[rows] = _hops(links, questions.take(rows), nodes)
+    now = np.where(np.isnan(questions.time_s), np.inf, questions.time_s)
+    at, is_pair = np.searchsorted(pairs, questions.unordered_pair), np.isin(questions.unordered_pair, pairs)
+    is_measured = np.append(first_s, np.inf)[np.where(is_pair, at, -1)] < now
+    chain = np.where(questions.source == questions.destination, 0, np.where(is_measured, 1, NO_CHAIN))
+
+    low, high = pairs >> 32, pairs & 0xFFFFFFFF
+    ends = np.concatenate([low, high]), np.concatenate([high, low])
+    links = csr_array((np.tile(first_s, 2), ends), shape=(nodes, nodes))
+    rest = np.flatnonzero(chain == NO_CHAIN)
+    for time in np.unique(now[rest]):
+        rows = rest[now[rest] == time]
+        graph = csr_array((links.data < time, links.indices, links.indptr), shape=links.shape)
+        chain[rows] = _hops(graph, questions.take(rows))
     return chain
 
 
-def _hops(links: Ints, questions: Questions, nodes: int) -> Ints:
+def _hops(graph: Any, questions: Questions) -> Ints:
     """Breadth first, from many nodes at once: those on the side of the questions that has fewer."""
-    half = coo_array((np.ones(len(links), bool), (links >> 32, links & 0xFFFFFFFF)), shape=(nodes, nodes)).tocsr()
-    graph = half + half.T
-    _, component = connected_components(graph, directed=False)
     starts, ends = sorted((questions.source, questions.destination), key=lambda column: len(np.unique(column)))
-    hops = np.where(component[starts] == component[ends], 0, NO_CHAIN)
-    missing = np.flatnonzero((hops == 0) & (starts != ends))
-    distinct, number = np.unique(starts[missing], return_inverse=True)
+    hops = np.full(len(questions), NO_CHAIN)
+    distinct, number = np.unique(starts, return_inverse=True)
     for first in range(0, len(distinct), _AT_ONCE):
         some = distinct[first : first + _AT_ONCE]
-        rows = missing[(number >= first) & (number < first + _AT_ONCE)]
-        column = np.searchsorted(some, starts[rows])
-        reached = np.zeros((nodes, len(some)), dtype=bool)
+        rows = np.flatnonzero((number >= first) & (number < first + _AT_ONCE))
+        reached = np.zeros((graph.shape[0], len(some)), dtype=bool)
         reached[some, np.arange(len(some))] = True
-        while len(rows):
-            reached = graph @ reached  # whoever was reached is reached again, by way of a neighbour, two hops later
-            hops[rows] += 1
-            there = reached[ends[rows], column]
-            rows, column = rows[~there], column[~there]
+        for hop in range(1, graph.shape[0]):
+            before, reached = reached, reached | (graph @ reached)
+            there = reached[ends[rows], number[rows] - first]
+            hops[rows[there]] = hop
+            rows = rows[~there]
+            if not len(rows) or np.array_equal(reached, before):
+                break
     return hops
+
+
+# Answers without a chain.
+
+FAR_SHARE: Final = 0.15
+FAR_MS: Final = 150.0
+FAR_SPREAD: Final = 1.0
+"""Fitted by `bench/disconnected.py`: share of the far distribution, its median, and its spread in ln RTT."""
+
+
+def widened(answers: BinDistribution, support: Support) -> BinDistribution:
+    """Answers, of which those without a chain are mixed with a distribution of RTTs between places far apart.
+
+    Where nothing links two ends, what is known of each says how near its neighbours are, and the model believes that
+    the ends are as near each other. Of one end that was never measured, its intervals are wide enough.
+    """
+    is_guess = (support.chain == NO_CHAIN) & ((support.source > 0) == (support.destination > 0))
+    if not is_guess.any():
+        return answers
+    far = np.exp(-(((answers.bins.centres - np.log(FAR_MS)) / FAR_SPREAD) ** 2) / 2).astype(np.float32)
+    share = np.where(is_guess, np.float32(FAR_SHARE), np.float32(0.0))[:, None]
+    return replace(answers, probability=(1 - share) * answers.probability + share * (far / far.sum()))

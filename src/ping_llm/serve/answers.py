@@ -19,13 +19,14 @@ import jax
 import numpy as np
 
 from ping_llm.core.errors import PingLlmError
-from ping_llm.core.rtt import Floats, Ints, Observations, Questions
-from ping_llm.models.completer.inference import BinDistribution, Completer
+from ping_llm.core.rtt import Floats, Ints, Observations, Questions, RttDistribution
+from ping_llm.models.completer.inference import Completer
 from ping_llm.predict import scoring
 from ping_llm.predict.language_model import STEADY_QUESTIONS, LanguageModel
-from ping_llm.predict.predictor import Predictor
+from ping_llm.predict.predictor import Predictor, reasons_of
 from ping_llm.predict.prompts import MIN_TOKENS, Histories, Prompt, prompts_for
 from ping_llm.predict.scoring import LikelyAddresses
+from ping_llm.predict.support import Support, widened
 from ping_llm.rows.format import ProbeRow
 from ping_llm.rows.measurement_set import MeasurementSet
 from ping_llm.runs.trained import SHIPPED
@@ -82,27 +83,35 @@ class ModelAnswers:
         return self.predictor.language_model.forecast(prompts)
 
     def predict(self, queries: Sequence[Query], known: KnownMeasurements) -> Job:
-        """One distribution for each query. Queries of one time share what is known before it."""
+        """One distribution for each query, and for each what a completer's answer rests on (see `schemas.Support`).
+
+        Queries of one time share what is known before it.
+        """
         by_time: dict[float | None, list[int]] = {}
         for number, query in enumerate(queries):
             by_time.setdefault(None if np.isnan(query.time_s) else query.time_s, []).append(number)
         numbers: list[Ints] = []
-        parts: list[BinDistribution] = []
+        parts: list[RttDistribution] = []
+        supports: list[Support] = []
         prompts: list[Prompt] = []
         for group in by_time.values():
             measured, questions, nodes = self._prepare([queries[number] for number in group], known)
-            if isinstance(self.model, Completer):
-                for rows, answers in self.model.in_parts(measured.observations, questions, nodes):
+            if self.is_completer:
+                known_here = measured.observations
+                support = Support.of(known_here, questions)
+                for rows, answers in self.predictor.in_parts(known_here, questions, nodes, support=support):
                     numbers.append(np.array(group)[rows])
                     parts.append(answers)
+                    supports.append(support.take(rows))
                     yield None
             else:
                 numbers.append(np.array(group))
                 prompts += prompts_for(measured.observations, questions, nodes, self.max_tokens)
         order = np.argsort(np.concatenate(numbers))
         if parts:
-            return _concatenated(parts).take(order)
-        return (yield [prompts[index] for index in order.tolist()])
+            found, support = _concatenated(parts).take(order), _concatenated(supports).take(order)
+            return found, support.table(reasons_of(found, support)).to_pylist()
+        return (yield [prompts[index] for index in order.tolist()]), [None] * len(queries)
 
     def _prepare(
         self, queries: Sequence[Query], known: KnownMeasurements
@@ -128,9 +137,9 @@ class ModelAnswers:
         sizes = sorted({min(size, len(context)) for size in (_SIZES if sizes is None else sizes)})
         subsets = [observations.take(np.sort(context[:size])) for size in sizes]
         if isinstance(self.model, Completer):
-            parts = []
+            parts, support = [], Support.of(observations, questions)
             for some in subsets:
-                parts.append(self.model.predict(some, questions, nodes))
+                parts.append(widened(self.model.predict(some, questions, nodes), support))
                 yield None
             return measured, context, sizes, _concatenated(parts)
         if np.isnan(query.time_s) and len(context):  # as the prompt with the whole context has it
@@ -156,7 +165,7 @@ class ModelAnswers:
                 raise PingLlmError("a completer knows no addresses: name candidates, or start the server with --rows")
             if rtt_ms is None:
                 raise PingLlmError("a completer needs an RTT to look for")
-            answers = yield from self.predict(queries_of(source, candidates, time_s), known)
+            answers, _ = yield from self.predict(queries_of(source, candidates, time_s), known)
             near = (answers.cdf(rtt_ms * _NEAR) - answers.cdf(rtt_ms / _NEAR)) * (1 - answers.p_failed)
             likely, order = _likeliest(candidates, near, count)
             return likely, answers.take(order)
@@ -167,7 +176,7 @@ class ModelAnswers:
             likely, _ = _likeliest(candidates, np.exp(logs), count)
         else:
             likely = scoring.destinations(model, source, rtt_ms, history=row, time_s=when, count=count)
-        answers = yield from self.predict(queries_of(source, likely.addresses, time_s), known)
+        answers, _ = yield from self.predict(queries_of(source, likely.addresses, time_s), known)
         return likely, answers
 
     def complete(
@@ -262,9 +271,10 @@ def _example(family: int, tokens: int) -> MeasurementSet:
     return MeasurementSet(nodes=_PAIRS[family], observations=observations)
 
 
-def _concatenated(parts: Sequence[BinDistribution]) -> BinDistribution:
+def _concatenated(parts: Sequence[Any]) -> Any:
+    """Data classes of columns as one of them."""
     columns = {f.name: np.concatenate([getattr(part, f.name) for part in parts]) for f in fields(parts[0])}
-    return BinDistribution(**columns)
+    return type(parts[0])(**columns)
 
 
 def _likeliest(addresses: Sequence[str], probability: Floats, count: int) -> tuple[LikelyAddresses, Ints]:

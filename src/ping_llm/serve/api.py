@@ -100,9 +100,9 @@ async def predict(service: _Service, body: schemas.PredictRequest) -> Response:
     """The results of measurements that were not made: many questions in one request."""
     check_count(len(body.questions), service.limits.questions, "questions")
     queries = [_query(question) for question in body.questions]
-    answers = await service.compute(service.model.predict(queries, await service.known(body)))
+    answers, supports = await service.compute(service.model.predict(queries, await service.known(body)))
     found = await run_in_threadpool(_predictions, answers, body.quantiles, body.bins)
-    return json_reply({"predictions": _with_pairs(queries, found)})
+    return json_reply({"predictions": _with_pairs(queries, found, supports)})
 
 
 @router.post("/context", response_model=schemas.ContextReply)
@@ -120,8 +120,8 @@ async def rank(service: _Service, body: schemas.RankRequest) -> Response:
     """Destinations by the RTT that is expected of them: the median of each, shortest first."""
     source, time_s = _address(body.src_addr), _seconds(body.event_time)
     queries = queries_of(source, _addresses(body.dst_addrs, service, "destinations"), time_s)
-    answers = await service.compute(service.model.predict(queries, await service.known(body)))
-    ranking = _with_pairs(queries, _predictions(answers, body.quantiles, 0))
+    answers, supports = await service.compute(service.model.predict(queries, await service.known(body)))
+    ranking = _with_pairs(queries, _predictions(answers, body.quantiles, 0), supports)
     return json_reply({"ranking": sorted(ranking, key=lambda reply: reply["median"])})
 
 
@@ -300,10 +300,14 @@ def _predictions(
     return found
 
 
-def _with_pairs(queries: Sequence[Query], found: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def _with_pairs(
+    queries: Sequence[Query], found: Sequence[dict[str, Any]], supports: Sequence[dict[str, Any] | None]
+) -> list[dict[str, Any]]:
     return [
-        {"src_addr": query.source, "dst_addr": query.destination, "event_time": query.time_s} | reply
-        for query, reply in zip(queries, found, strict=True)
+        {"src_addr": query.source, "dst_addr": query.destination, "event_time": query.time_s}
+        | reply
+        | ({"support": support} if support else {})
+        for query, reply, support in zip(queries, found, supports, strict=True)
     ]
 
 

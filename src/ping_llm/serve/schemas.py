@@ -103,10 +103,22 @@ class Prediction(BaseModel):
     density: Density | None = None
 
 
+class Support(BaseModel):
+    """What an answer of the completer rests on, of the measurements that it chooses its context from."""
+
+    pair_measurements: Annotated[int, Field(description="Of the two ends, in either direction.")]
+    src_measurements: int
+    dst_measurements: int
+    chain: Annotated[int | None, Field(description="Hops of the shortest chain of measurements between the two.")]
+    extrapolating: Annotated[bool, Field(description="Whether the answer is a guess from typical topologies.")]
+    reason: Annotated[str | None, Field(description="Why, in words.")]
+
+
 class PairPrediction(Prediction):
     src_addr: str
     dst_addr: str
     event_time: float | None
+    support: Support | None = None
 
 
 class PredictReply(BaseModel):

@@ -204,7 +204,7 @@ export function rankCard(title, note, ranking, link) {
   return barCard(title, "rank-figure", note, ["median", "80 % interval", "no answer"], globalThis.chart.logTicks(low, high, 5).map((tick) => [at(tick), inMs(tick)]), ranking, {
     link,
     bar: (one) => [["range", ...range(one, "0.1", "0.9")], ["range inner", ...range(one, "0.25", "0.75")], ["middle", at(one.median), at(one.median)]],
-    cells: (one) => [ms(one.median), interval(one.quantiles), percent(one.p_failed)],
+    cells: (one) => [one.support?.extrapolating ? `? ${ms(one.median)}` : ms(one.median), interval(one.quantiles), percent(one.p_failed)],
   });
 }
 

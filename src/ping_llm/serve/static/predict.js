@@ -49,7 +49,7 @@ export function predictView(state, info) {
     const density = figure("Predicted RTT", "density-figure");
     const series = known.rtt.length > 0 && figure("Measured before", "series-figure");
     const context = h("div", { class: "context" }, h("div", { class: "card" }, loading("Predicting again with less context …")));
-    results.replaceChildren(headline(prediction), density.element,
+    results.replaceChildren(headline(prediction), restsOn(prediction.support), density.element,
       series ? series.element : neverMeasured(info), context);
     density.show(densityChart(prediction));
     const notes = [
@@ -82,6 +82,15 @@ function headline(prediction) {
   ];
   return h("dl", { class: "headline" }, figures.map(([name, value, meaning]) =>
     h("div", { class: "card" }, h("dt", {}, name), h("dd", {}, h("strong", {}, value), h("small", {}, meaning)))));
+}
+
+// What the answer of a completer was computed from, and whether that is too little.
+function restsOn(support) {
+  if (!support) return "";
+  const { pair_measurements, src_measurements, dst_measurements, chain, extrapolating, reason } = support;
+  const known = `Known: ${plural(pair_measurements, "measurement")} of this pair, ${count(src_measurements)} of the source, ${count(dst_measurements)} of the destination.`;
+  const guess = extrapolating && h("strong", {}, `This is a guess: ${reason}. `);
+  return h("p", { class: `support ${extrapolating ? "guess" : ""}` }, guess, known, chain > 1 && ` The shortest chain of measurements between the two has ${chain} hops.`);
 }
 
 function neverMeasured(info) {
