@@ -61,7 +61,7 @@ def planetlab_pairs(folder: Path) -> Observations:
     """One row for each unordered pair, without a time."""
     rtt = np.load(folder / PLANETLAB_FILE)["rtt"][0]
     source, destination = np.triu_indices(len(rtt), 1)
-    return _timeless(source, destination, rtt[source, destination].astype(np.float64))
+    return timeless(source, destination, rtt[source, destination].astype(np.float64))
 
 
 def menog_pings(folder: Path) -> Pings:
@@ -95,7 +95,7 @@ def menog_pairs(fastest: Observations) -> Observations:
     answered = fastest.answered
     _, number, count = np.unique(answered.pair, return_inverse=True, return_counts=True)
     table = PairTable.of(answered.take(count[number] >= _FEWEST_ANSWERS))
-    return _timeless(table.source, table.destination, table.rtt_ms)
+    return timeless(table.source, table.destination, table.rtt_ms)
 
 
 def parted(pairs: Observations, known: float, seed: int) -> tuple[Observations, Observations]:
@@ -263,13 +263,13 @@ def _filecoin(folder: Path) -> RealPairs:
     airports, source = np.unique(table["airport"], return_inverse=True)
     addresses, destination = np.unique(table["dst_addr"], return_inverse=True)
     rtt = table["avg_ms"].astype(np.float64)
-    results = _timeless(source, destination + len(airports), np.where(rtt < 0, np.nan, rtt))
+    results = timeless(source, destination + len(airports), np.where(rtt < 0, np.nan, rtt))
     of_pair, first = np.unique(results.pair, return_index=True)
     medians = PairTable.of(results)
     value = np.full(len(of_pair), np.nan)
     value[np.searchsorted(of_pair, medians.pair)] = medians.rtt_ms
     return RealPairs(
-        pairs=_timeless(results.source[first], results.destination[first], value),
+        pairs=timeless(results.source[first], results.destination[first], value),
         nodes=(*unrelated_addresses(len(airports)), *addresses.tolist()),
         symmetric=False,
         results=results,
@@ -309,14 +309,14 @@ def _both_directions(source: Column, destination: Column, value: Column) -> tupl
     (low, high), value = ends[:, ends[0] != ends[1]], value[ends[0] != ends[1]]
     pair, row = np.unique(low << 32 | high, return_inverse=True)
     mean = np.bincount(row, value) / np.bincount(row)
-    return _timeless(pair >> 32, pair & 0xFFFFFFFF, mean), tuple(names.tolist())
+    return timeless(pair >> 32, pair & 0xFFFFFFFF, mean), tuple(names.tolist())
 
 
 def _nodes_of(pairs: Observations) -> int:
     return int(max(pairs.source.max(), pairs.destination.max())) + 1
 
 
-def _timeless(source: npt.NDArray[Any], destination: npt.NDArray[Any], rtt_ms: Floats) -> Observations:
+def timeless(source: npt.NDArray[Any], destination: npt.NDArray[Any], rtt_ms: Floats) -> Observations:
     return Observations(
         source=source.astype(np.int64),
         destination=destination.astype(np.int64),

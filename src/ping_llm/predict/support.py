@@ -137,14 +137,25 @@ def _hops(graph: Any, questions: Questions) -> Ints:
 
 # Answers without a chain.
 
-FAR_SHARE: Final = 0.15
-FAR_MS: Final = 150.0
-FAR_SPREAD: Final = 1.0
-"""Fitted by `bench/disconnected.py`: share of the far distribution, its median, and its spread in ln RTT."""
+
+@dataclass(frozen=True)
+class Far:
+    """RTTs between places far apart, log-normal, and their share in an answer without a chain.
+
+    The defaults are those of `bench/disconnected.py`.
+    """
+
+    share: float = 0.15
+    median_ms: float = 150.0
+    spread: float = 1.0
+    """Standard deviation of ln RTT."""
 
 
-def widened(answers: BinDistribution, support: Support) -> BinDistribution:
-    """Answers, of which those without a chain are mixed with a distribution of RTTs between places far apart.
+FAR: Final = Far()
+
+
+def widened(answers: BinDistribution, support: Support, far: Far = FAR) -> BinDistribution:
+    """Answers, of which those without a chain are mixed with RTTs between far places.
 
     Where nothing links two ends, what is known of each says how near its neighbours are, and the model believes that
     the ends are as near each other. Of one end that was never measured, its intervals are wide enough.
@@ -152,6 +163,7 @@ def widened(answers: BinDistribution, support: Support) -> BinDistribution:
     is_guess = (support.chain == NO_CHAIN) & ((support.source > 0) == (support.destination > 0))
     if not is_guess.any():
         return answers
-    far = np.exp(-(((answers.bins.centres - np.log(FAR_MS)) / FAR_SPREAD) ** 2) / 2).astype(np.float32)
-    share = np.where(is_guess, np.float32(FAR_SHARE), np.float32(0.0))[:, None]
-    return replace(answers, probability=(1 - share) * answers.probability + share * (far / far.sum()))
+    density = np.exp(-(((answers.bins.centres - np.log(far.median_ms)) / far.spread) ** 2) / 2)
+    share = np.where(is_guess, far.share, 0.0)[:, None]
+    mixed = (1 - share) * answers.probability + share * (density / density.sum())
+    return replace(answers, probability=mixed.astype(answers.probability.dtype))
