@@ -372,7 +372,7 @@ class TestExistingOutput:
 
     def test_two_preparations_do_not_write_to_one_folder(self, tmp_path: Path, write_parquet: WriteParquet) -> None:
         folder = WorkFolder.of(PrepareSettings(inputs=(), output=tmp_path / "rows"), "")
-        with folder.locked(), pytest.raises(PingLlmError, match="another prep"):
+        with folder.locked(), pytest.raises(PingLlmError, match="is in use by process"):
             run(tmp_path / "rows", write_parquet(random_measurements(100)))
 
     def test_changed_input_is_other_input(self, tmp_path: Path, write_parquet: WriteParquet) -> None:

@@ -21,6 +21,7 @@ import safetensors.numpy
 from ping_llm.config import Config
 from ping_llm.core.errors import PingLlmError
 from ping_llm.core.files import exclusive, file_sha256
+from ping_llm.runs import RunFolder
 from ping_llm.runs.trained import load_trained, save_trained
 from ping_llm.training import train
 from training_fixtures import folder_of, losses, simulated_rows, tiny_config
@@ -115,7 +116,7 @@ class TestDamagedCheckpoints:
 class TestTwoTrainers:
     def test_the_second_gets_one_line_and_the_first_loses_nothing(self, run: Config) -> None:
         folder = folder_of(run)
-        with exclusive(folder / ".lock", "the run"):
+        with exclusive(RunFolder.of(run).lock, "the run"):
             before = contents(folder)
             run_file = folder.parent / "again.yml"
             run_file.write_text(run.replace(steps=6).to_yaml())

@@ -48,13 +48,13 @@ def contents(folder: Path) -> dict[Path, bytes | None]:
 
 
 CASES = [
-    ("simulate -o empty.csv", "empty.csv: File exists"),
+    ("simulate -o empty.csv", "empty.csv is a file; the output must be a folder"),
     ("simulate -o empty.csv/x", "empty.csv/x: Not a directory"),
     ("simulate -o new --set nosuch=1", "unknown simulator setting 'nosuch': there are seed, measurements, "),
     ("simulate -o new --set ipv6_shar=0", "unknown simulator setting 'ipv6_shar': did you mean ipv6_share?"),
     ("simulate -o new --set seed", "write NAME=VALUE"),
     ("simulate -o new --set days=x", "days must be a number"),
-    ("simulate -o raw", "raw already holds simulated measurements"),
+    ("simulate -o raw", "raw already holds measurements"),
     ("import atlas nosuch.json -o new", "nosuch.json: no such file"),
     ("import atlas empty.json -o new", "the file is empty"),
     ("import atlas nothing -o new", "is not a file but a folder"),

@@ -16,7 +16,8 @@ class MeasurementError(PingLlmError):
 
 def one_line(error: BaseException, limit: int = 200) -> str:
     """What an exception of another package says, as it may stand in a message of ours."""
-    return " ".join(str(error).split())[:limit] or type(error).__name__
+    said = (isinstance(error, OSError) and error.strerror) or str(error)
+    return " ".join(said.split())[:limit] or type(error).__name__
 
 
 @contextmanager

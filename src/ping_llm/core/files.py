@@ -8,7 +8,10 @@ Manifests, mirrors and model folders may come from strangers. A name or a digest
 only after `relative_name` or `sha256_digest` has checked it, where the file is parsed.
 """
 
+import ctypes
+import errno
 import fcntl
+import glob
 import hashlib
 import os
 import re
@@ -22,6 +25,9 @@ from typing import Any, Final
 
 from ping_llm.core.errors import PingLlmError
 
+STAGING: Final = ".unfinished"
+_HERE: Final = -100  # AT_FDCWD
+_EXCHANGE: Final = 2  # RENAME_EXCHANGE
 _NAME: Final = re.compile(r"[^/\\\x00-\x1f\ud800-\udfff]{1,255}(/[^/\\\x00-\x1f\ud800-\udfff]{1,255})*")
 _UNFINISHED: Final = re.compile(r"\..+\.[0-9a-f]{12}\.tmp")
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
@@ -47,24 +53,93 @@ def atomic_file(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def atomic_folder(path: Path) -> Iterator[Path]:
-    """An empty folder to write to, which takes the place of `path` (and of all that was in it) when the block ends."""
-    suffix = uuid.uuid4().hex[:12]
-    unfinished, replaced = (path.with_name(f".{path.name}.{suffix}.{kind}") for kind in ("tmp", "old"))
-    unfinished.mkdir(parents=True)
+    """An empty folder to write to, which takes the place of `path` (and of all that was in it) when the block ends.
+
+    What a killed process had begun for the same `path` is removed. One that replaces it meanwhile ends in an `OSError`.
+    """
+    existed = path.exists()
+    unfinished, lock = _claimed_folder(path)
     try:
         yield unfinished
-        for file in unfinished.rglob("*"):
-            sync(file)
-        sync(unfinished)
-        if path.exists():
-            path.rename(replaced)
-        unfinished.rename(path)
+        sync_all(unfinished)
+        _exchange(unfinished, path) if existed else unfinished.rename(path)
         sync(path.parent)
     finally:
-        if replaced.exists() and not path.exists():
-            replaced.rename(path)
-        for leftover in (unfinished, replaced):
-            shutil.rmtree(leftover, ignore_errors=True)
+        shutil.rmtree(unfinished, ignore_errors=True)
+        os.close(lock)
+
+
+def _claimed_folder(path: Path) -> tuple[Path, int]:
+    """A new hidden folder beside `path`, and the descriptor that locks it as long as its process lives."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for leftover in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
+        if _UNFINISHED.fullmatch(leftover.name) and leftover.is_dir():
+            with suppress(OSError), _opened(leftover) as descriptor:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(leftover, ignore_errors=True)
+    while True:
+        unfinished = unfinished_name(path)
+        unfinished.mkdir()
+        with suppress(FileNotFoundError):
+            descriptor = os.open(unfinished, os.O_RDONLY)
+            with suppress(OSError):  # a network file system may have no locks; then nobody takes it away, either
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+            if unfinished.exists():  # nobody took it for a leftover before it was locked
+                return unfinished, descriptor
+            os.close(descriptor)
+
+
+def _exchange(new: Path, old: Path) -> None:
+    """Let two folders change names in one step, or in two where the system cannot."""
+    try:
+        swap = ctypes.CDLL(None, use_errno=True).renameat2
+        if swap(_HERE, os.fsencode(new), _HERE, os.fsencode(old), _EXCHANGE) == 0:
+            return
+        if (code := ctypes.get_errno()) not in (errno.EINVAL, errno.ENOSYS):
+            raise OSError(code, os.strerror(code), str(old))
+    except AttributeError:
+        pass
+    replaced = unfinished_name(old)
+    old.rename(replaced)
+    try:
+        new.rename(old)
+    except OSError:
+        replaced.rename(old)
+        raise
+    shutil.rmtree(replaced, ignore_errors=True)
+
+
+@contextmanager
+def staged_files(folder: Path, *patterns: str, overwrite: bool) -> Iterator[Path]:
+    """A folder inside `folder` to write to. When the block ends well, its files replace those that match a pattern.
+
+    They are moved one by one, in the order of their names. Where a killed process had begun to do so, what it had
+    published is replaced, too. One process at a time.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise PingLlmError(f"{folder} is a file; the output must be a folder")
+    staging = folder / STAGING
+    complete = staging / ".complete"
+    with sole_writer(folder):
+        existing = sorted(path for pattern in patterns for path in folder.glob(pattern))
+        if existing and not overwrite and not complete.exists():
+            raise PingLlmError(f"{folder} already holds measurements: choose another folder, or --overwrite them")
+        if staging.exists():
+            shutil.rmtree(staging)
+        staging.mkdir()
+        try:
+            yield staging
+            sync_all(staging)
+        except BaseException:
+            shutil.rmtree(staging, ignore_errors=True)
+            raise
+        write_atomically(complete, "")
+        for old in reversed(existing):
+            old.unlink()
+        for file in sorted(staging.glob("[!.]*")):
+            file.replace(folder / file.name)
+        sync(folder)
+        shutil.rmtree(staging)
 
 
 def write_atomically(path: Path, data: str | bytes | memoryview) -> None:
@@ -74,9 +149,20 @@ def write_atomically(path: Path, data: str | bytes | memoryview) -> None:
 
 def sync(path: Path) -> None:
     """Wait until a file, or the names in a folder, are on the disk."""
+    with _opened(path) as descriptor:
+        os.fsync(descriptor)
+
+
+def sync_all(folder: Path) -> None:
+    for path in (*folder.rglob("*"), folder):
+        sync(path)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[int]:
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
+        yield descriptor
     finally:
         os.close(descriptor)
 
@@ -90,7 +176,7 @@ def file_sha256(path: Path) -> str:
 def exclusive(lock: Path, what: str) -> Iterator[None]:
     """Holds the lock file; a second process gets an error that names the host and process of the first.
 
-    The lock ends with the process that holds it, however that ends; the file stays, unless the holder removes it.
+    The lock ends with the process that holds it, however that ends. The file is removed by whoever holds it last.
     `what`: what is locked, for people.
     """
     lock.parent.mkdir(parents=True, exist_ok=True)
@@ -105,7 +191,10 @@ def exclusive(lock: Path, what: str) -> Iterator[None]:
             file.truncate(0)
             file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
             file.flush()
-            yield
+            try:
+                yield
+            finally:
+                lock.unlink(missing_ok=True)
             return
     with exclusive(lock, what):  # the last holder removed the file while this process opened it
         yield
@@ -117,17 +206,15 @@ def sole_writer(folder: Path) -> Iterator[None]:
 
     A folder that was not there before, and has nothing in it afterwards, is removed again.
     """
-    existed, lock = folder.exists(), folder / ".lock"
-    with exclusive(lock, str(folder)):
-        try:
+    existed = folder.exists()
+    try:
+        with exclusive(folder / ".lock", str(folder)):
             remove_unfinished(folder)
             yield
-        finally:
-            remove_unfinished(folder)
-            lock.unlink(missing_ok=True)
-            if not existed:
-                with suppress(OSError):
-                    folder.rmdir()
+    finally:
+        if not existed:
+            with suppress(OSError):
+                folder.rmdir()
 
 
 def remove_unfinished(folder: Path) -> None:

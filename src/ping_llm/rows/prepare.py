@@ -27,7 +27,7 @@ import numpy as np
 
 from ping_llm.core.console import Advance, progress
 from ping_llm.core.errors import MeasurementError, PingLlmError
-from ping_llm.core.files import file_sha256
+from ping_llm.core.files import file_sha256, sync
 from ping_llm.rows.format import FORMAT_VERSION, Ints
 from ping_llm.rows.manifest import MANIFEST, SPLITS, Manifest, ShardInfo, SplitInfo
 from ping_llm.rows.partition import (
@@ -175,29 +175,36 @@ def prepare(settings: PrepareSettings, on_timing: OnTiming | None = None) -> tup
     output = locate(settings.output)
     folder = WorkFolder.of(settings, plan.digest)
     try:
-        if (output / MANIFEST).exists() and not settings.overwrite:
-            manifest = Manifest.load(output)
-            if manifest.plan != plan.digest:
-                raise PingLlmError(
-                    f"{output} already holds a dataset made from other input or options; "
-                    "choose another --output, or replace it with --overwrite"
-                )
-            folder.root.delete_tree()
+        if not folder.root.exists() and (manifest := _published(output, plan, settings)):
             return manifest, False
         output.check_writable()
         with settings.open() as engine, folder.locked():
+            if manifest := _published(output, plan, settings):  # what is left of the work was in its way
+                folder.root.delete_tree()
+                return manifest, False
             folder.adopt(plan.digest, overwrite=settings.overwrite)
-            manifest = _run(plan, settings, engine, folder, on_timing or (lambda timing: None))
+            try:
+                manifest = _run(plan, settings, engine, folder, on_timing or (lambda timing: None))
+            except MeasurementError:  # which no rerun would finish, and which must not stand in the way of better input
+                folder.root.delete_tree()
+                raise
             folder.root.delete_tree()
+            return manifest, True
     except OSError as error:
         raise PingLlmError(explain(error, output)) from error
-    except MeasurementError:  # which no rerun would finish, and which must not stand in the way of better input
-        folder.root.delete_tree()
-        if output.is_local:
-            with suppress(OSError):
-                output.local.rmdir()
-        raise
-    return manifest, True
+
+
+def _published(output: Location, plan: Plan, settings: PrepareSettings) -> Manifest | None:
+    """The dataset in the output folder, if there is one and it is not to be replaced."""
+    if settings.overwrite or not (output / MANIFEST).exists():
+        return None
+    manifest = Manifest.load(output)
+    if manifest.plan != plan.digest:
+        raise PingLlmError(
+            f"{output} already holds a dataset made from other input or options; "
+            "choose another --output, or replace it with --overwrite"
+        )
+    return manifest
 
 
 def _run(plan: Plan, settings: PrepareSettings, engine: Engine, folder: WorkFolder, on_timing: OnTiming) -> Manifest:
@@ -325,6 +332,8 @@ def _publish(folder: WorkFolder, markers: list[Marker], account: dict[str, Any])
         with progress("publishing", total=len(sources)) as advance:
             for _ in side_by_side(put, sorted(sources)) if output.is_remote else map(put, sorted(sources)):
                 advance()
+        if output.is_local:
+            sync(output.local)  # the manifest comes after what it names
         write_json(output / MANIFEST, manifest.to_json())
     return manifest
 

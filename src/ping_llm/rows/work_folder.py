@@ -1,7 +1,8 @@
 """The work folder of a preparation: where tasks leave what they finished, for other tasks and for the next run.
 
-    plan.json   whose work this is          runs/     shuffle files and markers of step one
-    lock        held while it is worked on  shards/   shards, their indexes and markers of step two
+    plan.json   whose work this is
+    runs/       shuffle files and markers of step one
+    shards/     shards, their indexes and markers of step two
 
 Every machine of the engine reaches it by the same name: on this machine's disk, on a shared one, or in an object store.
 A file appears in it whole or not at all, and a task writes its marker last. Two attempts at the same task (one on a
@@ -9,7 +10,6 @@ machine that was given up too early) write the same bytes, so they do no harm.
 """
 
 import errno
-import fcntl
 import hashlib
 import json
 import os
@@ -17,15 +17,15 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Self, TypeVar
 
 from ping_llm.core.errors import PingLlmError
-from ping_llm.core.files import atomic_file
+from ping_llm.core.files import atomic_file, sole_writer, sync
 from ping_llm.rows.manifest import MANIFEST
-from ping_llm.storage import Location, locate
+from ping_llm.storage import Location, MissingError, locate
 from ping_llm.storage.cache import work_folder
 from ping_llm.storage.mirror import LEDGER
 from ping_llm.tasks.pool import map_in_order
@@ -78,25 +78,18 @@ class WorkFolder:
         """For temporary files of this machine."""
         return None if self.root.is_remote else str(self.root.local / "scratch")
 
-    @contextmanager
-    def locked(self) -> Iterator[None]:
-        """A local folder is for one preparation at a time. In a store nothing can be locked; there, two preparations of
-        the same plan write the same bytes, and two of different plans do not share a folder."""
-        if self.root.is_remote:
-            yield
-            return
-        self.root.local.mkdir(parents=True, exist_ok=True)
-        with (self.root.local / "lock").open("w") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise PingLlmError(f"another preparation is writing to {self.output} right now") from None
-            yield
+    def locked(self) -> AbstractContextManager[None]:
+        """An output folder is for one preparation at a time. In a store nothing can be locked; of those that write to
+        it, two of the same plan write the same bytes, and on one machine they share the work folder."""
+        folder = self.output if self.output.is_local else self.root
+        return nullcontext() if folder.is_remote else sole_writer(folder.local)
 
     def adopt(self, digest: str, *, overwrite: bool) -> None:
         """Continue what lies here if it is of this plan; otherwise start anew, if that is allowed."""
         mine, plan = {"digest": digest, "layout": LAYOUT}, self.root / "plan.json"
-        known = json.loads(plan.read_text()) if plan.exists() else None
+        known = None
+        with suppress(MissingError, ValueError):  # damaged: begun again
+            known = json.loads(plan.read_text())
         if known == mine:
             return
         if known is not None and known.get("digest") != digest and not overwrite:
@@ -115,9 +108,7 @@ class WorkFolder:
         else:
             for name in ("runs", "shards", "scratch"):
                 shutil.rmtree(self.root.local / name, ignore_errors=True)
-                (self.root.local / name).mkdir()
-            if self.output.is_local:
-                self.output.local.mkdir(parents=True, exist_ok=True)
+                (self.root.local / name).mkdir(parents=True)
         write_json(plan, mine)
 
 
@@ -175,6 +166,7 @@ def deliver(source: Path, target: Location) -> None:
     if target.is_remote:
         target.upload(source)
         return
+    sync(source)
     try:
         source.replace(target.local)
     except OSError as error:

@@ -27,7 +27,8 @@ class RunFolder:
         self.picture = path / "loss.png"
         self.tensorboard = path / "tensorboard"
         self.profile = path / "profile"
-        self.lock = path / ".lock"
+        self.lock = path.with_name(f".{path.name}.lock")
+        """Beside the folder: a copy from the store replaces that as a whole."""
 
     @classmethod
     def of(cls, config: Config) -> "RunFolder":
@@ -45,8 +46,11 @@ class RunFolder:
     def forget_if_empty(self) -> None:
         """A run that could not begin leaves no trace."""
         with contextlib.suppress(OSError):  # they hold something, or were never made
-            if {*self.path.iterdir()} <= {self.lock, self.checkpoints} and not any(self.checkpoints.glob("*")):
-                shutil.rmtree(self.path)
+            if not self.path.exists() or (
+                {*self.path.iterdir()} <= {self.checkpoints} and not any(self.checkpoints.glob("*"))
+            ):
+                shutil.rmtree(self.path, ignore_errors=True)
+                self.lock.unlink(missing_ok=True)
                 for folder in self.path.parents[:2]:
                     folder.rmdir()
 

@@ -211,8 +211,9 @@ def _format_by_name(name: str) -> str | None:
 
 
 def _unreadable(path: str | Path | Location, error: Exception) -> PingLlmError:
-    reason = error.strerror if isinstance(error, OSError) and error.strerror else one_line(error, 300)
-    return PingLlmError(f"cannot read {path}: {reason}")
+    if isinstance(error, OSError) and error.strerror:
+        return PingLlmError(f"cannot read {path}: {error.strerror}")
+    return MeasurementError(f"cannot read {path}: {one_line(error, 300)}")  # damaged: Arrow's errors have no number
 
 
 # CSV: comma, semicolon, tab or bar; plain or compressed. Every cell is read as text.

@@ -18,7 +18,7 @@ from ping_llm.batches.device import on_device
 from ping_llm.config import Config
 from ping_llm.core.console import err, progress
 from ping_llm.core.errors import PingLlmError, explained
-from ping_llm.core.files import exclusive
+from ping_llm.core.files import exclusive, remove_unfinished
 from ping_llm.data import registry
 from ping_llm.data.completer import COMPLETER_DATA
 from ping_llm.runs import RunFolder
@@ -57,6 +57,7 @@ def train(config: Config, *, at_end: AtEnd | None = None) -> dict[str, Any]:
     with failing_together(), stopped, contextlib.ExitStack() as alone:
         if jax.process_index() == 0:  # no second run writes to the folder; the others write nothing but their arrays
             alone.enter_context(exclusive(folder.lock, f"the run {folder}"))
+            remove_unfinished(folder.path)
         try:
             run = _Run(config, folder, at_end)
         except BaseException:

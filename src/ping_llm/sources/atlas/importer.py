@@ -27,8 +27,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ping_llm.core.console import Advance, no_progress
-from ping_llm.core.errors import PingLlmError
-from ping_llm.core.files import file_sha256, sole_writer, unfinished_name
+from ping_llm.core.errors import PingLlmError, explained
+from ping_llm.core.files import file_sha256, staged_files
 from ping_llm.core.measurements import SCHEMA
 from ping_llm.sources.atlas.chunks import DEFAULT_SIZES, Counts, ReadSizes, parse_file
 from ping_llm.storage import Location, locate
@@ -137,36 +137,28 @@ def import_atlas(
     inputs = _inputs([locate(Path(file)) for file in files], packets)
     if len({Path(one.file).resolve() for one in inputs}) < len(inputs):
         raise PingLlmError("an input file is given twice; its measurements would count double")
-    if folder.exists() and not folder.is_dir():
-        raise PingLlmError(f"{folder}: is a file; the output must be a folder")
     if (folder / LEDGER).is_dir():
         raise PingLlmError(f"{folder}: holds files imported one by one; add --per-file, or choose another folder")
-    if not overwrite and next(folder.glob(PATTERN), None):
-        raise PingLlmError(f"{folder}: already holds measurements; choose another folder or overwrite them")
     total = sum(one.bytes for one in inputs)
     if workers is None:  # starting a process takes longer than parsing a chunk
         workers = max(1, min(available_cores(), total // sizes.chunk))
     on_progress(0, total=total)
     parse = partial(parse_file, each_packet=packets == "each", strict=strict, sizes=sizes)
-    try:
-        with sole_writer(folder):
-            with worker_pool(workers) as pool:
-                if workers > 1 and len(inputs) > 1:
-                    batches = _files_by_workers(inputs, parse, pool, 2 * workers, on_progress, folder)
-                else:
-                    batches = _chunks_by_workers(inputs, parse, pool, 2 * workers, on_progress)
-                written = write_measurements(batches, folder, rows_per_file=rows_per_file)
-            report = ImportReport(seconds=time.perf_counter() - started, files=tuple(written), inputs=inputs)
-            if not report.measurements:
-                reasons = ", ".join(f"{reason} {count:,}" for reason, count in report.dropped.items())
-                raise PingLlmError(f"no ping measurement in {report.results:,} results" + (reasons and f" ({reasons})"))
-            # The first one leaves first and arrives last, so that a set that has it is complete.
-            for old in sorted(folder.glob(PATTERN)):
-                old.unlink()
-            for name, path in reversed(written.items()):
-                path.replace(folder / name)
-    except OSError as error:
-        raise PingLlmError(f"{folder}: cannot be written: {error.strerror or error}") from error
+    with (
+        explained(f"{folder}: cannot be written", OSError),
+        staged_files(folder, PATTERN, overwrite=overwrite) as staging,
+    ):
+        with worker_pool(workers) as pool:
+            if workers > 1 and len(inputs) > 1:
+                batches = _files_by_workers(inputs, parse, pool, 2 * workers, on_progress, staging)
+            else:
+                batches = _chunks_by_workers(inputs, parse, pool, 2 * workers, on_progress)
+            files_written = write_measurements(batches, staging, rows_per_file=rows_per_file)
+        names = tuple(path.name for path in files_written)
+        report = ImportReport(seconds=time.perf_counter() - started, files=names, inputs=inputs)
+        if not report.measurements:
+            reasons = ", ".join(f"{reason} {count:,}" for reason, count in report.dropped.items())
+            raise PingLlmError(f"no ping measurement in {report.results:,} results" + (reasons and f" ({reasons})"))
     return report
 
 
@@ -193,7 +185,7 @@ def _files_by_workers(
 
     A file may be larger than memory, so a worker leaves its batches on disk; they are removed as they are written.
     """
-    tasks = [(one, unfinished_name(folder / f"input-{number:05d}.arrow")) for number, one in enumerate(inputs)]
+    tasks = [(one, folder / f"input-{number:05d}.arrow") for number, one in enumerate(inputs)]
     for number, done in enumerate(map_in_order(pool, partial(_parse_to_disk, parse), tasks, window=window)):
         inputs[number], path = done
         with pa.OSFile(str(path)) as file, pa.ipc.open_stream(file) as batches:
@@ -214,14 +206,11 @@ def _parse_to_disk(parse: Callable[..., Any], task: tuple[InputFile, Path]) -> t
 
 def write_measurements(
     batches: Iterable[pa.RecordBatch], folder: Path, *, rows_per_file: int = sys.maxsize
-) -> dict[str, Path]:
-    """Writes Parquet files of `rows_per_file` rows, whose bytes do not depend on how the batches are cut.
-
-    Returns the path of each, still unfinished, by the name that it is to get.
-    """
+) -> list[Path]:
+    """Writes Parquet files of `rows_per_file` rows, whose bytes do not depend on how the batches are cut."""
     # Arrow's default gives up on dictionaries above 1 MiB.
     options: dict[str, Any] = {"use_dictionary": ["src_addr", "dst_addr"], "dictionary_pagesize_limit": 16 << 20}
-    written: dict[str, Path] = {}
+    written: list[Path] = []
     waiting = SCHEMA.empty_table()
     room = 0  # rows that the open file still takes
     with ExitStack() as open_file:
@@ -234,11 +223,11 @@ def write_measurements(
                     break
                 if not room:
                     open_file.close()
-                    name, room = f"measurements-{len(written):05d}.parquet", rows_per_file
-                    written[name] = unfinished_name(folder / name)
+                    written.append(folder / f"measurements-{len(written):05d}.parquet")
                     writer = open_file.enter_context(
-                        pq.ParquetWriter(written[name], SCHEMA, compression="zstd", **options)
+                        pq.ParquetWriter(written[-1], SCHEMA, compression="zstd", **options)
                     )
+                    room = rows_per_file
                 # One contiguous chunk: page boundaries could otherwise follow those of the batches.
                 writer.write_table(waiting.slice(0, rows).combine_chunks(), row_group_size=rows)
                 waiting = waiting.slice(rows)
@@ -311,7 +300,7 @@ def import_file(found: InputFile, *, folder: Location, strict: bool) -> InputFil
     with tempfile.TemporaryDirectory(prefix="ping-llm-", dir=scratch) as unfinished:
         try:
             parsed = parse_file(entry.file, entry, each_packet=entry.packets == "each", strict=strict)
-            for path in write_measurements((chunk.batch for chunk in parsed), Path(unfinished)).values():  # 1 or none
+            for path in write_measurements((chunk.batch for chunk in parsed), Path(unfinished)):  # 1 or none
                 entry.output, entry.output_bytes, entry.sha256 = target.name, path.stat().st_size, file_sha256(path)
                 target.upload(path)
         except PingLlmError as problem:

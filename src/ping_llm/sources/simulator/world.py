@@ -16,8 +16,8 @@ import pyarrow.parquet as pq
 
 from ping_llm import __version__
 from ping_llm.core.console import Advance, no_progress
-from ping_llm.core.errors import PingLlmError
-from ping_llm.core.files import atomic_file, write_atomically
+from ping_llm.core.errors import PingLlmError, explained
+from ping_llm.core.files import staged_files
 from ping_llm.core.measurements import SCHEMA, UNPARSABLE, format_address, parse_addresses, time_microseconds
 from ping_llm.sources import WORLD_FILE
 from ping_llm.sources.simulator.delays import DelayDistribution, DelayModel, load_at
@@ -235,34 +235,30 @@ def simulate(
     if files is not None and not 1 <= files <= total:
         raise PingLlmError(f"{total} measurements cannot be written to {files} files")
     bounds = [n * total // files for n in range(files + 1)] if files else [*range(0, total, ROWS_PER_FILE), total]
-    existing = [*folder.glob("measurements-*.parquet"), *folder.glob(WORLD_FILE)]
-    if existing and not overwrite:
-        raise PingLlmError(f"{folder} already holds simulated measurements: choose another folder, or overwrite them")
-    world = World(settings)  # fails, if it has to, before anything is deleted
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for path in existing:
-            path.unlink()
-    except OSError as error:
-        raise PingLlmError(f"cannot write to {folder}: {error.strerror}") from None
+    world = World(settings)  # fails, if it has to, before anything is written
     count = len(bounds) - 1
-    paths = [folder / f"measurements-{number:05d}-of-{count:05d}.parquet" for number in range(count)]
+    names = [f"measurements-{number:05d}-of-{count:05d}.parquet" for number in range(count)]
     failed, tables, left = 0, generate(world), SCHEMA.empty_table()
-    for path, (begin, end) in zip(paths, itertools.pairwise(bounds), strict=True):
-        with atomic_file(path) as unfinished, pq.ParquetWriter(unfinished, SCHEMA, **_PARQUET) as out:
-            while begin < end:
-                table = left if len(left) else next(tables)
-                part, left = table.slice(0, end - begin), table.slice(end - begin)
-                out.write_table(part)
-                begin += len(part)
-                failed += part["rtt"].null_count
-                on_progress(len(part))
-    write_atomically(folder / WORLD_FILE, json.dumps(world.describe(), indent=2) + "\n")
+    with (
+        explained(f"cannot write to {folder}", OSError),
+        staged_files(folder, "measurements-*.parquet", WORLD_FILE, overwrite=overwrite) as staging,
+    ):
+        for name, (begin, end) in zip(names, itertools.pairwise(bounds), strict=True):
+            with pq.ParquetWriter(staging / name, SCHEMA, **_PARQUET) as out:
+                while begin < end:
+                    table = left if len(left) else next(tables)
+                    part, left = table.slice(0, end - begin), table.slice(end - begin)
+                    out.write_table(part)
+                    begin += len(part)
+                    failed += part["rtt"].null_count
+                    on_progress(len(part))
+        (staging / WORLD_FILE).write_text(json.dumps(world.describe(), indent=2) + "\n")
+    paths = tuple(folder / name for name in names)
     return SimulationSummary(
         measurements=total,
         failed=failed,
         sources=world.endpoints.sources,
         targets=len(world.endpoints.family) - world.endpoints.sources,
-        files=tuple(paths),
+        files=paths,
         size_bytes=sum(path.stat().st_size for path in paths),
     )
