@@ -220,49 +220,36 @@ _EPOCH_TICKS: Final = {1e11: 1, 1e14: 10**3, 1e17: 10**6, np.inf: 10**9}
 _TICKS_PER_SECOND: Final = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 
 
-def time_microseconds(column: Any) -> tuple[npt.NDArray[np.int64], Flags, Flags]:
+def time_microseconds(column: Any, name: str = "event_time") -> tuple[npt.NDArray[np.int64], Flags, Flags]:
     """Microseconds since 1970 of each value, with flags for the missing and for the unusable ones."""
-    column = _plain(column)
-    kind = column.type
-    if is_text(kind):
-        column, missing = _cells(column)
-        try:  # the common case, in one pass: every cell a number, or none
-            micros, bad = _epoch_floats(_floats(column))
-        except pa.ArrowInvalid:
-            micros, bad = _parse_each(column, _time_from_text, np.int64)
-        return micros, missing, bad & ~missing
-    missing = column.is_null().to_numpy(zero_copy_only=False)
-    bad = np.zeros(len(column), dtype=bool)
-    if pa.types.is_null(kind):
-        micros = np.zeros(len(column), dtype=np.int64)
-    elif pa.types.is_timestamp(kind):
+    column, missing = _cells(column)
+    kind, bad = column.type, np.zeros(len(column), dtype=bool)
+    if pa.types.is_timestamp(kind):
         micros = _rescaled(_integers(column), _TICKS_PER_SECOND[kind.unit])
     elif pa.types.is_integer(kind):  # integers stay integers: a float has 53 bits, nanoseconds need 61
         numbers = _integers(column)
         scaled = [_rescaled(numbers, ticks) for ticks in _EPOCH_TICKS.values()]
         micros = np.select([numbers < bound for bound in _EPOCH_TICKS], scaled)
-    elif is_number(kind):
-        micros, bad = _epoch_floats(_floats(column))
+    elif is_text(kind) or is_number(kind):
+        try:  # the common case, in one pass: every cell a number, or none
+            micros, bad = _epoch_floats(_floats(column))
+        except pa.ArrowInvalid:
+            micros, bad = _parse_each(column, _time_from_text, np.int64)
     else:
-        raise TypeError(f"column event_time has type {kind}; expected a timestamp, epoch seconds or ISO 8601 text")
+        raise TypeError(f"column {name} has type {kind}; expected a timestamp, epoch seconds or ISO 8601 text")
     return micros, missing, bad & ~missing
 
 
-def rtt_milliseconds(column: Any) -> tuple[npt.NDArray[np.float64], Flags]:
+def rtt_milliseconds(column: Any, name: str = "rtt") -> tuple[npt.NDArray[np.float64], Flags]:
     """The number in each cell; NaN where there is none, with a flag for NaN and for text that is no number."""
-    column = _plain(column)
-    kind = column.type
-    if pa.types.is_null(kind):  # a file in which every probe failed may have no other type
-        return np.full(len(column), np.nan), np.zeros(len(column), dtype=bool)
-    if is_text(kind):
-        column, _ = _cells(column)
-    elif not is_number(kind):
-        raise TypeError(f"column rtt has type {kind}; expected numbers (milliseconds)")
+    column, missing = _cells(column)
+    if not is_text(column.type) and not is_number(column.type):
+        raise TypeError(f"column {name} has type {column.type}; expected numbers (milliseconds)")
     try:
         values = _floats(column)
     except pa.ArrowInvalid:
         values, _ = _parse_each(column, float, np.float64)
-    return values, np.isnan(values) & column.is_valid().to_numpy(zero_copy_only=False)
+    return values, np.isnan(values) & ~missing
 
 
 def _rescaled(ticks: npt.NDArray[np.int64], per_second: int) -> npt.NDArray[np.int64]:
@@ -295,10 +282,16 @@ def _time_from_text(text: str) -> int:
 
 
 def _cells(column: Any) -> tuple[Any, Flags]:
-    """The cells of a text column, trimmed, and null where nothing is said; and where that is."""
-    text = pc.utf8_trim_whitespace(column)
-    absent = pc.or_kleene(pc.is_null(text), pc.is_in(pc.utf8_lower(text), pa.array(sorted(MISSING_TEXT))))
-    return pc.if_else(absent, pa.scalar(None, text.type), text), absent.to_numpy(zero_copy_only=False)
+    """A column without dictionary encoding, its text trimmed and null where nothing is said; and where it is null."""
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    if is_text(column.type):
+        text = pc.utf8_trim_whitespace(column.cast(pa.large_string()))
+        absent = pc.is_in(pc.utf8_lower(text), pa.array(sorted(MISSING_TEXT)))
+        column = pc.if_else(absent, pa.scalar(None, text.type), text)
+    elif pa.types.is_null(column.type):  # in a file where every probe failed, for instance
+        column = column.cast(pa.float64())
+    return column, column.is_null().to_numpy(zero_copy_only=False)
 
 
 def _parse_each(cells: Any, parse: Callable[[str], float], kind: Any) -> tuple[npt.NDArray[Any], Flags]:
@@ -315,13 +308,6 @@ def _parse_each(cells: Any, parse: Callable[[str], float], kind: Any) -> tuple[n
             except (ValueError, OverflowError):
                 bad[i] = True
     return values, bad
-
-
-def _plain(column: Any) -> Any:
-    """The column without dictionary encoding, text as plain strings."""
-    if pa.types.is_dictionary(column.type):
-        column = column.dictionary_decode()
-    return column.cast(pa.large_string()) if is_text(column.type) else column
 
 
 def is_text(kind: Any) -> bool:

@@ -106,7 +106,9 @@ class History:
     rank: Ints
     """Of each row: one number that orders by key, then by time."""
     time_s: Floats
+    """Of each row, and one more for those that are not there: minus infinity."""
     value: Floats
+    """Likewise, with NaN."""
     total: Floats
     """Sums of the values before each row."""
 
@@ -121,8 +123,8 @@ class History:
             first=first,
             times=times,
             rank=number * (len(times) + 1) + moment,
-            time_s=time_s[order],
-            value=ordered,
+            time_s=np.append(time_s[order], -np.inf),
+            value=np.append(ordered, np.nan),
             total=np.concatenate([[0.0], np.cumsum(ordered)]),
         )
 
@@ -143,18 +145,13 @@ class History:
 
     def latest(self, start: Ints, stop: Ints, count: int) -> Floats:
         """The last `count` values of each range, newest first, NaN where there are fewer."""
-        at = stop[:, None] - 1 - np.arange(count)
-        inside = at >= start[:, None]
-        if not len(self.value):
-            return np.full(at.shape, np.nan)
-        return np.where(inside, self.value[np.where(inside, at, 0)], np.nan)
+        row = stop[:, None] - 1 - np.arange(count)
+        return self.value[np.where(row >= start[:, None], row, -1)]
 
     def age(self, key: Ints, time_s: Floats) -> Floats:
         """Seconds since the latest earlier measurement with that key, infinite where there is none or no time."""
         start, stop = self.span(key, time_s)
-        if not len(self.value):
-            return np.full(len(key), np.inf)
-        age = np.where(stop > start, time_s - self.time_s[np.maximum(stop - 1, 0)], np.inf)
+        age = time_s - self.time_s[np.where(stop > start, stop - 1, -1)]
         return np.where(np.isnan(age), np.inf, age)
 
 

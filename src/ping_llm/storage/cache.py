@@ -19,9 +19,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import IO, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -85,23 +85,28 @@ class Cache:
         with _one_line(cache.folder):
             cache.folder.mkdir(parents=True, exist_ok=True)
             free = shutil.disk_usage(cache.folder).free
-        return cls(folder=cache.folder, limit_bytes=(free + cache.used_bytes()) // 2)
+        return replace(cache, limit_bytes=(free + cache.used_bytes()) // 2)
 
     def whole(self, source: Location, *, size: int, sha256: str) -> Path:
         """A local copy of a remote file, verified. It may be removed at any time, so open it soon."""
         path = self._path(sha256)
-        while True:
-            with _one_line(self.folder):
-                if (found := self.find(size=size, sha256=sha256)) is not None:
-                    return found
-                with _claimed(path.with_suffix(_UNFINISHED)) as unfinished:
-                    if unfinished is None:  # somebody else has finished or removed it while we waited
+        unfinished = path.with_suffix(_UNFINISHED)
+        with _one_line(self.folder):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            while (found := self.find(size=size, sha256=sha256)) is None:
+                with unfinished.open("ab") as lock:
+                    fcntl.flock(lock, fcntl.LOCK_EX)
+                    if not _is_same(unfinished, lock):  # somebody else finished or removed it while we waited
                         continue
-                    if path.exists() and path.stat().st_size == size and file_sha256(path) == sha256:
-                        _touch(path, sha256)  # somebody touched it, and it is as it was
-                    else:
-                        path.unlink(missing_ok=True)
-                        self._download(source, unfinished, size, sha256)
+                    try:
+                        if path.exists() and path.stat().st_size == size and file_sha256(path) == sha256:
+                            _touch(path, sha256)  # somebody touched it, and it is as it was
+                        else:
+                            path.unlink(missing_ok=True)
+                            self._download(source, unfinished, size, sha256)
+                    finally:
+                        unfinished.unlink(missing_ok=True)
+            return found
 
     def find(self, *, size: int, sha256: str) -> Path | None:
         """The local copy, if there is one that was not touched since it was verified."""
@@ -173,20 +178,10 @@ def _touch(path: Path, sha256: str) -> None:
         os.utime(path, ns=(time.time_ns(), _stamp(sha256)))
 
 
-@contextmanager
-def _claimed(path: Path) -> Iterator[Path | None]:
-    """Hold the lock of an unfinished file. None: it was finished or removed while we waited for the lock."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("ab") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        is_ours = False
-        with suppress(FileNotFoundError):
-            is_ours = path.stat().st_ino == os.fstat(file.fileno()).st_ino
-        try:
-            yield path if is_ours else None
-        finally:
-            if is_ours:
-                path.unlink(missing_ok=True)
+def _is_same(path: Path, opened: IO[bytes]) -> bool:
+    with suppress(FileNotFoundError):
+        return os.path.samestat(path.stat(), os.fstat(opened.fileno()))
+    return False
 
 
 def _is_abandoned(path: Path) -> bool:
