@@ -6,11 +6,13 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib.resources import files
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jinja2 import Template
 
 from ping_llm.batches.device import DeviceBatch
 from ping_llm.config import Config
@@ -133,36 +135,9 @@ def _contexts(worlds: WorldSettings, data: Columns | None, share: float, batch: 
     return {name: jnp.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
-_COMPLETER = """Predicts round-trip times from measurements given as context. It has never seen a real measurement or an
-address: it was trained on simulated Internets only (`dataset_type: worlds`), and works for any addresses."""
-_TUNED = """Predicts round-trip times from measurements given as context. It was trained on simulated Internets and
-then on measurements of a real one (`dataset_type: measured`), and works for any addresses."""
-_LANGUAGE_MODEL = """A language model of latency measurements: sources, destinations, times and results as bytes. It
-answers for RTTs, addresses and times alike, best for what it was trained on."""
-
-
 def model_card(trained: Trained) -> str:
     """What the model is, how it was made, how to use it: in Markdown."""
-    task, config = task_of(trained.config), trained.config
-    what = {"worlds": _COMPLETER, "measured": _TUNED}.get(config.dataset_type, _LANGUAGE_MODEL)
-    sequences = f"{config.per_device_batch_size:g} {'contexts' if trained.is_completer else 'sequences'} per device"
-    return f"""---
-library_name: ping-llm
-license: apache-2.0
----
-
-# {config.run_name}
-
-{what}
-
-- {task.parameters / 1e6:.1f} million parameters: {task.shape}, {task.cost}
-- {trained.steps:,} steps of {sequences}, {config.opt_type}, learning rate {config.learning_rate:g}
-- `config.yml` beside this card has every setting; weights are bfloat16 safetensors
-
-```python
-from ping_llm import Predictor
-
-predictor = Predictor.from_pretrained("this-folder")
-predictor.predict_df(questions, history="my_pings.csv", quantile_levels=[0.1, 0.5, 0.9])
-```
-"""
+    text = files("ping_llm.runs").joinpath("model_card.md").read_text(encoding="utf-8")
+    template = Template(text, keep_trailing_newline=True, trim_blocks=True)
+    known = {"config": trained.config, "steps": trained.steps, "is_completer": trained.is_completer}
+    return template.render(task=task_of(trained.config), **known)
