@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from conftest import random_measurements
-from ping_llm.cli.data import duration, plan, size
+from ping_llm.cli.data import plan
 from ping_llm.core.errors import PingLlmError
 from ping_llm.rows.estimate import GIB, MEASURED, Rates, Workload, estimate
 from ping_llm.rows.prepare import PrepareSettings, TaskSizes, prepare
@@ -129,9 +129,3 @@ class TestCommand:
         error = command(*arguments).exception
         assert isinstance(error, PingLlmError)
         assert "\n" not in str(error)
-
-
-@given(st.floats(0, 1e18))
-def test_sizes_and_durations_are_short_texts(value: float) -> None:
-    assert 3 <= len(size(value)) <= 11
-    assert len(duration(value)) <= 22

@@ -14,6 +14,7 @@ from typer import Argument, Option
 from ping_llm.cli import options
 from ping_llm.core.console import err, progress
 from ping_llm.core.errors import PingLlmError
+from ping_llm.report.formatting import SI, duration, short
 
 if TYPE_CHECKING:
     from ping_llm.rows.estimate import Estimate
@@ -275,20 +276,20 @@ def plan(
 def _in_words(found: "Estimate") -> Iterator[str | Table]:
     load, rates = found.scale, found.rates
     yield (
-        f"{load.measurements:,} measurements with {load.workers} workers of {size(load.memory_bytes)}: "
+        f"{load.measurements:,} measurements with {load.workers} workers of {_bytes(load.memory_bytes)}: "
         f"{duration(found.seconds)}, {found.seconds * load.workers / 3600:,.0f} worker-hours"
     )
     rows = []
     for stage in found.stages:
-        moved = size(stage.bytes_in), size(stage.bytes_out), f"{stage.requests:,}"
-        spent = size(stage.memory_bytes), f"{stage.cpu_s / 3600:,.1f}", duration(stage.seconds)
+        moved = _bytes(stage.bytes_in), _bytes(stage.bytes_out), f"{stage.requests:,}"
+        spent = _bytes(stage.memory_bytes), f"{stage.cpu_s / 3600:,.1f}", duration(stage.seconds)
         rows.append([stage.name, f"{stage.tasks:,}", *moved, *spent])
     yield options.as_table(["stage"], ["tasks", "read", "written", "requests", "memory", "core-hours", "time"], rows)
     yield (
-        f"shuffle {size(found.shuffle_bytes)}; dataset {size(found.dataset_bytes)} in {found.shards:,} shards per "
-        f"split, {found.rows:,} rows, index {size(found.index_bytes)}; work folder and output together up to "
-        f"{size(found.peak_store_bytes)}; scratch on each worker {size(found.scratch_bytes)}; this program "
-        f"{size(found.driver_memory_bytes)} of memory"
+        f"shuffle {_bytes(found.shuffle_bytes)}; dataset {_bytes(found.dataset_bytes)} in {found.shards:,} shards per "
+        f"split, {found.rows:,} rows, index {_bytes(found.index_bytes)}; work folder and output together up to "
+        f"{_bytes(found.peak_store_bytes)}; scratch on each worker {_bytes(found.scratch_bytes)}; this program "
+        f"{_bytes(found.driver_memory_bytes)} of memory"
     )
     yield (
         f"Assumed: {load.input_bytes_per_measurement:.1f} bytes of input per measurement, {load.ipv6_share:.0%} IPv6, "
@@ -298,17 +299,5 @@ def _in_words(found: "Estimate") -> Iterator[str | Table]:
     )
 
 
-def size(value: float) -> str:
-    for unit in ("B", "KB", "MB", "GB", "TB", "PB"):
-        if value < 999.5 or unit == "PB":
-            return f"{value:.0f} {unit}" if value >= 100 or unit == "B" else f"{value:.3g} {unit}"
-        value /= 1000
-    raise AssertionError
-
-
-def duration(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    if seconds < 2 * 3600:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.1f} h" if seconds < 48 * 3600 else f"{seconds / 86400:.1f} days"
+def _bytes(value: float) -> str:
+    return f"{short(value, SI, ' ')}B" if value >= 999.5 else f"{value:.0f} B"

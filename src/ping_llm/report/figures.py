@@ -1,15 +1,16 @@
 """The key figures of a run, how it stands, and what somebody who looks at it should know."""
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 
 from ping_llm.core.rtt import Floats
-from ping_llm.data.completer import COMPLETER_DATA
 from ping_llm.report.formatting import number, percent
 from ping_llm.report.run import Run
+from ping_llm.runs.task import size_of
 
 Tone = Literal["good", "warn", "bad", "plain"]
 
@@ -25,7 +26,9 @@ def figures_of(run: Run) -> dict[str, Any]:
     last_losses, padding = _finite(curves["loss"][-run.window :]), _finite(run.padding)
     evaluated = np.flatnonzero(np.isfinite(eval_loss))
     best = evaluated[np.argmin(eval_loss[evaluated])] if len(evaluated) else None
-    parameters, flops_per_token = _size(run)
+    parameters, flops_per_token = run.summary.get("parameters"), None
+    with suppress(Exception):  # the tokenizer that says how large the vocabulary is may be gone
+        parameters, flops_per_token = size_of(run.config) if run.config else (parameters, None)
     tokens = float(np.nansum(curves["real_tokens"]))
     known = [session.ended - session.begun for session in run.sessions if session.begun and session.ended]
     return {
@@ -54,26 +57,6 @@ def _either(said: object, seen: Floats) -> float | None:
     if isinstance(said, int | float):
         return float(said)
     return float(np.median(_finite(seen))) if len(_finite(seen)) else None
-
-
-def _size(run: Run) -> tuple[int | None, int | None]:
-    """Parameters, and FLOPs per token in training. No device is used: it may be training something else."""
-    from ping_llm.data.completer import world_settings
-    from ping_llm.runs.trained import completer_settings, model_settings
-
-    stored = run.summary.get("parameters")
-    parameters = stored if isinstance(stored, int) else None
-    if not run.config:
-        return parameters, None
-    try:
-        if run.dataset_type in COMPLETER_DATA:
-            completer, worlds = completer_settings(run.config), world_settings(run.config)
-            flops = completer.flops_per_context(worlds.context, worlds.questions)
-            return parameters or completer.parameters, flops // (worlds.context + worlds.questions)
-        model = model_settings(run.config)
-        return parameters or model.parameters, model.flops_per_token(run.config.max_target_length)
-    except Exception:  # the tokenizer that says how large the vocabulary is may be gone
-        return parameters, None
 
 
 class Note(NamedTuple):

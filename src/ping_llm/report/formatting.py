@@ -48,11 +48,11 @@ def short(value: float | None, prefixes: Sequence[tuple[float, str]] = COUNTS, b
     return f"{value:.3g}"
 
 
-def duration(time: timedelta | None) -> str:
-    """A number and a unit."""
+def duration(time: timedelta | float | None) -> str:
+    """A number and a unit. Numbers are seconds."""
     if time is None:
         return UNKNOWN
-    seconds = time.total_seconds()
+    seconds = time.total_seconds() if isinstance(time, timedelta) else time
     for size, unit in ((86400, "days"), (3600, "h"), (60, "min")):
         if seconds >= 2 * size:
             return f"{seconds / size:.3g} {unit}"

@@ -54,6 +54,16 @@ def task_of(config: Config) -> Task:
     return _completer(config) if config.dataset_type in COMPLETER_DATA else _language_model(config)
 
 
+def size_of(config: Config) -> tuple[int, int]:
+    """Parameters, and FLOPs of a training step per token (a position of the model's input). Uses no device."""
+    if config.dataset_type not in COMPLETER_DATA:
+        s = model_settings(config)
+        return s.parameters, s.flops_per_token(config.max_target_length)
+    completer, worlds = completer_settings(config), world_settings(config)
+    flops = completer.flops_per_context(worlds.context, worlds.questions)
+    return completer.parameters, flops // (worlds.context + worlds.questions)
+
+
 def graph(task: Task) -> Any:
     """The model without its weights: what `nnx.merge` needs beside them."""
     return nnx.split(nnx.eval_shape(lambda: task.make(nnx.Rngs(0))))[0]
@@ -77,12 +87,12 @@ def _language_model(config: Config) -> Task:
         values = loss_sums(logits, batch["targets"], batch["targets_segmentation"], config.z_loss_multiplier)
         return {**values, "real_tokens": jnp.sum(batch["inputs_segmentation"] > 0, dtype=jnp.int32)}
 
-    flops = s.flops_per_token(config.max_target_length)
+    parameters, flops = size_of(config)
     return Task(
         shape=_shape(s),
         cost=f"{flops / 1e9:,.3f} GFLOP per token",
         arithmetic=f"{s.dtype} on {s.weight_dtype} weights{fp8}, attention {s.attention}",
-        parameters=s.parameters,
+        parameters=parameters,
         flops_per_token=flops,
         make=partial(Transformer, s),
         sums=sums,
@@ -96,7 +106,7 @@ def _completer(config: Config) -> Task:
     s = completer_settings(config)
     s = replace(s, attention=choose_attention(s.attention, s.dtype))
     worlds = world_settings(config)
-    flops = s.flops_per_context(worlds.context, worlds.questions) // (worlds.context + worlds.questions)
+    parameters, flops = size_of(config)
 
     def sums(model: SetTransformer, batch: DeviceBatch, data: Columns | None, max_segments: int) -> Sums:
         shown = jax.lax.stop_gradient(_contexts(worlds, data, config.measured_share, batch))
@@ -110,7 +120,7 @@ def _completer(config: Config) -> Task:
         shape=f"completer, {_shape(s)}",
         cost=f"{worlds.context} measurements and {worlds.questions} questions per world, {flops / 1e9:,.3f} GFLOP each",
         arithmetic=f"{s.dtype} on {s.weight_dtype} weights, attention {s.attention}",
-        parameters=s.parameters,
+        parameters=parameters,
         flops_per_token=flops,
         make=partial(SetTransformer, s),
         sums=sums,

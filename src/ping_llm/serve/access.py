@@ -11,6 +11,7 @@ import ipaddress
 import logging
 import re
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from pathlib import Path
@@ -117,9 +118,11 @@ def json_reply(content: Any, status: int = 200) -> Response:
     return Response(orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY), status, media_type="application/json")
 
 
-def error_reply(status: int, message: Any) -> Response:
+def error_reply(status: int, message: Any, headers: Mapping[str, str] | None = None) -> Response:
     """An error of one line."""
-    return json_reply({"error": " ".join(str(message).split())[:500]}, status)
+    reply = json_reply({"error": " ".join(str(message).split())[:500]}, status)
+    reply.headers.update(headers or {})
+    return reply
 
 
 class Guard:
@@ -151,9 +154,7 @@ class Guard:
             body = await self._admit(scope, receive)
             await self._app(scope, _replayed(body, receive), send_guarded)
         except HTTPException as refused:
-            reply = error_reply(refused.status_code, refused.detail)
-            reply.headers.update(refused.headers or {})
-            await reply(scope, receive, send_guarded)
+            await error_reply(refused.status_code, refused.detail, refused.headers)(scope, receive, send_guarded)
         except Exception:
             log.exception("a request failed")
             if not status:
@@ -169,12 +170,13 @@ class Guard:
         client would never see why. One that waits to be invited (`Expect: 100-continue`) is not.
         """
         headers, limit = Headers(scope=scope), self._limits.body_bytes
+        too_large = HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a request may have {limit:,} bytes at most"
         refusal, announced = self._refusal(scope, headers), headers.get("content-length", "0")
         if refusal is None and announced.isdigit() and int(announced[:20]) > limit:
-            refusal = HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a request may have {limit:,} bytes at most"
+            refusal = too_large
         if refusal is not None and headers.get("expect", "").lower() == "100-continue":
             raise HTTPException(*refusal, {"Connection": "close"})
-        body, size = bytearray(), 0
+        body = bytearray()
         message: Message = {"more_body": True}
         try:
             async with asyncio.timeout(self._limits.arrival_seconds):
@@ -182,11 +184,9 @@ class Guard:
                     message = await receive()
                     if message["type"] == "http.disconnect":
                         raise HTTPException(HTTPStatus.BAD_REQUEST, "the request ended before it was complete")
-                    size += len(message.get("body", b""))  # counted: what a client announces need not be true
-                    if size > limit and refusal is None:
-                        refusal = HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a request may have {limit:,} bytes at most"
-                    if refusal is None:
-                        body += message.get("body", b"")
+                    body += message.get("body", b"") if refusal is None else b""
+                    if refusal is None and len(body) > limit:  # what a client announces need not be true
+                        refusal = too_large
         except TimeoutError:
             too_slow = HTTPStatus.REQUEST_TIMEOUT, "the request came too slowly"
             raise HTTPException(*(refusal or too_slow), {"Connection": "close"}) from None

@@ -7,13 +7,12 @@ import os
 import socket
 import sys
 from concurrent.futures import Future
-from functools import cache
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import h11
 import jax
-import orjson
 import uvicorn
 from fastapi import Depends, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -48,7 +47,6 @@ def make_app(service: Service, settings: ServeSettings) -> ASGIApp:
         description="Predicted network latencies, as distributions. All RTTs are in ms.",
         docs_url=None,  # those of FastAPI load their scripts from elsewhere
         redoc_url=None,
-        openapi_url=None,  # FastAPI would write the document anew for every request
     )
     app.state.service = service
     # The guard checks the token, before anything of the body is read; this describes it in the OpenAPI document.
@@ -57,44 +55,33 @@ def make_app(service: Service, settings: ServeSettings) -> ASGIApp:
     app.mount("/static/shared", StaticFiles(directory=_CHART_FILES))
     app.mount("/static", StaticFiles(directory=_FILES))
 
-    @app.get("/", include_in_schema=False)
-    async def page() -> Response:
-        return FileResponse(_FILES / "index.html")
-
-    @app.get("/docs", include_in_schema=False)
-    async def docs() -> Response:
-        return FileResponse(_FILES / "docs.html")
+    for path, page in (("/", "index.html"), ("/docs", "docs.html")):
+        app.add_route(path, partial(_page, _FILES / page), include_in_schema=False)
 
     @app.get("/healthz", response_model=schemas.Health)
     async def healthz() -> Response:
         """Whether the server is there; "warming": some answers still take seconds."""
         return json_reply({"status": "ok" if service.warm else "warming"})
 
-    document = cache(lambda: orjson.dumps(app.openapi()))
-
-    @app.get("/openapi.json", include_in_schema=False)
-    async def openapi() -> Response:
-        return Response(document(), media_type="application/json")
-
     for kind in (PingLlmError, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, _explain)
     return Guard(app, settings)
 
 
+async def _page(file: Path, request: Request) -> Response:
+    return FileResponse(file)
+
+
 async def _explain(request: Request, error: Exception) -> Response:
     """What is wrong with a request, in one line."""
     if isinstance(error, HTTPException):
-        reply = error_reply(error.status_code, error.detail)
-        reply.headers.update(error.headers or {})
-        return reply
+        return error_reply(error.status_code, error.detail, error.headers)
     if isinstance(error, RequestValidationError):
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"][1:])
         return error_reply(422, f"{field}: {first['msg']}" if field else first["msg"])
     if isinstance(error, BusyError):
-        reply = error_reply(503, error)
-        reply.headers["Retry-After"] = str(error.retry_after)
-        return reply
+        return error_reply(503, error, {"Retry-After": str(error.retry_after)})
     return error_reply(413 if isinstance(error, TooManyError) else 422, error)
 
 
@@ -102,7 +89,9 @@ def serve(settings: ServeSettings) -> None:
     """Answer until Ctrl-C or SIGTERM."""
     _log_to_stderr()
     with listen(settings.host, settings.port) as listening:
-        _keep_compiled()
+        if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):  # the next start takes seconds less
+            for name, value in {"jax_compilation_cache_dir": str(cache_folder() / "compiled"), **_COMPILED}.items():
+                jax.config.update(name, value)  # type: ignore[no-untyped-call]
         model = ModelAnswers(steady_predictor(settings.checkpoint, settings.context))
         store = read_store(settings.rows)
         with ModelThread(model.forecast, settings.limits.waiting) as thread:
@@ -146,13 +135,6 @@ def listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         advice = "; choose another port with --port" if error.errno == errno.EADDRINUSE else ""
         raise PingLlmError(f"cannot listen at {host} port {port}: {error.strerror or error}{advice}") from error
-
-
-def _keep_compiled() -> None:
-    """Keep what was compiled in the user's cache: the next start takes seconds less."""
-    if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
-        for name, value in {"jax_compilation_cache_dir": str(cache_folder() / "compiled"), **_COMPILED}.items():
-            jax.config.update(name, value)  # type: ignore[no-untyped-call]
 
 
 def _log_to_stderr() -> None:
