@@ -56,7 +56,7 @@ class TestPredict:
     def test_nothing_that_was_measured_later_is_used(self, client: TestClient) -> None:
         body = {"questions": [question(event_time="2023-11-14T22:13:20Z"), question(event_time=1_700_000_001)]}
         before, after = good(client.post("/api/v1/predict", json=body))["predictions"]
-        assert before["median"] == pytest.approx(50, rel=0.03)
+        assert before["median"] == pytest.approx(50, rel=0.02)
         assert after["median"] == pytest.approx(10, rel=0.02)
 
     def test_spellings_of_an_address_are_one_address(self, client: TestClient) -> None:
@@ -85,7 +85,7 @@ class TestPredict:
 
     def test_without_rows_and_history_there_is_still_an_answer(self, bare: TestClient) -> None:
         (found,) = good(bare.post("/api/v1/predict", json={"questions": [question()]}))["predictions"]
-        assert found["median"] == pytest.approx(50, rel=0.03)
+        assert found["median"] == pytest.approx(50, rel=0.02)
         assert found["support"] == {
             "pair_measurements": 0,
             "src_measurements": 0,

@@ -155,12 +155,12 @@ FAR: Final = Far()
 
 
 def widened(answers: BinDistribution, support: Support, far: Far = FAR) -> BinDistribution:
-    """Answers, of which those without a chain are mixed with RTTs between far places.
+    """Answers, of which those about two measured ends without a chain are mixed with RTTs between far places.
 
-    Where nothing links two ends, what is known of each says how near its neighbours are, and the model believes that
-    the ends are as near each other. Of one end that was never measured, its intervals are wide enough.
+    What is known of each end says how near its neighbours are, and the model believes that the ends are as near each
+    other. Where one end or both were never measured, its intervals are wide enough.
     """
-    is_guess = (support.chain == NO_CHAIN) & ((support.source > 0) == (support.destination > 0))
+    is_guess = (support.chain == NO_CHAIN) & (support.source > 0) & (support.destination > 0)
     if not is_guess.any():
         return answers
     density = np.exp(-(((answers.bins.centres - np.log(far.median_ms)) / far.spread) ** 2) / 2)
