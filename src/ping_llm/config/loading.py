@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 import yaml
 
 from ping_llm.config.keys import KEYS, MAX_DIGITS, SECTIONS, Config, shown
-from ping_llm.core.errors import PingLlmError
+from ping_llm.core.errors import PingLlmError, explained, one_line
 
 BASE: Final = "base_config"
 """In a file: the file to start from. Not a key of `Config`, which holds the outcome."""
@@ -32,10 +32,8 @@ class _Setting(NamedTuple):
 
     def value(self) -> Any:
         kind = KEYS[self.name].annotation if self.name in KEYS else str
-        try:
+        with explained(self.origin, PingLlmError, limit=1000):
             return check_value(self.name, _parsed(kind, self.text))
-        except PingLlmError as error:
-            raise PingLlmError(f"{self.origin}: {error}") from None
 
 
 def load_config(path: str | Path | None, overrides: Sequence[str] = ()) -> Config:
@@ -47,7 +45,14 @@ def load_config(path: str | Path | None, overrides: Sequence[str] = ()) -> Confi
     512
     """
     settings = [] if path is None else _read(Path(path))
-    settings += [_override(text) for text in overrides]
+    for text in overrides:
+        origin = f"override {shown(text)}"
+        name, equals, value = text.partition("=")
+        if not equals or not name.strip():
+            raise PingLlmError(f"{origin}: write key=value")
+        if name.strip() == BASE:
+            raise PingLlmError(f"{origin}: {BASE} belongs in a configuration file; load the other file instead")
+        settings.append(_Setting(origin, name.strip(), value))
     return Config(**{setting.name: setting.value() for setting in settings})
 
 
@@ -56,16 +61,6 @@ def check_value(name: str, value: Any) -> Any:
     have that value."""
     section = next((section for section in SECTIONS if name in section.model_fields), Config)
     return getattr(section(**{name: value}), name)
-
-
-def _override(text: str) -> _Setting:
-    origin = f"override {shown(text)}"
-    name, equals, value = text.partition("=")
-    if not equals or not name.strip():
-        raise PingLlmError(f"{origin}: write key=value")
-    if name.strip() == BASE:
-        raise PingLlmError(f"{origin}: {BASE} belongs in a configuration file; load the other file instead")
-    return _Setting(origin, name.strip(), value)
 
 
 def _read(path: Path, derived: tuple[Path, ...] = (), origin: str = "") -> list[_Setting]:
@@ -82,7 +77,16 @@ def _read(path: Path, derived: tuple[Path, ...] = (), origin: str = "") -> list[
 
 
 def _entries(path: Path, origin: str) -> Iterator[_Setting]:
-    root = _parse(path, origin)
+    with explained(f"{origin}cannot read the configuration {shown(str(path))}", OSError, ValueError):
+        data = path.read_bytes()  # ValueError: a character that no file name may hold
+    try:
+        root = yaml.compose(data, Loader=yaml.SafeLoader)
+    except yaml.MarkedYAMLError as error:
+        line = f" line {error.problem_mark.line + 1}" if error.problem_mark else ""
+        raise PingLlmError(f"{path}{line}: not valid YAML: {error.problem}") from None
+    except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:
+        # Wrong encoding, an escape like "\\UFFFFFFFF", a thousand brackets: the message may have several lines.
+        raise PingLlmError(f"{path}: not valid YAML: {one_line(error)}") from None
     if root is None or root.tag == _TAG + "null":  # nothing but comments, or `---` alone
         return
     if not isinstance(root, yaml.MappingNode):
@@ -111,22 +115,6 @@ def _not_plain(node: yaml.Node) -> str | None:
     if node.tag == _TAG + "null":
         return 'has no value; write "" for empty text, or remove the line'
     return None if node.tag in _SCALAR_TAGS else f"has the tag {shown(node.tag)}; write the plain value"
-
-
-def _parse(path: Path, origin: str) -> yaml.Node | None:
-    try:
-        data = path.read_bytes()
-    except (OSError, ValueError) as error:  # ValueError: a character that no file name may hold
-        reason = getattr(error, "strerror", error)
-        raise PingLlmError(f"{origin}cannot read the configuration {shown(str(path))}: {reason}") from None
-    try:
-        return yaml.compose(data, Loader=yaml.SafeLoader)
-    except yaml.MarkedYAMLError as error:
-        line = f" line {error.problem_mark.line + 1}" if error.problem_mark else ""
-        raise PingLlmError(f"{path}{line}: not valid YAML: {error.problem}") from None
-    except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:
-        # Wrong encoding, an escape like "\\UFFFFFFFF", a thousand brackets: the message may have several lines.
-        raise PingLlmError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
 
 
 def _parsed(kind: Any, text: str) -> Any:

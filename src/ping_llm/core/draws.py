@@ -124,17 +124,8 @@ def _shuffled(word: Any, width: Any, value: Any) -> Any:
 
 
 @part_of_kernels
-def permuted(word: Any, width: Any, size: Any, position: Any) -> Any:
-    """Where a random permutation of range(size) takes a position: the network is walked until it lands inside."""
-    value = _shuffled(word, width, np.uint64(position))
-    while value >= np.uint64(size):
-        value = _shuffled(word, width, value)
-    return np.int64(value)
-
-
-@part_of_kernels
 def permute_run(word: Any, size: Any, begin: Any, result: Any) -> None:
-    """Where a random permutation of range(size) takes `begin` and those after it."""
+    """Where a random permutation of range(size) takes `begin` and those after it: each is walked until it is inside."""
     width = permutation_width(size)
     if width < _FEW_BITS:
         for i in range(len(result)):
@@ -150,4 +141,4 @@ def permute_run(word: Any, size: Any, begin: Any, result: Any) -> None:
 @kernel(column(types.uint64), column(types.int64), column(types.int64), column(types.int64))
 def permute_each(words: Array, sizes: Array, positions: Array, result: Array) -> None:
     for i in range(len(result)):
-        result[i] = permuted(words[i], permutation_width(sizes[i]), sizes[i], positions[i])
+        permute_run(words[i], sizes[i], positions[i], result[i : i + 1])

@@ -189,15 +189,9 @@ def validate(batch: pa.RecordBatch) -> ValidMeasurements:
         "bad_rtt": rtt_bad,
         "absurd_rtt": rtt > MAX_RTT_MS,
     }
-    # Negative means failed. Adding 0.0 turns -0.0 into 0.0: equal measurements must have equal bytes.
-    rtt_ms = np.where(rtt >= 0, rtt, np.nan).astype(np.float32) + np.float32(0.0)
-    valid = ValidMeasurements(time_us=time_us, src=src, dst=dst, family=family, rtt_ms=rtt_ms)
-
-    masks = np.stack(list(faults.values()))
+    masks, reasons = np.stack(list(faults.values())), list(faults)
     unusable = masks.any(axis=0)
-    if not unusable.any():
-        return valid
-    keep, reasons = ~unusable, list(faults)
+    keep: Any = ~unusable if unusable.any() else slice(None)
     first_fault = masks[:, unusable].argmax(axis=0)
     counts = np.bincount(first_fault, minlength=len(reasons)).tolist()
     return ValidMeasurements(
@@ -205,9 +199,10 @@ def validate(batch: pa.RecordBatch) -> ValidMeasurements:
         src=replace(src, codes=src.codes[keep]),
         dst=replace(dst, codes=dst.codes[keep]),
         family=family[keep],
-        rtt_ms=rtt_ms[keep],
+        # Negative means failed. Adding 0.0 turns -0.0 into 0.0: equal measurements must have equal bytes.
+        rtt_ms=np.where(rtt >= 0, rtt, np.nan).astype(np.float32)[keep] + np.float32(0.0),
         dropped=Counter({reason: count for reason, count in zip(reasons, counts, strict=True) if count}),
-        first_dropped=(int(unusable.argmax()), reasons[first_fault[0]]),
+        first_dropped=(int(unusable.argmax()), reasons[first_fault[0]]) if len(first_fault) else None,
     )
 
 

@@ -110,12 +110,8 @@ def expand(patterns: Iterable[str]) -> list[Location]:
         where = locate(pattern)
         if where.is_dir():
             matches = _files_of(where)
-        elif where.exists():
-            matches = [where]
-        else:
-            matches = _matching(where)
-            if not matches:
-                raise PingLlmError(f"no input file matches {pattern!r}")
+        elif not (matches := [where] if where.exists() else _matching(where)):
+            raise PingLlmError(f"no input file matches {pattern!r}")
         found.update({str(file): file for file in matches})
     if not found:
         raise PingLlmError("no input file was given")
@@ -267,11 +263,8 @@ def read_csv(piece: Piece, batch_rows: int, strict: bool) -> Iterator[RawBatch]:
 def _open_text(path: str) -> pa.NativeFile:
     """The text, decompressed as the name says."""
     where = locate(path)
-    if where.is_local:
-        return pa.input_stream(path, compression="detect")
-    stream = pa.PythonFile(where.open_stream(), mode="r")
-    codec = _COMPRESSED.get(where.suffix.lower())
-    return pa.CompressedInputStream(stream, codec) if codec else stream
+    source = path if where.is_local else where.open_stream()
+    return pa.input_stream(source, compression=_COMPRESSED.get(where.suffix.lower()))
 
 
 def _header(path: str) -> tuple[list[str], str]:

@@ -62,33 +62,32 @@ def retried(location: object, action: Callable[[], Result]) -> Result:
         raise _refusal(location, error) or StorageError(f"{location}: {_cause(error)} (tried {times})") from error
 
 
+_TRANSIENT: Final = re.compile(r"HTTP status (408|429|5\d\d)")
 _MISSING: Final = re.compile(r"NO_SUCH_KEY|NO_SUCH_BUCKET|RESOURCE_NOT_FOUND|NOT_FOUND|HTTP status 404")
 _FORBIDDEN: Final = re.compile(
     r"ACCESS_DENIED|INVALID_ACCESS_KEY|INVALID_CLIENT_TOKEN|SIGNATURE_DOES_NOT_MATCH|EXPIRED_TOKEN|UNRECOGNIZED_CLIENT"
     r"|MISSING_AUTHENTICATION_TOKEN|PERMISSION_DENIED|UNAUTHENTICATED|HTTP status 40[13]|InvalidAccessKeyId"
     r"|SignatureDoesNotMatch|ExpiredToken|OAuth2 access token"
 )
-_TRANSIENT_STATUS: Final = re.compile(r"HTTP status (408|429|5\d\d)")
 _REFUSED: Final = re.compile(r"HTTP status [34]\d\d|INVALID_|MALFORMED|VALIDATION|INVALID_ARGUMENT|FAILED_PRECONDITION")
 
 
 def _refusal(location: object, error: BaseException) -> StorageError | None:
     """What to tell the user about an error that no further attempt would change; None for a transient one."""
-    text = str(error)
-    if _TRANSIENT_STATUS.search(text) or isinstance(error, TruncatedError | TimeoutError | ConnectionError):
+    text, reason = str(error), None
+    if _TRANSIENT.search(text) or isinstance(error, TruncatedError | TimeoutError | ConnectionError):
         return None
     if isinstance(error, FileNotFoundError) or _MISSING.search(text):
         return MissingError(f"{location}: no such object")
     if isinstance(error, PermissionError) or _FORBIDDEN.search(text):
-        return StorageError(f"{location}: access denied: check the credentials and what they may do ({_cause(error)})")
-    if isinstance(error, OSError) and error.errno is not None:  # of this machine's own disk, for instance
-        file = f" ({error.filename})" if error.filename else ""
-        return StorageError(f"{location}: {error.strerror or error}{file}")
-    if "HTTP status 301" in text:
-        return StorageError(f"{location}: the bucket is in another region: set AWS_REGION to its own")
-    if _REFUSED.search(text):
-        return StorageError(f"{location}: refused: {_cause(error)}")
-    return None
+        reason = f"access denied: check the credentials and what they may do ({_cause(error)})"
+    elif isinstance(error, OSError) and error.errno is not None:  # of this machine's own disk, for instance
+        reason = f"{error.strerror or error}" + (f" ({error.filename})" if error.filename else "")
+    elif "HTTP status 301" in text:
+        reason = "the bucket is in another region: set AWS_REGION to its own"
+    elif _REFUSED.search(text):
+        reason = f"refused: {_cause(error)}"
+    return StorageError(f"{location}: {reason}") if reason else None
 
 
 _NOISE: Final = re.compile(r"^When .*?: (?=AWS Error)|\(Request ID: [^)]*\)|No response body\.|[.:\s]+$")

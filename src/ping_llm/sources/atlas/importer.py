@@ -268,19 +268,16 @@ def import_by_file(
     todo = [one for one in found if one.name not in entries]
     skipped, total = len(entries), sum(one.bytes for one in found)
     on_progress(total - sum(one.bytes for one in todo), total=total)
-    try:
+    with explained(f"{folder}: cannot be written", OSError), ExitStack() as running:
         if todo and folder.is_local:
             (folder.local / LEDGER).mkdir(parents=True, exist_ok=True)
-        if todo:
-            with (engine or EngineChoice()).open() as running:
-                for one, timing in running.map(partial(import_file, folder=folder, strict=strict), todo):
-                    entries[one.name] = one
-                    on_progress(one.bytes)
-                    if on_timing is not None:
-                        moved: dict[str, Any] = {"bytes_in": one.bytes, "bytes_out": one.output_bytes}
-                        on_timing(replace(timing, stage="import", task=one.name, **moved))
-    except OSError as error:
-        raise PingLlmError(f"{folder}: cannot be written: {error.strerror or error}") from error
+        tasks = running.enter_context((engine or EngineChoice()).open()) if todo else None
+        for one, timing in tasks.map(partial(import_file, folder=folder, strict=strict), todo) if tasks else ():
+            entries[one.name] = one
+            on_progress(one.bytes)
+            if on_timing is not None:
+                moved: dict[str, Any] = {"bytes_in": one.bytes, "bytes_out": one.output_bytes}
+                on_timing(replace(timing, stage="import", task=one.name, **moved))
     imported = tuple(entries[one.name] for one in found)
     return ImportReport(
         seconds=time.perf_counter() - started,
