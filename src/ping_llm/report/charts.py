@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from ping_llm.core.rtt import Floats
 from ping_llm.evaluate.scores import ORACLE
@@ -60,21 +59,18 @@ def thinned(x: Floats, y: Floats, buckets: int = _BUCKETS) -> tuple[Floats, Floa
         kept = np.arange(len(x))
     else:
         edges = np.linspace(0, len(x), buckets + 1).astype(np.int64)
-        kept = np.unique(np.concatenate([_notable(y, a, b) for a, b in itertools.pairwise(edges) if b > a]))
+        finite = np.isfinite(y)
+        low, high = np.where(finite, y, np.inf), np.where(finite, y, -np.inf)
+        kept = np.unique(
+            [
+                (a, b - 1, a + np.argmin(low[a:b]), a + np.argmax(high[a:b]), a + np.argmin(finite[a:b]))
+                for a, b in itertools.pairwise(edges)
+            ]
+        )
     broken = ~np.isfinite(y[kept])
     repeated = np.concatenate([[False], broken[1:] & broken[:-1]]) if len(kept) else broken
     kept = kept[~repeated]
     return x[kept], np.where(np.isfinite(y[kept]), y[kept], np.nan)
-
-
-def _notable(y: Floats, begin: int, end: int) -> npt.NDArray[np.int64]:
-    part = y[begin:end]
-    finite = np.isfinite(part)
-    if not finite.any():
-        return np.array([begin])
-    lowest, highest = np.argmin(np.where(finite, part, np.inf)), np.argmax(np.where(finite, part, -np.inf))
-    gap = [] if finite.all() else [np.argmin(finite)]
-    return begin + np.unique([0, len(part) - 1, lowest, highest, *gap])
 
 
 def spread(points: int, most: int) -> list[int]:
@@ -150,7 +146,8 @@ class Chart:
         x = group[0].x
         shown = spread(len(x), _MAX_TABLE_ROWS)
         some = f" ({len(shown)} of {len(x):,} rows)" if len(shown) < len(x) else ""
-        rows = [[_exactly(x[i]), *(self._text(line.y[i]) for line in group)] for i in shown]
+        at = [f"{value:,.0f}" if value.is_integer() else f"{value:.4g}" for value in x[shown].tolist()]
+        rows = [[text, *(self._text(line.y[i]) for line in group)] for text, i in zip(at, shown, strict=True)]
         head = [self.x_unit, *(line.name for line in group)]
         return Table(caption=f"{self.title}: {self.unit}{some}", head=head, rows=rows)
 
@@ -168,10 +165,6 @@ class Chart:
                 for line in self.lines
             ],
         }
-
-
-def _exactly(value: float) -> str:
-    return f"{int(value):,}" if float(value).is_integer() else f"{value:.4g}"
 
 
 def _json(value: float) -> float | int | None:

@@ -98,6 +98,7 @@ def quieten_orbax() -> None:
     when reading or writing failed. That it failed is raised as well, and what matters is said by us."""
     for name in ("orbax", "absl"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
+    logging.getLogger("asyncio").addFilter(lambda record: "orbax" not in record.getMessage())
     show = sys.unraisablehook
 
     def show_others(ignored: Any) -> None:

@@ -18,7 +18,7 @@ import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import count
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, Final, NoReturn, Self
 
 import jax
@@ -64,7 +64,7 @@ def join(config: Config) -> None:
     if not config.run_name:
         raise PingLlmError("the processes of a run must know its name: add --name, the same for all")
     coordinates = find_coordinates(os.environ)
-    wait_s, heartbeat_s = _seconds("PING_LLM_JOIN_S", 300), _heartbeat_s()
+    wait_s, heartbeat_s = _seconds("PING_LLM_JOIN_S", 300), _seconds("PING_LLM_HEARTBEAT_S", 60)
     tell_guard = fork_guarded()
     try:
         jax.distributed.initialize(**coordinates, initialization_timeout=wait_s, heartbeat_timeout_seconds=heartbeat_s)
@@ -121,11 +121,6 @@ def _seconds(variable: str, default: int) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise PingLlmError(f"{variable}={text}: write whole seconds")
     return int(text)
-
-
-def _heartbeat_s() -> int:
-    """A process that gave no sign of life for so long is lost."""
-    return _seconds("PING_LLM_HEARTBEAT_S", 60)
 
 
 def _store() -> Any:
@@ -219,7 +214,7 @@ def _announce(error: BaseException) -> None:
 def _verdict(error: BaseException) -> PingLlmError:
     """A connection broke. JAX finds out who was lost, and ends this process with the answer; or another process says
     that it failed."""
-    wait_s = _heartbeat_s() + _VERDICT_S
+    wait_s = _seconds("PING_LLM_HEARTBEAT_S", 60) + _VERDICT_S
     err.print("the connection to another process broke; finding out which")
     time.sleep(wait_s)
     return PingLlmError(
@@ -271,9 +266,7 @@ class StopRequest:
             self._before[number] = signal.signal(number, self._note)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 

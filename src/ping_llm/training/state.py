@@ -120,24 +120,20 @@ class Checkpoints:
     def __init__(self, folder: Path, config: Config) -> None:
         quieten_orbax()
         self._folder = folder
-        policies: list[Any] = [checkpoint_managers.LatestN(config.max_num_checkpoints_to_keep)]
-        if config.keep_best_checkpoints:
-            best = checkpoint_managers.BestN(
-                get_metric_fn=lambda metrics: metrics["eval_loss"],
-                reverse=True,
-                n=config.keep_best_checkpoints,
-                keep_checkpoints_without_metrics=False,
-            )
-            policies.append(best)
+        best = checkpoint_managers.BestN(
+            get_metric_fn=lambda metrics: metrics["eval_loss"],
+            reverse=True,
+            n=config.keep_best_checkpoints,
+            keep_checkpoints_without_metrics=False,
+        )
+        latest = checkpoint_managers.LatestN(config.max_num_checkpoints_to_keep)
+        kept = [latest, best] if config.keep_best_checkpoints else [latest]
         self._options = ocp.CheckpointManagerOptions(
-            preservation_policy=checkpoint_managers.AnyPreservationPolicy(policies),
+            preservation_policy=checkpoint_managers.AnyPreservationPolicy(kept),
             enable_async_checkpointing=config.async_checkpointing,
             cleanup_tmp_directories=True,
         )
-        self._manager = self._open()
-
-    def _open(self) -> ocp.CheckpointManager:
-        return ocp.CheckpointManager(self._folder.absolute(), options=self._options)
+        self._manager = ocp.CheckpointManager(folder.absolute(), options=self._options)
 
     def save(self, step: int, state: TrainState, data: DataState, config: str, eval_loss: float | None) -> None:
         """Begin to save; returns when the state may be changed again. `eval_loss`: measured after just this step."""
@@ -157,11 +153,16 @@ class Checkpoints:
         """
         damaged: dict[int, str] = {}
         for step in sorted(self._manager.all_steps(), reverse=True):
-            outcome = self._try(step, like)
-            if not isinstance(outcome, str):
+            restored, failure = None, ""
+            try:
+                restored = self._read(step, like)
+            except Exception as error:  # whatever a damaged file makes the reader raise
+                failure = one_line(error)
+            failures = [text for text in of_all_processes(failure) if text]
+            if restored and not failures:
                 self._set_aside(damaged)
-                return outcome
-            damaged[step] = outcome
+                return restored
+            damaged[step] = failures[0]
         if damaged:
             raise PingLlmError(
                 f"none of the {len(damaged)} checkpoints in {self._folder} can be read ({next(iter(damaged.values()))}"
@@ -169,23 +170,15 @@ class Checkpoints:
             )
         return None
 
-    def _try(self, step: int, like: TrainState) -> tuple[int, TrainState, DataState] | str:
-        """The checkpoint, or what is wrong with it."""
-        failure, result = "", None
-        try:
-            trees = {name: ocp.args.StandardRestore(tree) for name, tree in _items(like).items()}
-            items = self._manager.restore(step, args=ocp.args.Composite(**trees, run=ocp.args.JsonRestore()))
-            average = items["average"] if like.average is not None else None
-            state = TrainState(weights=items["weights"], optimizer=items["optimizer"], average=average)
-            record = read_record(items["run"])
-            result = step, state, DataState.from_json(record["data"])
-            if record["digests"] != digests(state):
-                failure = "its arrays are not those that were saved"
-        except Exception as error:  # whatever a damaged file makes the reader raise
-            failure = one_line(error)
-        if jax.process_count() > 1 and np.any(multihost_utils.process_allgather(np.array(bool(failure)))):
-            failure = failure or "another process could not read it"
-        return failure or result or "empty"
+    def _read(self, step: int, like: TrainState) -> tuple[int, TrainState, DataState]:
+        trees = {name: ocp.args.StandardRestore(tree) for name, tree in _items(like).items()}
+        items = self._manager.restore(step, args=ocp.args.Composite(**trees, run=ocp.args.JsonRestore()))
+        average = items["average"] if like.average is not None else None
+        state = TrainState(weights=items["weights"], optimizer=items["optimizer"], average=average)
+        record = read_record(items["run"])
+        if record["digests"] != digests(state):
+            raise ValueError("its arrays are not those that were saved")
+        return step, state, DataState.from_json(record["data"])
 
     def _set_aside(self, damaged: dict[int, str]) -> None:
         if not damaged:
@@ -203,7 +196,7 @@ class Checkpoints:
                 shutil.move(self._folder / str(step), target)
         if jax.process_count() > 1:
             multihost_utils.sync_global_devices("set aside")
-        self._manager = self._open()
+        self._manager = ocp.CheckpointManager(self._folder.absolute(), options=self._options)
 
     def wait(self) -> None:
         """Until everything is on disk."""

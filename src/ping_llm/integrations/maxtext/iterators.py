@@ -140,7 +140,6 @@ class LocalBatches(ElasticIterator):  # type: ignore[misc]
     def __init__(self, loader: Loader, *, steps: int | None, allow_data_change: bool) -> None:
         super(ElasticIterator, self).__init__()
         self.loader = loader
-        self._start = loader.state()
         self._steps = steps
         self._allow_data_change = allow_data_change
 
@@ -162,16 +161,13 @@ class LocalBatches(ElasticIterator):  # type: ignore[misc]
         self.loader.restore(found, allow_change=self._allow_data_change)
         _log.info("network data resumes with batch %d", found.next_step)
 
-    def rewind(self) -> None:
-        if self.loader.state() != self._start:
-            self.loader.restore(self._start)
-
 
 class NetworkIterator:
     """Global batches, checked. MaxText saves and restores `local_iterator`."""
 
     def __init__(self, local: LocalBatches, share: Share, config: Any, *, pads_at_the_end: bool) -> None:
         self.local_iterator = local
+        self._start = local.loader.state()
         self._share = share
         self._length = local.loader.spec.contexts.length
         self._vocabulary = config.vocab_size
@@ -213,7 +209,8 @@ class NetworkIterator:
 
     def reset(self) -> None:
         """From the beginning: MaxText does it before each evaluation."""
-        self.local_iterator.rewind()
+        if self.local_iterator.loader.state() != self._start:
+            self.local_iterator.loader.restore(self._start)
 
     def close(self) -> None:
         self.local_iterator.loader.close()
