@@ -23,7 +23,7 @@ from pydantic import field_validator, model_validator
 from pydantic.fields import FieldInfo
 
 from ping_llm.config.blends import parse_blend
-from ping_llm.core.errors import PingLlmError
+from ping_llm.core.errors import PingLlmError, shown
 
 _TYPE_NAMES: Final[dict[Any, str]] = {
     bool: "true or false",
@@ -114,12 +114,6 @@ class Section(pydantic.BaseModel):
         if what is None:
             return value
         raise PingLlmError(f"{info.field_name} must be {what}, not {shown(value)}")
-
-
-def shown(value: object, limit: int = 120) -> str:
-    """The value as it may stand in a message of one line."""
-    text = repr(value)
-    return text if len(text) <= limit else f"{text[:limit]}…"
 
 
 # The keys.

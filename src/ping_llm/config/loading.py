@@ -12,8 +12,8 @@ from typing import Any, Final, NamedTuple
 
 import yaml
 
-from ping_llm.config.keys import KEYS, MAX_DIGITS, SECTIONS, Config, shown
-from ping_llm.core.errors import PingLlmError, explained, one_line
+from ping_llm.config.keys import KEYS, MAX_DIGITS, SECTIONS, Config
+from ping_llm.core.errors import PingLlmError, explained, one_line, shown
 
 BASE: Final = "base_config"
 """In a file: the file to start from. Not a key of `Config`, which holds the outcome."""

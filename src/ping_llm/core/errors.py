@@ -20,6 +20,12 @@ def one_line(error: BaseException, limit: int = 200) -> str:
     return " ".join(said.split())[:limit] or type(error).__name__
 
 
+def shown(value: object, limit: int = 120) -> str:
+    """A value as it may stand in a message of one line."""
+    text = repr(value)
+    return text if len(text) <= limit else f"{text[:limit]}…"
+
+
 @contextmanager
 def explained(what: str, *kinds: type[Exception], limit: int = 200) -> Iterator[None]:
     """An exception of another package, of any kind or of these, becomes an error of ours: `what`, and what it says."""

@@ -193,8 +193,8 @@ def _format_of(path: Location) -> str:
         start = bytes(file.read_at(4, 0))
     if not start:
         raise PingLlmError(f"{path} is empty")
-    by_content = (name for name, kind in FORMATS.items() if kind.magic and start.startswith(kind.magic))
-    if (found := next(by_content, None) or _format_by_name(path.name)) is None:
+    by_content = next((name for name, kind in FORMATS.items() if kind.magic == start), None)
+    if (found := by_content or _format_by_name(path.name)) is None:
         raise PingLlmError(f"{path}: unknown kind of file (known: {_KNOWN_NAMES})")
     return found
 

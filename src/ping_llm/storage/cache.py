@@ -18,7 +18,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Final
@@ -26,12 +26,11 @@ from typing import IO, Final
 import numpy as np
 import numpy.typing as npt
 
-from ping_llm.core.errors import PingLlmError
+from ping_llm.core.errors import PingLlmError, explained
 from ping_llm.core.files import file_sha256, sha256_digest, sync
+from ping_llm.core.randomness import Ints
 from ping_llm.storage.location import Location, RandomFile
 from ping_llm.storage.retry import number_from_environment
-
-Ints = npt.NDArray[np.int64]
 
 DIRECTORY_VARIABLE: Final = "PING_LLM_CACHE_DIR"
 LIMIT_VARIABLE: Final = "PING_LLM_CACHE_GB"
@@ -82,7 +81,7 @@ class Cache:
         cache = cls(folder=cache_folder(), limit_bytes=int(limit * 1e9))
         if limit:
             return cache
-        with _one_line(cache.folder):
+        with cache._usable():
             cache.folder.mkdir(parents=True, exist_ok=True)
             free = shutil.disk_usage(cache.folder).free
         return replace(cache, limit_bytes=(free + cache.used_bytes()) // 2)
@@ -91,7 +90,7 @@ class Cache:
         """A local copy of a remote file, verified. It may be removed at any time, so open it soon."""
         path = self._path(sha256)
         unfinished = path.with_suffix(_UNFINISHED)
-        with _one_line(self.folder):
+        with self._usable():
             path.parent.mkdir(parents=True, exist_ok=True)
             while (found := self.find(size=size, sha256=sha256)) is None:
                 with unfinished.open("ab") as lock:
@@ -143,6 +142,9 @@ class Cache:
                     path.unlink(missing_ok=True)
                     excess -= stat.st_blocks * 512
 
+    def _usable(self) -> AbstractContextManager[None]:
+        return explained(f"the cache folder {self.folder} cannot be used ({DIRECTORY_VARIABLE} sets another)", OSError)
+
     def _path(self, sha256: str, kind: str = "files") -> Path:
         return self.folder / kind / sha256[:2] / sha256_digest(sha256, "a list of files")
 
@@ -192,16 +194,6 @@ def _is_abandoned(path: Path) -> bool:
         return True
     except BlockingIOError:
         return False
-
-
-@contextmanager
-def _one_line(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise PingLlmError(
-            f"the cache folder {folder} cannot be used: {error.strerror or error}; {DIRECTORY_VARIABLE} sets another"
-        ) from error
 
 
 BLOCK: Final = 1 << 16

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, BinaryIO, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import orjson
@@ -194,7 +194,12 @@ def read_chunks(path: Path | str | Location, sizes: ReadSizes = DEFAULT_SIZES) -
         nonlocal position
         try:
             with source.open_stream() as file:
-                content = _decompressed(file, source)
+                magic = file.read(8)
+                file.seek(0)
+                for kind in (kind for start, kind in _FOREIGN.items() if magic.startswith(start)):
+                    raise PingLlmError(f"{path}: is {kind}; expected JSON, plain or compressed with bzip2 or gzip")
+                codec = next((codec for start, codec in _COMPRESSED.items() if magic.startswith(start)), None)
+                content = pa.input_stream(file, compression=codec)
                 while block := content.read(sizes.block):
                     position = file.tell()
                     yield block
@@ -242,16 +247,6 @@ def read_chunks(path: Path | str | Location, sizes: ReadSizes = DEFAULT_SIZES) -
             parts, size = [data[end:]], size - end
     if size:
         yield Chunk(str(path), b"".join(parts), first, in_array, position)
-
-
-def _decompressed(file: BinaryIO, name: Location) -> Any:
-    magic = file.read(8)
-    file.seek(0)
-    for start, kind in _FOREIGN.items():
-        if magic.startswith(start):
-            raise PingLlmError(f"{name}: is {kind}; expected JSON, plain or compressed with bzip2 or gzip")
-    codec = next((codec for start, codec in _COMPRESSED.items() if magic.startswith(start)), None)
-    return pa.CompressedInputStream(pa.PythonFile(file, mode="r"), codec) if codec else file
 
 
 # A JSON array as lines. Only two facts are needed to cut it up: which brackets and commas stand outside strings, and

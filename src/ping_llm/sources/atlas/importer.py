@@ -50,7 +50,7 @@ REQUESTS_AT_ONCE: Final = 16
 
 
 @dataclass(kw_only=True)
-class InputFile(Counts):
+class LedgerEntry(Counts):
     """An input file as it was found, and what became of it: an entry of the ledger."""
 
     file: str
@@ -75,7 +75,7 @@ class ImportReport(Counts):
     """What an import did, and by file: what earlier ones did of the files that were named."""
 
     seconds: float
-    inputs: Sequence[InputFile]
+    inputs: Sequence[LedgerEntry]
     files: tuple[str, ...]
     """The Parquet files."""
     skipped: int = 0
@@ -94,7 +94,7 @@ class ImportReport(Counts):
         return asdict(self) | {"inputs": [{name: getattr(one, name) for name in shown} for one in self.inputs]}
 
 
-def _inputs(files: Sequence[Location], packets: str) -> list[InputFile]:
+def _inputs(files: Sequence[Location], packets: str) -> list[LedgerEntry]:
     """The input files as they are now, with nothing imported yet. All must be there before any work starts."""
     if packets not in ("min", "each"):
         raise PingLlmError(f"packets must be 'min' or 'each', not {packets!r}")
@@ -106,7 +106,7 @@ def _inputs(files: Sequence[Location], packets: str) -> list[InputFile]:
         if not entry.is_file:
             raise PingLlmError(f"{file}: is not a file but a folder; name the files")
     return [
-        InputFile(file=str(file), bytes=entry.size, modified_ns=entry.mtime_ns, packets=packets)
+        LedgerEntry(file=str(file), bytes=entry.size, modified_ns=entry.mtime_ns, packets=packets)
         for file, entry in zip(files, entries, strict=True)
     ]
 
@@ -166,7 +166,7 @@ def import_atlas(
 
 
 def _chunks_by_workers(
-    inputs: list[InputFile], parse: Callable[..., Any], pool: Executor, window: int, advance: Advance
+    inputs: list[LedgerEntry], parse: Callable[..., Any], pool: Executor, window: int, advance: Advance
 ) -> Iterator[pa.RecordBatch]:
     """One file after the other, however large: it is read here, and its chunks are parsed by all workers."""
     for one in inputs:
@@ -179,7 +179,7 @@ def _chunks_by_workers(
 
 
 def _files_by_workers(
-    inputs: list[InputFile], parse: Callable[..., Any], pool: Executor, window: int, advance: Advance, folder: Path
+    inputs: list[LedgerEntry], parse: Callable[..., Any], pool: Executor, window: int, advance: Advance, folder: Path
 ) -> Iterator[pa.RecordBatch]:
     """Each file read by one worker: decompression, the slow part, then runs on every core.
 
@@ -194,7 +194,7 @@ def _files_by_workers(
         advance(inputs[number].bytes)
 
 
-def _parse_to_disk(parse: Callable[..., Any], task: tuple[InputFile, Path]) -> tuple[InputFile, Path]:
+def _parse_to_disk(parse: Callable[..., Any], task: tuple[LedgerEntry, Path]) -> tuple[LedgerEntry, Path]:
     """A worker's task: one input file becomes one file of batches."""
     one, path = task
     writer: Any
@@ -288,7 +288,7 @@ def import_by_file(
     )
 
 
-def import_file(found: InputFile, *, folder: Location, strict: bool) -> InputFile:
+def import_file(found: LedgerEntry, *, folder: Location, strict: bool) -> LedgerEntry:
     """A worker's task: one input file becomes one Parquet file and one entry of the ledger."""
     started = time.perf_counter()
     target, entry = folder / f"{found.name}.parquet", replace(found, dropped={}, examples={})
@@ -311,7 +311,7 @@ def import_file(found: InputFile, *, folder: Location, strict: bool) -> InputFil
     return entry
 
 
-def _done(found: Sequence[InputFile], folder: Location, packets: str) -> dict[str, InputFile]:
+def _done(found: Sequence[LedgerEntry], folder: Location, packets: str) -> dict[str, LedgerEntry]:
     """The ledger's entries of inputs that are as they were and whose Parquet file is what was written, by name."""
     sizes = {file.name: file.size() for file in folder.list()}
     ledger = {file.name.removesuffix(".json"): file for file in (folder / LEDGER).list()}
@@ -332,9 +332,9 @@ def _done(found: Sequence[InputFile], folder: Location, packets: str) -> dict[st
         }
 
 
-def _entry(file: Location) -> InputFile | None:
+def _entry(file: Location) -> LedgerEntry | None:
     """None if it is not one that this version wrote: the input is then imported again."""
     try:
-        return InputFile(**json.loads(file.read_text()))
+        return LedgerEntry(**json.loads(file.read_text()))
     except (PingLlmError, ValueError, TypeError):
         return None

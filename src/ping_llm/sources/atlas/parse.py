@@ -15,6 +15,7 @@ from functools import lru_cache
 from ipaddress import ip_address
 from typing import Any, Final, NamedTuple
 
+from ping_llm.core.errors import shown
 from ping_llm.core.measurements import MAX_RTT_MS, MAX_TIME_US
 
 DROP_REASONS: Final = {
@@ -54,16 +55,16 @@ class Ping(NamedTuple):
 def read_ping(result: Any, *, each_packet: bool) -> Ping:
     """The ping a result describes: its minimum RTT, or every packet's. Raises `Unusable`."""
     if not isinstance(result, dict):
-        raise Unusable("not_a_result", f"{_shown(result)} is not an object")
+        raise Unusable("not_a_result", f"{shown(result)} is not an object")
     if result.get("type") != "ping" and not _is_ping(result):
-        raise Unusable("not_ping", f"type is {_shown(result.get('type'))}")
+        raise Unusable("not_ping", f"type is {shown(result.get('type'))}")
     time_us = _time_us(result.get("timestamp"))
     source, source_version = _source(result)
     destination, ip_version = _destination(result)
     stated = result.get("af", result.get("pf"))
     # A missing or unreadable family says nothing.
     if source_version != ip_version or (stated != ip_version and _whole(stated) not in (None, ip_version)):
-        raise Unusable("family_mismatch", f"from {source} to {destination}, af {_shown(stated)}")
+        raise Unusable("family_mismatch", f"from {source} to {destination}, af {shown(stated)}")
     return Ping(time_us, source, destination, ip_version, _rtts(result, each_packet))
 
 
@@ -81,29 +82,29 @@ def _time_us(timestamp: Any) -> int:
         time_us = timestamp * 1_000_000
         if 0 <= time_us < MAX_TIME_US:
             return round(time_us)
-    raise Unusable("bad_time", f"timestamp is {_shown(timestamp)}")
+    raise Unusable("bad_time", f"timestamp is {shown(timestamp)}")
 
 
 def _source(result: dict[str, Any]) -> tuple[str, int]:
     if seen_by_controller := result.get("from"):
         address = _address(seen_by_controller)
         if address is None:
-            raise Unusable("bad_src_addr", f"from is {_shown(seen_by_controller)}")
+            raise Unusable("bad_src_addr", f"from is {shown(seen_by_controller)}")
         return address
     own = result.get("src_addr") or result.get("srcaddr")
     address = _address(own)
     if address is None or not _is_public(address[0]):
-        raise Unusable("missing_source", f"no from, and src_addr is {_shown(own)}")
+        raise Unusable("missing_source", f"no from, and src_addr is {shown(own)}")
     return address
 
 
 def _destination(result: dict[str, Any]) -> tuple[str, int]:
     destination = result.get("dst_addr") or result.get("addr")
     if not destination:
-        raise Unusable("missing_destination", f"no dst_addr for {_shown(result.get('dst_name', result.get('name')))}")
+        raise Unusable("missing_destination", f"no dst_addr for {shown(result.get('dst_name', result.get('name')))}")
     address = _address(destination)
     if address is None:
-        raise Unusable("bad_dst_addr", f"dst_addr is {_shown(destination)}")
+        raise Unusable("bad_dst_addr", f"dst_addr is {shown(destination)}")
     return address
 
 
@@ -132,11 +133,11 @@ def _rtts(result: dict[str, Any], each_packet: bool) -> list[float | None]:
     if not packets:
         return [_rtt_of_summary(result, each_packet)]
     if not isinstance(packets, list):
-        raise Unusable("malformed_packets", f"result is {_shown(packets)}")
+        raise Unusable("malformed_packets", f"result is {shown(packets)}")
     rtts: list[float | None] = []
     for packet in packets:
         if not isinstance(packet, dict):
-            raise Unusable("malformed_packets", f"result holds {_shown(packet)}")
+            raise Unusable("malformed_packets", f"result holds {shown(packet)}")
         if "dup" not in packet:  # a second answer to the same packet is no measurement of its own
             rtts.append(_rtt(packet["rtt"]) if "rtt" in packet else None)
     if not rtts:
@@ -150,7 +151,7 @@ def _rtt_of_summary(result: dict[str, Any], each_packet: bool) -> float | None:
     """The minimum of a result without a packet list. No packet sent means no measurement, not a failed one."""
     sent, received = _whole(result.get("sent")), _whole(result.get("rcvd"))
     if each_packet or not sent or received is None:
-        raise Unusable("no_packets", f"no packets in result, sent {_shown(sent)}, rcvd {_shown(received)}")
+        raise Unusable("no_packets", f"no packets in result, sent {shown(sent)}, rcvd {shown(received)}")
     return _rtt(result.get("min")) if received else None
 
 
@@ -167,13 +168,7 @@ def _rtt(value: Any) -> float:
     except (TypeError, ValueError, OverflowError):
         rtt = math.nan
     if not rtt >= 0.0:  # negative or NaN
-        raise Unusable("bad_rtt", f"rtt is {_shown(value)}")
+        raise Unusable("bad_rtt", f"rtt is {shown(value)}")
     if rtt > MAX_RTT_MS:
-        raise Unusable("absurd_rtt", f"rtt is {_shown(value)} ms")
+        raise Unusable("absurd_rtt", f"rtt is {shown(value)} ms")
     return rtt + 0.0  # -0.0 becomes 0.0: equal measurements have equal bytes
-
-
-def _shown(value: Any) -> str:
-    """A value as part of a one-line message."""
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."

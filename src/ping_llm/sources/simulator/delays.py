@@ -12,9 +12,9 @@ import numpy as np
 from scipy.special import ndtr  # type: ignore[import-untyped]
 
 from ping_llm.core.randomness import GOLDEN, Words, mix64, uniform
-from ping_llm.core.rtt import RttDistribution
+from ping_llm.core.rtt import Floats, Ints, RttDistribution
 from ping_llm.sources.simulator.settings import SimulatorSettings
-from ping_llm.sources.simulator.topology import Columns, Endpoints, Floats, Geography, Ints, great_circle_km, key_words
+from ping_llm.sources.simulator.topology import Columns, Endpoints, Geography, great_circle_km, key_words
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

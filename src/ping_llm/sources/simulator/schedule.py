@@ -7,8 +7,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ping_llm.core.errors import PingLlmError
+from ping_llm.core.rtt import Floats, Ints
 from ping_llm.sources.simulator.settings import SimulatorSettings
-from ping_llm.sources.simulator.topology import Columns, Endpoints, Floats, Geography, Ints, generator
+from ping_llm.sources.simulator.topology import Columns, Endpoints, Geography, generator
 
 INTERVALS = ((10, 0.03), (30, 0.08), (60, 0.56), (120, 0.15), (180, 0.13), (300, 0.03), (600, 0.016), (1800, 0.004))
 """Seconds between two measurements of a stream, and the share of the measurements made at that interval."""

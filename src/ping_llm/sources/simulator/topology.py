@@ -15,11 +15,8 @@ import pyarrow as pa
 from ping_llm.core.errors import PingLlmError
 from ping_llm.core.measurements import ADDRESS_BYTES, format_address
 from ping_llm.core.randomness import Words
+from ping_llm.core.rtt import Bools, Floats, Ints
 from ping_llm.sources.simulator.settings import SimulatorSettings
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -398,10 +395,7 @@ def _packed(group: Ints, size: Ints) -> Ints:
 
 def _number_within(group: Ints) -> Ints:
     """0, 1, 2... for the items of each group, in their order."""
-    order = np.argsort(group, kind="stable")
-    number = np.empty(len(group), np.int64)
-    number[order] = np.arange(len(group)) - np.searchsorted(group[order], group[order])
-    return number
+    return _packed(group, np.ones_like(group))
 
 
 def _power_of_two_above(size: Ints | Floats, least: int = 1) -> Ints:

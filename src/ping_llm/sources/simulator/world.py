@@ -19,11 +19,12 @@ from ping_llm.core.console import Advance, no_progress
 from ping_llm.core.errors import PingLlmError, explained
 from ping_llm.core.files import staged_files
 from ping_llm.core.measurements import SCHEMA, UNPARSABLE, format_address, parse_addresses, time_microseconds
+from ping_llm.core.rtt import Ints
 from ping_llm.sources import WORLD_FILE
 from ping_llm.sources.simulator.delays import DelayDistribution, DelayModel, load_at
 from ping_llm.sources.simulator.schedule import build_streams, source_sizes
 from ping_llm.sources.simulator.settings import SimulatorSettings
-from ping_llm.sources.simulator.topology import Ints, build_endpoints, build_geography, generator
+from ping_llm.sources.simulator.topology import build_endpoints, build_geography, generator
 
 WORLD_FORMAT = 1
 """Raised whenever the same settings would give another world, so that old measurements never meet a new truth."""
