@@ -72,7 +72,7 @@ def test_the_model_has_as_many_tokens_as_the_tokenizer_or_as_is_said(tmp_path: P
 def test_another_vocabulary_on_resume_is_refused_and_harms_no_checkpoint(tmp_path: Path) -> None:
     config = config_of(tmp_path, "parquet", [texts(30)], steps=2)
     train(config)
-    with pytest.raises(PingLlmError, match="was started with vocab_size=0, not 600"):
+    with pytest.raises(PingLlmError, match="vocab_size: 0 then, 600 now"):
         train(config.replace(vocab_size=600, steps=3))
     assert train(config.replace(vocab_size=512, steps=3))["resumed_from"] == 2
 

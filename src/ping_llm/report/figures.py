@@ -1,6 +1,6 @@
 """The key figures of a run, how it stands, and what somebody who looks at it should know."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Literal, NamedTuple
@@ -86,33 +86,28 @@ def status_of(run: Run) -> Note:
 
 
 def notes_of(run: Run, found: Mapping[str, Any]) -> list[Note]:
-    return [Note("bad", text) for text in _faults(run)] + [Note("warn", text) for text in _concerns(run, found)]
-
-
-def _faults(run: Run) -> Iterator[str]:
-    yield from run.problems
+    """Faults, then what gives cause for concern."""
+    faults, concerns = list(run.problems), []
     for name, word in (("loss", "loss"), ("grad_norm", "gradient norm")):
         broken = run.curves["step"][~np.isfinite(run.curves[name])]
         if len(broken):
             more = f", and of {len(broken) - 1:,} more" if len(broken) > 1 else ""
-            yield f"The {word} of step {int(broken[0]):,}{more} is not a number."
+            faults.append(f"The {word} of step {int(broken[0]):,}{more} is not a number.")
     if (run.folder / "damaged-checkpoints").is_dir():
-        yield "A checkpoint was damaged and set aside; the run resumed from the one before."
+        faults.append("A checkpoint was damaged and set aside; the run resumed from the one before.")
     if run.pipeline and run.pipeline.get("corrupt_rows"):
-        yield f"{run.pipeline['corrupt_rows']:,} rows could not be read and were left out."
-
-
-def _concerns(run: Run, found: Mapping[str, Any]) -> Iterator[str]:
+        faults.append(f"{run.pipeline['corrupt_rows']:,} rows could not be read and were left out.")
     if not len(run.curves["step"]):
-        yield "No step has been finished yet."
+        concerns.append("No step has been finished yet.")
     if (waited := found["data_wait"] or 0) > _LONG_WAIT:
         advice = f": {run.pipeline['advice']}" if run.pipeline and run.pipeline["bottleneck"] != "consumer" else ""
-        yield f"Training waited for data {percent(waited)} of the time{advice}."
+        concerns.append(f"Training waited for data {percent(waited)} of the time{advice}.")
     if (found["padding"] or 0) > _MUCH_PADDING:
-        yield f"{percent(found['padding'])} of all positions were padding; the pipeline aims at 2 %."
+        concerns.append(f"{percent(found['padding'])} of all positions were padding; the pipeline aims at 2 %.")
     now, best = found["eval_loss"], found["best_eval_loss"]
     if now is not None and best and now > 1.01 * best:
         at = f"{found['best_eval_step']:,} ({number(best)})"
-        yield f"The evaluation loss was lowest at step {at} and has risen to {number(now)} since."
+        concerns.append(f"The evaluation loss was lowest at step {at} and has risen to {number(now)} since.")
     if run.settings.get("allow_data_change"):
-        yield "allow_data_change was set: the data may have changed during the run."
+        concerns.append("allow_data_change was set: the data may have changed during the run.")
+    return [*(Note("bad", text) for text in faults), *(Note("warn", text) for text in concerns)]

@@ -29,6 +29,12 @@ Hosts = dict[int, str]
 _FORWARDED: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _LAST_WORDS: Final = b"Terminating process because the JAX distributed service"
 _PR_SET_PDEATHSIG: Final = 1
+_NOT_JOINED: Final = {
+    "ALREADY_EXISTS": "another process has the same number (JAX_PROCESS_ID)",
+    "Unexpected task": "process 0 was told of fewer processes (JAX_NUM_PROCESSES)",
+    "DEADLINE_EXCEEDED": "not all came in time: see that every process was started, reaches the host and port of "
+    "process 0, and has the same number of processes; PING_LLM_JOIN_S is how many seconds they wait",
+}
 
 
 def fork_guarded() -> Callable[[Hosts], object]:
@@ -96,7 +102,8 @@ def explain(code: int, last_words: str, hosts: Hosts) -> str | None:
         return f"this process was ended by {signal.Signals(-code).name}{memory}"
     reason = " ".join(last_words.partition("absl::Status:")[2].partition("*** Check")[0].split())
     if "RegisterTask" in reason:
-        return f"the processes could not be joined: {_why_not_joined(reason)}"
+        why = next((text for sign, text in _NOT_JOINED.items() if sign in reason), reason[:300])
+        return f"the processes could not be joined: {why}"
     return (
         f"{_who(reason, hosts)}, so this process stops. Start all processes again with the same command, in the same "
         "or another number: the run resumes from its last checkpoint, with the batches that would have come next"
@@ -114,16 +121,3 @@ def _who(reason: str, hosts: Hosts) -> str:
 
 def _named(number: int, hosts: Hosts) -> str:
     return f"process {number}" + (f" on {hosts[number]}" if number in hosts else "")
-
-
-def _why_not_joined(reason: str) -> str:
-    if "ALREADY_EXISTS" in reason:
-        return "another process has the same number (JAX_PROCESS_ID)"
-    if "Unexpected task" in reason:
-        return "process 0 was told of fewer processes (JAX_NUM_PROCESSES)"
-    if "DEADLINE_EXCEEDED" in reason:
-        return (
-            "not all came in time: see that every process was started, reaches the host and port of process 0, and has "
-            "the same number of processes; PING_LLM_JOIN_S is how many seconds they wait"
-        )
-    return reason[:300]

@@ -16,7 +16,7 @@ import threading
 import time
 import traceback
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import count
 from types import FrameType
 from typing import Any, Final, NoReturn, Self
@@ -205,10 +205,8 @@ def _announce(error: BaseException) -> None:
     reason = one_line(error, 500)
     if not isinstance(error, PingLlmError):
         reason = f"{type(error).__name__}: {reason}"
-    try:
+    with suppress(Exception):  # another was first, or process 0 is gone
         _store().key_value_set(_FAILURE, f"process {jax.process_index()} on {socket.gethostname()} failed: {reason}")
-    except Exception:  # another was first, or process 0 is gone
-        return
 
 
 def _verdict(error: BaseException) -> PingLlmError:

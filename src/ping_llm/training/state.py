@@ -247,30 +247,27 @@ def check_resumable(stored: Path, config: Config) -> None:
     if not stored.exists():
         return
     before = load_config(stored)
-
-    def differences(names: tuple[str, ...]) -> str:
-        return "; ".join(
-            f"{name}: {getattr(before, name)} then, {getattr(config, name)} now"
-            for name in names
-            if getattr(before, name) != getattr(config, name)
-        )
-
-    different = differences(("average_decay", "dataset_type")) if _kind(before) != _kind(config) else ""
-    if different := different or differences(_FIXED):
+    then, now = _identity(before), _identity(config)
+    if before.vocab_size != config.vocab_size:
+        then["vocab_size"], now["vocab_size"] = vocabulary(before), vocabulary(config)
+    if different := _shown([name for name in then if then[name] != now[name]], before, config):
         raise PingLlmError(
             f"the run {stored.parent} was started with another model or optimizer: {different}. "
             "Use the same settings to resume it, or another run_name"
         )
-    if before.vocab_size != config.vocab_size and vocabulary(before) != vocabulary(config):
-        raise PingLlmError(
-            f"the run {stored.parent} was started with vocab_size={before.vocab_size}, not {config.vocab_size}: "
-            "use the same to resume it, or another run_name"
-        )
-    if different := differences(_NOTED):
-        err.print(f"[bold yellow]note:[/] other settings than before: {different}", soft_wrap=True)
+    noted = [name for name in _NOTED if getattr(before, name) != getattr(config, name)]
+    if noted:
+        err.print(f"[bold yellow]note:[/] other settings than before: {_shown(noted, before, config)}", soft_wrap=True)
 
 
-def _kind(config: Config) -> tuple[bool, str]:
-    """Whether an average is kept (how slow it is may change), and which model is trained on what kind of data."""
+def _identity(config: Config) -> dict[str, Any]:
+    """Whether there is an average counts, not how slow it is; of the data, which model it is for and of what kind."""
     is_completer = config.dataset_type in COMPLETER_DATA
-    return bool(config.average_decay), config.dataset_type if is_completer else "language model"
+    return {name: getattr(config, name) for name in _FIXED} | {
+        "average_decay": bool(config.average_decay),
+        "dataset_type": config.dataset_type if is_completer else "language model",
+    }
+
+
+def _shown(names: list[str], before: Config, config: Config) -> str:
+    return "; ".join(f"{name}: {getattr(before, name)} then, {getattr(config, name)} now" for name in names)
