@@ -24,7 +24,7 @@ app = Typer(
 )
 to_a_model = predict.predict, data.simulate, evaluate.split, data.plan, data.prepare, train.train, evaluate.evaluate
 with_a_model = train.report, serve.serve, train.export, train.convert
-questions = predict.destinations, predict.complete, predict.anomalies
+questions = predict.suggest, predict.destinations, predict.complete, predict.anomalies
 for command in (*to_a_model, *with_a_model, *questions):
     app.command()(command)
 

@@ -157,6 +157,47 @@ def _in_words(table: "pa.Table", levels: list[float]) -> "Iterator[str | Table]"
         yield f"… and {table.num_rows - _LINES_SHOWN:,} more: --output FILE writes all, --json prints all"
 
 
+def suggest(
+    history: options.History = None,
+    budget: Annotated[int, Option(min=1, help="How many measurements you can make.")] = 50,
+    among: Annotated[
+        Path | None,
+        Option(
+            help="File of pairs that can be measured: src_addr, dst_addr.",
+            show_default="unmeasured ones of the history",
+        ),
+    ] = None,
+    checkpoint: options.AnyCheckpoint = None,
+    columns: options.Columns = None,
+    output: options.OutputTable = None,
+    json_output: options.Json = False,
+) -> None:
+    """Suggest which pairs to measure next: those whose measurement would say most about all that is unknown.
+
+    These are pairs with wide intervals between nodes of which little is known, and links between parts of the network
+    that no measurement connects. They come with their predictions, the most valuable first.
+
+    Examples:
+
+        ping-llm suggest --history my_pings.csv --budget 50
+        ping-llm suggest --history my_pings.csv --among possible_pairs.csv --output next.csv
+    """
+    from ping_llm.predict.predictor import Predictor
+    from ping_llm.predict.suggest import LEVELS
+
+    options.check_file(output, ".csv", ".parquet")
+    known = options.read_measurements(history or [], options.renamed(columns))
+    predictor = Predictor.from_pretrained(checkpoint)
+    possible = _read_table(among) if among else None
+    with progress("weighing candidates") as advance:
+        found = predictor.suggest(known, budget=budget, among=possible, advance=advance)
+    if output:
+        options.write_table(found, output)
+        err.print(f"wrote {len(found):,} pairs to {output}", markup=False)
+    shown = _in_words(found, list(LEVELS)) if not output else ()
+    options.show({"suggestions": found.to_pylist()} if json_output else None, json_output, *shown)
+
+
 def anomalies(
     files: options.MeasurementFiles,
     checkpoint: options.AnyCheckpoint = None,

@@ -183,6 +183,35 @@ class Predictor:
         answers = self.in_parts(measured.observations, questions, nodes, support=support)
         return _from_arrow(add_answers(table, answers, levels, support), df)
 
+    def suggest(
+        self, history: History, *, budget: int = 50, among: Any = None, advance: Advance | None = None
+    ) -> pa.Table:
+        """The pairs whose measurement would say most, best first, with the columns of `predict_df`.
+
+        Candidates are the pairs of a source and a destination of the history that were not measured, or those of the
+        data frame `among`; of many, a random part.
+        """
+        from ping_llm.predict.suggest import LEVELS, most_informative, shortlist, unmeasured_pairs
+
+        if budget < 1:
+            raise PingLlmError(f"a budget of {budget} measurements: at least 1")
+        measured = load_history(history)
+        known, nodes = measured.observations, measured.nodes
+        if among is not None:
+            table = _to_arrow(among, "the candidates")
+            pairs, nodes = read_questions(table, nodes)
+            rows = shortlist(pairs, known, budget)
+            asked, table = pairs.take(rows), table.take(rows)
+        else:
+            pairs = unmeasured_pairs(known, nodes)
+            asked = pairs.take(shortlist(pairs, known, budget))
+            ends = ([nodes[node] for node in column.tolist()] for column in (asked.source, asked.destination))
+            table = pa.table(dict(zip(("src_addr", "dst_addr"), ends, strict=True)))
+        support = Support.of(known, asked)
+        answered = add_answers(table, self.in_parts(known, asked, nodes, advance, support), LEVELS, support)
+        low, high = (answered[f"{level:g}"].to_numpy() for level in (LEVELS[0], LEVELS[-1]))
+        return answered.take(most_informative(asked, np.log(high / low), known, budget))
+
 
 # Questions, known measurements and answers as tables of pandas, Polars or Arrow.
 

@@ -1,0 +1,100 @@
+"""What `ping-llm suggest` is worth: `python bench/suggest.py FOLDER [--seeds 2]`.
+
+Of PlanetLab 1 % of the pairs are known, of MENOG 20 % (FOLDER holds them, see `real_data_sets.py`). More are measured:
+random ones, the suggested ones, or those of the nodes with the fewest measurements, one after the other. Then the model
+is queried about held-out pairs, which nobody could choose. Errors are means over the seeds.
+"""
+
+import argparse
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from ping_llm import Predictor
+from ping_llm.core.rtt import Floats, Ints, Observations
+from ping_llm.rows.measurement_set import MeasurementSet
+from real_data_sets import menog_pairs, menog_pings, parted, planetlab_pairs
+
+WAYS = ("random", "rarest nodes first", "suggested")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--model", default=None)
+    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--budgets", default="50,200,1000")
+    parser.add_argument("--held-out", type=int, default=300)
+    options = parser.parse_args()
+    model = Predictor.from_pretrained(options.model)
+    for name, pairs, nodes, share in _sets(options.folder):
+        sys.stdout.write(f"\n{name}\n{'':30s}{'median RE':>10s}{'MAE ms':>9s}{'mean |ln|':>11s}\n")
+        for budget in (0, *map(int, options.budgets.split(","))):
+            for way in WAYS if budget else ("as it is",):
+                found = [
+                    _after(model, pairs, nodes, way, budget, share, options.held_out, seed)
+                    for seed in range(options.seeds)
+                ]
+                median, mae, log = np.mean(found, axis=0)
+                sys.stdout.write(f"{budget:6d}  {way:22s}{median:10.3f}{mae:9.1f}{log:11.3f}\n")
+                sys.stdout.flush()
+
+
+def _sets(folder: Path) -> Iterator[tuple[str, Observations, tuple[str, ...], float]]:
+    planetlab = planetlab_pairs(folder)
+    nodes = tuple(f"{0x2000 + node:x}::1" for node in range(int(planetlab.destination.max()) + 1))
+    yield "PlanetLab, 1 % known", planetlab, nodes, 0.01
+    pings = menog_pings(folder)
+    yield "MENOG, 20 % known", menog_pairs(pings.fastest), pings.nodes, 0.2
+
+
+def _after(
+    model: Predictor,
+    pairs: Observations,
+    nodes: tuple[str, ...],
+    way: str,
+    budget: int,
+    share: float,
+    held: int,
+    seed: int,
+) -> Floats:
+    known, rest = parted(pairs, share, seed)
+    test, possible = rest.take(slice(0, held)), rest.take(slice(held, None))
+    if way == "suggested":
+        chosen = _suggested(model, MeasurementSet(nodes=nodes, observations=known), possible, budget)
+    elif way == "random":
+        chosen = np.arange(min(budget, len(possible)))
+    else:
+        chosen = _rarest_first(known, possible, budget, len(nodes)) if budget else np.zeros(0, np.int64)
+    new = possible.take(chosen)
+    more = {name: np.append(column, vars(new)[name]) for name, column in vars(known).items()}
+    predicted = model.predict(Observations(**more), test.questions, nodes).median
+    error = np.abs(predicted - test.rtt_ms)
+    return np.array([np.median(error / test.rtt_ms), error.mean(), np.abs(np.log(predicted / test.rtt_ms)).mean()])
+
+
+def _suggested(model: Predictor, known: MeasurementSet, possible: Observations, budget: int) -> Ints:
+    ends = {name: [known.nodes[node] for node in vars(possible)[name]] for name in ("source", "destination")}
+    rows = pa.array(np.arange(len(possible)))
+    among = pa.table({"src_addr": ends["source"], "dst_addr": ends["destination"], "row": rows})
+    return np.asarray(model.suggest(known, budget=budget, among=among)["row"].to_numpy())
+
+
+def _rarest_first(known: Observations, possible: Observations, budget: int, nodes: int) -> Ints:
+    """The pair of the node with the fewest measurements whose other end has the fewest, then again."""
+    count = np.bincount(np.append(known.source, known.destination), minlength=nodes)
+    taken = np.zeros(len(possible), dtype=bool)
+    for _ in range(min(budget, len(possible))):
+        one, other = count[possible.source], count[possible.destination]
+        rarity = np.minimum(one, other) * len(known) + np.maximum(one, other)
+        best = int(np.argmin(np.where(taken, np.iinfo(np.int64).max, rarity)))
+        taken[best] = True
+        count[[possible.source[best], possible.destination[best]]] += 1
+    return np.flatnonzero(taken)
+
+
+if __name__ == "__main__":
+    main()
