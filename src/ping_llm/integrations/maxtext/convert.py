@@ -232,9 +232,10 @@ def from_maxtext(theirs: Arrays, settings: ModelSettings, scan_axis: int = 1) ->
     padding = settings.padded_vocabulary - settings.vocabulary
     theirs = {name: array.astype(np.float32) for name, array in theirs.items()}
     try:
+        embedding = theirs["token_embedder/embedding"][: settings.vocabulary]
         head = theirs["decoder/logits_dense/kernel"] * theirs["decoder/decoder_norm/scale"][:, None]
         ours = {
-            "embedding": np.pad(theirs["token_embedder/embedding"][: settings.vocabulary], ((0, padding), (0, 0))),
+            "embedding": np.pad(embedding, ((0, padding), (0, 0))),
             "head.kernel": np.pad(head[:, : settings.vocabulary], ((0, 0), (0, padding))),
         }
         for number in range(settings.layers):
