@@ -127,11 +127,9 @@ class Chart:
     def description(self) -> str:
         """For those who hear the page."""
         values = [(line.name, line.y[np.isfinite(line.y)]) for line in self.legend]
-        ends = [f"{name} from {self._text(y[0])} to {self._text(y[-1])}" for name, y in values if len(y)]
+        shown = ((name, number(y[0], self.style), number(y[-1], self.style)) for name, y in values if len(y))
+        ends = [f"{name} from {first} to {last}" for name, first, last in shown]
         return f"{self.title}, {self.unit}, by {self.x_unit}: {'; '.join(ends) or 'no values'}"
-
-    def _text(self, value: float) -> str:
-        return number(float(value), self.style)
 
     @property
     def tables(self) -> list[Table]:
@@ -147,7 +145,7 @@ class Chart:
         shown = spread(len(x), _MAX_TABLE_ROWS)
         some = f" ({len(shown)} of {len(x):,} rows)" if len(shown) < len(x) else ""
         at = [f"{value:,.0f}" if value.is_integer() else f"{value:.4g}" for value in x[shown].tolist()]
-        rows = [[text, *(self._text(line.y[i]) for line in group)] for text, i in zip(at, shown, strict=True)]
+        rows = [[text, *(number(line.y[i], self.style) for line in group)] for text, i in zip(at, shown, strict=True)]
         head = [self.x_unit, *(line.name for line in group)]
         return Table(caption=f"{self.title}: {self.unit}{some}", head=head, rows=rows)
 

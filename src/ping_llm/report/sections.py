@@ -26,10 +26,6 @@ Cell = tuple[str, bool]
 """A value, and whether it is the best of its column."""
 
 
-def _on_axis(error: float | None) -> float | None:
-    return error if error is not None and 1e-9 < error < 1e9 else None
-
-
 def evaluation_of(run: Run) -> list[dict[str, Any]]:
     """For each protocol: title, verdict, a row of scores for each predictor, charts.
 
@@ -41,8 +37,9 @@ def evaluation_of(run: Run) -> list[dict[str, Any]]:
     kinds = dict.fromkeys([found.model, *found.models], "model") | {ORACLE: "oracle"}
     for name, scores in found.protocols.items():
         ranked = sorted(scores, key=lambda who: (who == ORACLE, median_error(scores[who])))
-        ends = {who: [_on_axis(scores[who].get(key)) for key in ("median_re", "p90_re")] for who in ranked}
-        errors = [value for pair in ends.values() for value in pair if value]
+        both = {who: [scores[who].get(key) or 0.0 for key in ("median_re", "p90_re")] for who in ranked}
+        ends = {who: [value for value in pair if 1e-9 < value < 1e9] for who, pair in both.items()}
+        errors = [value for pair in ends.values() for value in pair]
         low, high = (min(errors) / 1.1, max(errors) * 1.1) if errors else (0.1, 1.0)
         ticks = [t for power in range(-6, 7) for t in (10.0**power, 3 * 10.0**power) if low <= t <= high]
         at = {value: round(100 * math.log(value / low) / math.log(high / low), 1) for value in errors + ticks}
@@ -58,7 +55,7 @@ def evaluation_of(run: Run) -> list[dict[str, Any]]:
                         "title": found.title(who),
                         "kind": kinds.get(who, ""),
                         "cells": cells[who],
-                        "range": [at[value] for value in ends[who] if value] if all(ends[who]) else None,
+                        "range": [at[value] for value in ends[who]] if len(ends[who]) == 2 else None,
                     }
                     for who in ranked
                 ],
