@@ -18,8 +18,9 @@ import fnmatch
 import hashlib
 import json
 import time
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -27,15 +28,23 @@ import numpy as np
 
 from ping_llm import Predictor
 from ping_llm.baselines import standard_baselines
-from ping_llm.baselines.forecasts import WithResiduals
+from ping_llm.baselines.forecasts import (
+    BUCKETS,
+    FittedHistory,
+    PointWithResiduals,
+    WithResiduals,
+    cumulative_by_bucket,
+)
 from ping_llm.baselines.interface import Baseline
 from ping_llm.core.console import err, out
 from ping_llm.core.files import atomic_file
-from ping_llm.core.rtt import RttDistribution
+from ping_llm.core.rtt import Bools, Floats, Observations, RttDistribution
 from ping_llm.evaluate.scores import SCORE_COLUMNS, Comparison, Losses, comparison_table, legend, losses, scores_of
+from real_data_opponents import blend_weights, slower_opponents
 from real_data_sets import DATA_SETS, DataSet, PairTask
 
 NAMES = {name: (data_set, share) for data_set in DATA_SETS for name, share in data_set.names.items()}
+HELD_OUT = 0.15
 ROLES = (
     "Design and training settings were chosen on simulated data, PlanetLab and MENOG; no weight was fitted to either. "
     "WonderNetwork, Filecoin and AWS are for testing only: nothing was chosen by looking at them."
@@ -103,36 +112,127 @@ def _title(data_set: DataSet, share: float, queries: int) -> str:
 
 
 def opponents(task: PairTask, seed: int) -> list[Baseline]:
-    """Where pairs have a past, those that look back; else those that do not."""
+    """Where pairs have a past, those that look back; else those that do not, simplest first."""
     looks_back = bool(np.isfinite(task.queries.time_s).any())
     has_prefixes = not all(node.endswith("::1") for node in task.nodes)
     every = standard_baselines(task.nodes if has_prefixes else None, symmetric=task.symmetric, seed=seed)
-    return [one for one in every if one.causal == looks_back and "pair" not in one.name]
+    chosen = [one for one in every if one.causal == looks_back and "pair" not in one.name]
+    return chosen if looks_back else [*chosen, *slower_opponents(task, seed)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answered:
+    """What a classical method predicts for the queries, and for a part of what is known that it was not shown."""
+
+    queried: Floats
+    held_out: Floats
+
+
+@dataclass(frozen=True, eq=False)
+class Fitting:
+    """One set and seed. Everything is fitted twice: to a part of what is known, to see which errors it makes on the
+    rest, and to all of it."""
+
+    task: PairTask
+    seed: int
+
+    @cached_property
+    def known(self) -> FittedHistory:
+        return FittedHistory(self.task.at_once)
+
+    @cached_property
+    def held_out(self) -> Observations:
+        found = self.known.observations.take(self._is_held_out).answered
+        return replace(found, time_s=np.full(len(found), np.nan))  # later than all that is known
+
+    @cached_property
+    def learned(self) -> FittedHistory:
+        return FittedHistory(self.known.observations.take(~self._is_held_out))
+
+    @cached_property
+    def _is_held_out(self) -> Bools:
+        """Of what is known, all of a random 15 % of the pairs: as unknown as those that are queried."""
+        _, pair = np.unique(self.known.observations.unordered_pair, return_inverse=True)
+        return (np.random.default_rng(self.seed).random(int(pair.max()) + 1) < HELD_OUT)[pair]
+
+    @cached_property
+    def opponents(self) -> list[Baseline]:
+        return opponents(self.task, self.seed)
+
+    def losses_looking_back(self, baseline: Baseline) -> Losses:
+        predicted = WithResiduals(baseline=baseline, seed=self.seed).fit(self.task.known)
+        return losses_of(predicted(self.task.queries.questions), self.task)
+
+    def answered(self, baseline: Baseline) -> dict[str, Floats]:
+        """As `Answered` has it."""
+        parts = (self.known, self.task.queries), (self.learned, self.held_out)
+        queried, held_out = (baseline.fit(known.observations)(asked.questions) for known, asked in parts)
+        return {"queried": queried, "held_out": held_out}
+
+    def losses(self, answered: Answered) -> Losses:
+        queries = self.task.queries.questions
+        errors = self.held_out.log_rtt - np.log(answered.held_out)
+        distribution = PointWithResiduals(
+            point_ms=answered.queried,
+            p_failed=self.known.p_failed(queries),
+            bucket=self.known.bucket(queries),
+            cumulative=cumulative_by_bucket(errors, self.learned.bucket(self.held_out.questions), BUCKETS),
+        )
+        return losses_of(distribution, self.task)
+
+    def blend(self, answers: Sequence[Answered]) -> Answered:
+        """Weighted geometric mean, the weights learned from the held-out part; where both ends are known, as they are
+        in nearly all queries. For the errors of the blend, weights come from the other half of it."""
+        members, measured = np.log(np.stack([one.held_out for one in answers], axis=1)), self.held_out.log_rtt
+        usable = self.learned.bucket(self.held_out.questions) > 0
+        half = np.random.default_rng(self.seed).random(len(measured)) < 0.5
+        blended = np.empty(len(measured))
+        for part in (half, ~half):
+            blended[part] = members[part] @ blend_weights(members[~part & usable], measured[~part & usable])
+        queried = np.log(np.stack([one.queried for one in answers], axis=1))
+        weights = blend_weights(members[usable], measured[usable])
+        return Answered(queried=np.exp(queried @ weights), held_out=np.exp(blended))
 
 
 def _classical(set_name: str, tasks: dict[int, PairTask], options: argparse.Namespace) -> dict[str, Losses]:
-    every = {seed: opponents(task, seed) for seed, task in tasks.items()}
-    names = [one.name for one in next(iter(every.values()))]
-    found = {}
-    for at, name in enumerate(names):
-        if not any(fnmatch.fnmatch(name, pattern.strip()) for pattern in options.baselines.split(",")):
-            continue
+    fittings = {seed: Fitting(task, seed) for seed, task in tasks.items()}
+    patterns = [pattern.strip() for pattern in options.baselines.split(",")]
+    names = [one.name for one in next(iter(fittings.values())).opponents]
+    names = [name for name in names if any(fnmatch.fnmatch(name, pattern) for pattern in patterns)]
+    found, of_seeds = dict[str, Losses](), {name: list[Losses]() for name in names}
+    answers = {seed: dict[str, Answered]() for seed in tasks}
+    for name in names:
         begin = time.monotonic()
-        of_seeds = []
-        for seed, task in tasks.items():
-            settings = hashlib.sha256(repr(every[seed][at]).encode()).hexdigest()[:12]
-            path = options.cache and options.cache / f"{set_name}-{seed}-{options.queries}-{settings}.npz"
-            if path and path.exists():
-                of_seeds.append(dict(np.load(path)))
-                continue
-            fitted = WithResiduals(baseline=every[seed][at], seed=seed).fit(task.at_once)
-            of_seeds.append(losses_of(fitted(task.queries.questions), task))
-            if path:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                with atomic_file(path) as unfinished, unfinished.open("wb") as file:
-                    np.savez(file, **of_seeds[-1])
-        found[name] = _pooled(set_name, name, of_seeds, begin)
+        for seed, fitting in fittings.items():
+            baseline = next(one for one in fitting.opponents if one.name == name)
+            answer = fitting.losses_looking_back if baseline.causal else fitting.answered
+            key = f"{set_name}-{seed}-{options.queries}-{baseline!r}"
+            answered = _cached(options.cache, key, partial(answer, baseline))
+            if not baseline.causal:
+                answers[seed][name] = Answered(**answered)
+                answered = fitting.losses(answers[seed][name])
+            of_seeds[name].append(answered)
+        found[name] = _pooled(set_name, name, of_seeds[name], begin)
+    members = [name for name in names if name != "global median"]
+    if len(members) > 1 and all(answers.values()):
+        begin = time.monotonic()
+        blends = [
+            fitting.losses(fitting.blend([answers[seed][m] for m in members])) for seed, fitting in fittings.items()
+        ]
+        found["blend"] = _pooled(set_name, "blend", blends, begin)
     return found
+
+
+def _cached(folder: Path | None, key: str, answer: Callable[[], dict[str, Floats]]) -> dict[str, Floats]:
+    if folder is None:
+        return answer()
+    path = folder / f"{key.partition('(')[0]}-{hashlib.sha256(key.encode()).hexdigest()[:16]}.npz"
+    if not path.exists():
+        found = answer()
+        folder.mkdir(parents=True, exist_ok=True)
+        with atomic_file(path) as unfinished, unfinished.open("wb") as file:
+            np.savez(file, allow_pickle=False, **found)
+    return dict(np.load(path))
 
 
 def _models(set_name: str, tasks: dict[int, PairTask], models: dict[str, Predictor]) -> dict[str, Losses]:

@@ -4,6 +4,7 @@ interface    what a baseline is; one value for each measured pair; global median
 factors      matrix factorisation of ln RTT by robust alternating least squares; pair median
 coordinates  network coordinates (Vivaldi) and DMFSGD, by minibatch gradient descent
 sequential   last value, median of the last few, moving average
+neighbours   collaborative filtering: what nodes with similar RTTs measured
 prefix_trees gradient-boosted trees on the prefixes of addresses
 forecasts    a distribution of errors around any of them, and P(failed)
 
@@ -14,7 +15,8 @@ from collections.abc import Sequence
 
 from ping_llm.baselines.coordinates import Descent, Dmfsgd, Vivaldi
 from ping_llm.baselines.factors import LogFactors, PairMedian
-from ping_llm.baselines.interface import Baseline, GlobalMedian
+from ping_llm.baselines.interface import Baseline, GlobalMedian, Once
+from ping_llm.baselines.neighbours import Neighbours
 from ping_llm.baselines.prefix_trees import PrefixTrees
 from ping_llm.baselines.sequential import LastValue, MedianOfLast, MovingAverage
 
@@ -25,7 +27,8 @@ def standard_baselines(nodes: Sequence[str] | None = None, *, symmetric: bool = 
     `symmetric`: for data where RTT(i, j) = RTT(j, i). `nodes` has the address of each node; without addresses there are
     no prefix trees.
     """
-    vivaldi = Vivaldi(descent=Descent(rate=0.03, seed=seed))
+    vivaldi = Once(Vivaldi(descent=Descent(rate=0.03, seed=seed)))
+    both = Once(LogFactors(symmetric=symmetric, seed=seed, base=vivaldi, name="vivaldi + log factors"))
     return [
         GlobalMedian(),
         PairMedian(),
@@ -35,6 +38,7 @@ def standard_baselines(nodes: Sequence[str] | None = None, *, symmetric: bool = 
         vivaldi,
         Dmfsgd(symmetric=symmetric, descent=Descent(seed=seed)),
         LogFactors(symmetric=symmetric, seed=seed),
-        LogFactors(symmetric=symmetric, seed=seed, base=vivaldi, name="vivaldi + log factors"),
+        both,
+        Neighbours(symmetric=symmetric, base=both),
         *([] if nodes is None else [PrefixTrees(nodes=nodes, seed=seed)]),
     ]

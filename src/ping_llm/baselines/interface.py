@@ -7,7 +7,7 @@ Static ones learn from one value for each measured pair (`PairTable`). The simpl
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -26,6 +26,27 @@ class Baseline(Protocol):
     def causal(self) -> bool: ...
 
     def fit(self, train: Observations) -> Predict: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Once:
+    """A baseline that others build on: fitted once to the same measurements, however many ask."""
+
+    baseline: Baseline
+    fitted: dict[int, tuple[Observations, Predict]] = field(default_factory=dict, repr=False)
+
+    @property
+    def name(self) -> str:
+        return self.baseline.name
+
+    @property
+    def causal(self) -> bool:
+        return self.baseline.causal
+
+    def fit(self, train: Observations) -> Predict:
+        if id(train) not in self.fitted:
+            self.fitted[id(train)] = train, self.baseline.fit(train)  # held, so that no other object gets its id
+        return self.fitted[id(train)][1]
 
 
 @dataclass(frozen=True, kw_only=True)
