@@ -10,7 +10,8 @@ from ping_llm.baselines import standard_baselines
 from ping_llm.baselines.coordinates import Dmfsgd, Vivaldi
 from ping_llm.baselines.factors import LogFactors, PairMedian
 from ping_llm.baselines.forecasts import FittedHistory
-from ping_llm.baselines.interface import Baseline, PairTable
+from ping_llm.baselines.interface import Baseline, Once, PairTable, Predict
+from ping_llm.baselines.neighbours import Neighbours
 from ping_llm.baselines.sequential import LastValue, MedianOfLast, MovingAverage
 from ping_llm.core.rtt import DEFAULT_RTT_MS, Floats, History, Ints, Observations, Questions
 
@@ -107,6 +108,47 @@ class TestRecovery:
 
         baseline = LogFactors(rank=4, ridge=0.02, bias_ridge=0.02, symmetric=True, sweeps=60)
         assert median_error(baseline, spoilt, known=0.5) < 0.02
+
+
+class TestNeighbours:
+    @staticmethod
+    def sites(source: Ints, destination: Ints) -> Floats:
+        """Five nodes at each site; what lies between two sites follows no rule."""
+        low, high = np.minimum(source // 5, destination // 5), np.maximum(source // 5, destination // 5)
+        return np.asarray(10.0 + np.random.default_rng(4).permutation(100_000)[low * 1000 + high] / 500)
+
+    def test_nodes_of_a_site_answer_for_each_other(self) -> None:
+        base = LogFactors(rank=0, symmetric=True)
+        assert median_error(base, self.sites, known=0.5) > 0.2
+        assert median_error(Neighbours(base=base, symmetric=True), self.sites, known=0.5) < 0.02
+
+    def test_both_directions_are_answered_alike(self) -> None:
+        train = random_observations(1000)
+        fitted = Neighbours(base=LogFactors(rank=0, symmetric=True), symmetric=True).fit(train)
+        assert fitted(train) == pytest.approx(fitted(train.reversed()))
+
+    def test_without_neighbours_and_with_too_many_nodes_the_base_answers(self) -> None:
+        base, train = LogFactors(rank=0), random_observations(1000)
+        questions = asked([0, 1000, 3], [1, 3, 1000], 2000)
+        answers, expected = Neighbours(base=base).fit(train)(questions), base.fit(train)(questions)
+        assert answers[1:] == pytest.approx(expected[1:])
+        assert answers[0] != expected[0]
+        few = Neighbours(base=base, most_nodes=5).fit(train)
+        assert few(questions) == pytest.approx(expected)
+
+    def test_a_base_that_several_build_on_is_fitted_once(self) -> None:
+        class Counted:
+            name, causal, fits = "counted", False, 0
+
+            def fit(self, train: Observations) -> Predict:
+                self.fits += 1
+                return LogFactors(rank=0).fit(train)
+
+        counted = Counted()
+        shared, train, other = Once(counted), random_observations(100), random_observations(90)
+        for known in (train, other, train):
+            LogFactors(rank=1, base=shared).fit(known)
+        assert counted.fits == 2
 
 
 class TestPairs:
