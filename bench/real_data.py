@@ -95,7 +95,12 @@ def main() -> None:
     if options.json:
         how = {"seeds": list(seeds), "queries": options.queries, "settings": settings, "models": names}
         figures = {
-            name: {"role": NAMES[name][0].role, "scores": {who: of.to_json(who) for who in of.scores}}
+            name: {
+                "role": NAMES[name][0].role,
+                "scores": {who: of.numbers(who) for who in of.scores},
+                "intervals": {who: of.ends(who) for who in of.scores},
+                "leads": of.leaders,
+            }
             for name, of in found.items()
         }
         with atomic_file(options.json) as path:

@@ -140,17 +140,18 @@ class TestEvaluation:
 
     def test_json_has_the_first_model_under_its_role_and_the_others_under_their_names(self, found: Evaluation) -> None:
         got = found.to_json()
-        assert set(got) == {"protocols"}
+        assert set(got) == {"protocols", "intervals", "leads"}
+        for protocol, by_name in got["protocols"].items():
+            for name, (low, high) in ((name, ends["mae"]) for name, ends in got["intervals"][protocol].items()):
+                assert low < by_name[name]["mae"] < high
+            assert set(got["leads"][protocol].values()) < set(by_name)
         for by_name in got["protocols"].values():
             assert set(by_name) == {
                 *("global_median", "pair_median", "last_value", "median_of_last_8", "model", "other", "oracle")
             }
             assert set(by_name["model"]) == {
                 *("mae", "median_ae", "median_re", "p90_re", "nll_bits", "crps", "coverage90", "brier", "questions"),
-                *("intervals", "leads"),
             }
-            low, high = by_name["model"]["intervals"]["mae"]
-            assert low < by_name["model"]["mae"] < high
 
     def test_what_could_not_be_scored_is_null(self, parts: Split) -> None:
         failed = parts.questions["seen_pair"].take(np.isnan(parts.questions["seen_pair"].rtt_ms))

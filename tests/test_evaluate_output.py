@@ -137,8 +137,11 @@ class TestNoise:
         assert Comparison.of({"twin": losses["ahead"], **losses}, np.arange(500)).leaders == {}
 
     def test_the_truth_competes_with_nobody(self) -> None:
-        losses = {"mine": {"error": np.arange(2.0, 50)}, "oracle": {"error": np.arange(48.0)}}
-        assert Comparison.of(losses, np.arange(48)).leaders == {"mae": "mine", "median_ae": "mine"}
+        losses = {"mine": np.arange(2.0, 50), "other": np.arange(4.0, 52), "oracle": np.arange(48.0)}
+        found = Comparison.of({name: {"error": of} for name, of in losses.items()}, np.arange(48))
+        assert found.leaders == {"mae": "mine", "median_ae": "mine"}
+        alone = Comparison.of({"mine": {"error": losses["mine"]}}, np.arange(48))
+        assert not alone.leaders
 
 
 @pytest.fixture
@@ -235,14 +238,14 @@ def run(*arguments: Any) -> SimpleNamespace:
     if isinstance(result.exception, PingLlmError):
         raise result.exception
     assert result.exception is None or isinstance(result.exception, SystemExit), result.output
-    return SimpleNamespace(stdout=result.stdout, code=result.exit_code)
+    return SimpleNamespace(stdout=result.stdout, stderr=result.stderr, code=result.exit_code)
 
 
 class TestCommand:
     def test_json_is_the_last_line(self, raw: Path) -> None:
         done = run("--data", raw / "*.parquet", "--questions", 30, "--world", raw, "--json")
         found = json.loads(done.stdout.splitlines()[-1])
-        assert set(found) == {"protocols"}
+        assert set(found) == {"protocols", "intervals", "leads"}
         for scores in found["protocols"].values():
             assert set(scores) == {"model", "global_median", "last_value", "oracle"}
             assert scores["oracle"]["questions"] <= 30
@@ -257,6 +260,22 @@ class TestCommand:
         assert list(found["protocols"]) == ["seen_pair"]
         with pytest.raises(PingLlmError, match="no question of unseen_pairs, only of unseen_pair"):
             run("--data", raw, "--protocol", "unseen_pairs")
+
+    def test_asks_the_predictors_that_are_named(self, raw: Path) -> None:
+        data = ("--data", raw, "--protocol", "seen_pair", "--questions", 20, "--json")
+        found = json.loads(run("mine", *data, "--predictors", "last*, mine").stdout)["protocols"]["seen_pair"]
+        assert list(found) == ["last_value", "model"]
+        found = json.loads(run("mine", *data, "--predictors", "*median").stdout)["protocols"]["seen_pair"]
+        assert list(found) == ["global_median"]
+        with pytest.raises(PingLlmError, match=r"called 'vivald': there are global median, last value, mine$"):
+            run("mine", *data, "--predictors", "last value", "--predictors", "vivald")
+
+    def test_tells_of_every_predictor_when_it_has_finished(self, raw: Path) -> None:
+        done = run("mine", "--data", raw, "--questions", 20, "--json")
+        lines = [line for line in done.stderr.splitlines() if "median RE" in line]
+        assert [line.split(":")[0] for line in lines] == ["global median", "last value", "mine"]
+        scores = json.loads(done.stdout)["protocols"]["seen_pair"]["model"]
+        assert f"seen_pair {scores['median_re']:.4f}" in lines[-1]
 
     def test_takes_a_split_that_was_written(self, raw: Path, tmp_path: Path) -> None:
         write_split(read_observations([raw]), tmp_path / "split", SplitSettings(seed=3))

@@ -1,7 +1,8 @@
 """`ping-llm split` and `ping-llm evaluate`: models beside the classical predictors, on what none of them has seen."""
 
+import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -69,6 +70,14 @@ def evaluate(
             show_default="all of them",
         ),
     ] = None,
+    chosen: Annotated[
+        list[str] | None,
+        Option(
+            "--predictors",
+            help="Names or patterns of those to ask, such as 'completer,vivaldi*'; may be repeated.",
+            show_default="all of them",
+        ),
+    ] = None,
     questions: Annotated[int, Option(min=1, help="Questions of each protocol, at most.")] = 1000,
     seed: Annotated[int, Option(min=0, help="Another seed asks other questions.")] = 0,
     world: Annotated[Path | None, Option(help="Folder of the simulated measurements: adds the truth.")] = None,
@@ -92,6 +101,7 @@ def evaluate(
 
         ping-llm evaluate --data my_pings.csv
         ping-llm evaluate --data data/raw --world data/raw --plots data/plots
+        ping-llm evaluate --data my_pings.csv --predictors 'completer,neighbours,median*'
         ping-llm evaluate runs/ping-llm/my-run --data data/split --questions 5000 --json
     """
     from ping_llm.evaluate import evaluate as run
@@ -102,17 +112,26 @@ def evaluate(
 
     if plots:
         options.check_folder(plots, f"--plots {plots}")
-    chosen = _only(_split_of(data or [], rows, options.renamed(columns)), protocols or [])
+    measured = _only(_split_of(data or [], rows, options.renamed(columns)), protocols or [])
+    only = [name.strip() for names in chosen or [] for name in names.split(",")]
     predictors: dict[str, Any] = {}
     sources: dict[str, str | None] = {}
     for where in models or (None,):
         predictor = Predictor.from_pretrained(where)
-        _refuse_what_was_learned(predictor, chosen)
+        _refuse_what_was_learned(predictor, measured)
         name = predictor.name if predictor.name not in predictors else str(where)
         predictors[name], sources[name] = predictor, where
     truth = World.load(world) if world else None
+    begun = time.monotonic()
+
+    def finished(name: str, of: Mapping[str, Mapping[str, float]]) -> None:
+        """In a pipe as well: the whole may take minutes."""
+        errors = ", ".join(f"{protocol} {scores['median_re']:.4f}" for protocol, scores in of.items())
+        err.print(f"{name}: median RE {errors} ({time.monotonic() - begun:.0f} s)", markup=False, soft_wrap=True)
+
     with progress("evaluating") as advance:
-        found = run(chosen, predictors, questions=questions, seed=seed, oracle=truth, advance=advance)
+        settings: dict[str, Any] = {"questions": questions, "seed": seed, "oracle": truth, "only": only}
+        found = run(measured, predictors, **settings, advance=advance, finished=finished)
     with options.file_errors(f"cannot write to {plots or 'evaluation.json'}"):
         written = save_evaluation(found, sources)  # for `ping-llm report`
         written += plot(found, plots) if plots else []

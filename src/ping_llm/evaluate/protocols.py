@@ -11,8 +11,10 @@ for training; for unseen probes also to what these measured before the cut, or t
 Distributions around the baselines' answers are learned from the part for training alone.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+import fnmatch
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Protocol
 
 import numpy as np
@@ -21,8 +23,9 @@ from ping_llm.baselines import standard_baselines
 from ping_llm.baselines.forecasts import FittedHistory, Rehearsal, WithResiduals
 from ping_llm.baselines.interface import Baseline
 from ping_llm.core.console import Advance, no_progress
+from ping_llm.core.errors import PingLlmError
 from ping_llm.core.rtt import History, Ints, Observations, Questions, RttDistribution
-from ping_llm.evaluate.scores import ORACLE, Evaluation, ProtocolResult, ScoredAnswers
+from ping_llm.evaluate.scores import ORACLE, Evaluation, ProtocolResult, ScoredAnswers, Scores
 from ping_llm.evaluate.split import Split, sampled
 from ping_llm.sources.simulator import World
 
@@ -55,12 +58,15 @@ def evaluate(
     questions: int = 1000,
     seed: int = 0,
     oracle: World | None = None,
+    only: Sequence[str] = (),
     advance: Advance = no_progress,
+    finished: Callable[[str, Mapping[str, Scores]], None] = lambda name, scores: None,
 ) -> Evaluation:
     """Ask every model, every baseline and, on simulated data, the truth: at most so many questions of each protocol.
 
-    The same split, seed and number of questions ask the same questions. `advance` is told of every predictor that has
-    answered a protocol.
+    The same split, seed and number of questions ask the same questions. `only` has names or patterns of those who are
+    asked. `advance` is told of every predictor that has answered a protocol; `finished`, of every one that has answered
+    all of them, with its scores by protocol.
     """
     if baselines is None:
         baselines = standard_baselines(split.nodes, symmetric=is_mesh(split.train), seed=seed)
@@ -69,20 +75,25 @@ def evaluate(
     names = [baseline.name for baseline in baselines] + list(predictors)
     if len(set(names)) < len(names) or ORACLE in models:
         raise ValueError(f"every predictor needs a name of its own, not {names}")
+    names = _matching(names, only)
+    baselines = [baseline for baseline in baselines if baseline.name in names]
+    predictors = {name: predictor for name, predictor in predictors.items() if name in names}
 
     histories = {protocol: split.visible(split.history, protocol) for protocol in asked}
     answers: dict[str, dict[str, ScoredAnswers]] = {protocol: {} for protocol in asked}
+    of_models = (
+        (protocol, name, predictor.predict(histories[protocol], rows.questions, split.nodes))
+        for name, predictor in predictors.items()
+        for protocol, rows in asked.items()
+    )
     advance(0, total=len(asked) * len(names))
-    for protocol, name, predicted in baseline_forecasts(split, asked, baselines, seed):
+    for protocol, name, predicted in chain(baseline_forecasts(split, asked, baselines, seed), of_models):
         answers[protocol][name] = ScoredAnswers.of(predicted, asked[protocol])
         advance()
-    for name, predictor in predictors.items():
-        for protocol, rows in asked.items():
-            predicted = predictor.predict(histories[protocol], rows.questions, split.nodes)
-            answers[protocol][name] = ScoredAnswers.of(predicted, rows)
-            advance()
+        if all(name in by_name for by_name in answers.values()):
+            finished(name, {protocol: by_name[name].scores for protocol, by_name in answers.items()})
     return Evaluation(
-        models=tuple(models),
+        models=tuple(name for name in models if name in names),
         protocols={
             protocol: ProtocolResult(
                 questions=rows,
@@ -92,6 +103,13 @@ def evaluate(
             for protocol, rows in asked.items()
         },
     )
+
+
+def _matching(names: Sequence[str], patterns: Sequence[str]) -> list[str]:
+    for pattern in patterns:
+        if not fnmatch.filter(names, pattern):
+            raise PingLlmError(f"no predictor is called {pattern!r}: there are {', '.join(names)}")
+    return [name for name in names if not patterns or any(fnmatch.fnmatchcase(name, one) for one in patterns)]
 
 
 def baseline_forecasts(

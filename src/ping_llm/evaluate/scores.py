@@ -107,7 +107,7 @@ def confidence_interval(resampled: Floats) -> tuple[float, float]:
 
 def leaders(scores: Mapping[str, Scores], resampled: Mapping[str, Mapping[str, Floats]]) -> dict[str, str]:
     """Of each score, who is ahead of every other outside the noise: in 97.5 % of the resamples, where all are asked
-    the same questions. The truth about simulated data competes with nobody; who has no rival leads."""
+    the same questions. The truth about simulated data competes with nobody, and who has no rival leads nowhere."""
     found = {}
     for key, column in SCORE_COLUMNS.items():
         distance = {
@@ -115,7 +115,7 @@ def leaders(scores: Mapping[str, Scores], resampled: Mapping[str, Mapping[str, F
             for name, of_name in scores.items()
             if name != ORACLE and not np.isnan(of_name.get(key, np.nan))
         }
-        if not distance:
+        if len(distance) < 2:
             continue
         first = min(distance, key=distance.__getitem__)
         lead = column.distances(resampled[first][key])
@@ -204,11 +204,12 @@ class Comparison:
         intervals = {name: {key: confidence_interval(r) for key, r in of.items()} for name, of in resampled.items()}
         return cls(scores=scores, intervals=intervals, leaders=leaders(scores, resampled))
 
-    def to_json(self, name: str) -> dict[str, Any]:
+    def numbers(self, name: str) -> dict[str, float | None]:
         """The scores of one predictor; what could not be scored is null."""
-        values = {key: None if np.isnan(value) else value for key, value in self.scores[name].items()}
-        found = {key: list(ends) for key, ends in self.intervals[name].items() if not np.isnan(ends[0])}
-        return {**values, "intervals": found, "leads": [key for key, first in self.leaders.items() if first == name]}
+        return {key: None if np.isnan(value) else value for key, value in self.scores[name].items()}
+
+    def ends(self, name: str) -> dict[str, list[float]]:
+        return {key: list(ends) for key, ends in self.intervals[name].items() if not np.isnan(ends[0])}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,18 +219,27 @@ class Evaluation:
     protocols: dict[str, ProtocolResult]
 
     def to_json(self) -> dict[str, Any]:
-        """`{"protocols": {"unseen_pair": {"model": {"mae": …, "intervals": {"mae": […, …]}}, "dmfsgd": {…}}}}`.
+        """`{"protocols": {"unseen_pair": {"model": {"mae": …}, "dmfsgd": {…}}}}`, `intervals` in the same form with two
+        ends of each score, and `leads`: by protocol and score, who is ahead of all others outside the noise.
 
         The first model is "model", the truth about simulated data "oracle".
         """
+        compared = {protocol: result.comparison for protocol, result in self.protocols.items()}
         return {
             "protocols": {
                 protocol: {
-                    self._key(name): {**result.comparison.to_json(name), "questions": len(result.questions)}
-                    for name in result.answers
+                    self._key(name): {**of.numbers(name), "questions": len(self.protocols[protocol].questions)}
+                    for name in of.scores
                 }
-                for protocol, result in self.protocols.items()
-            }
+                for protocol, of in compared.items()
+            },
+            "intervals": {
+                protocol: {self._key(name): of.ends(name) for name in of.scores} for protocol, of in compared.items()
+            },
+            "leads": {
+                protocol: {score: self._key(name) for score, name in of.leaders.items()}
+                for protocol, of in compared.items()
+            },
         }
 
     def to_store(self, model: str) -> dict[str, Any]:
@@ -257,8 +267,10 @@ def save_evaluation(found: Evaluation, models: Mapping[str, Path | str | None]) 
     """Write `evaluation.json` into the folder of every model that is a run. `models` are where they came from."""
     written = []
     for name, where in models.items():
-        run = RunFolder(Path(where or "."))
-        if where and run.config.is_file() and run.metrics.is_file():
+        if not where:  # the model of the package
+            continue
+        run = RunFolder(Path(where))
+        if run.config.is_file() and run.metrics.is_file():
             write_atomically(run.path / EVALUATION_FILE, json.dumps(found.to_store(name)) + "\n")
             written.append(run.path / EVALUATION_FILE)
     return written
