@@ -64,7 +64,7 @@ class Questions:
     def unordered_pair(self) -> Ints:
         """The same number for both directions of a pair."""
         low, high = np.minimum(self.source, self.destination), np.maximum(self.source, self.destination)
-        return np.asarray((low.astype(np.int64) << 32) | (high.astype(np.int64) & 0xFFFFFFFF))
+        return Questions(source=low, destination=high, time_s=self.time_s).pair
 
     def reversed(self) -> "Questions":
         return Questions(source=self.destination, destination=self.source, time_s=self.time_s)

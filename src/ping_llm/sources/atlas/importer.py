@@ -14,9 +14,9 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import ExitStack
+from collections.abc import Callable, Generator, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import chain
@@ -148,11 +148,7 @@ def import_atlas(
         explained(f"{folder}: cannot be written", OSError),
         staged_files(folder, PATTERN, overwrite=overwrite) as staging,
     ):
-        with worker_pool(workers) as pool:
-            if workers > 1 and len(inputs) > 1:
-                batches = _files_by_workers(inputs, parse, pool, 2 * workers, on_progress, staging)
-            else:
-                batches = _chunks_by_workers(inputs, parse, pool, 2 * workers, on_progress)
+        with closing(_batches(inputs, parse, workers, on_progress, staging)) as batches:  # ends the workers, too
             files_written = write_measurements(batches, staging, rows_per_file=rows_per_file)
         names = tuple(path.name for path in files_written)
         report = ImportReport(seconds=time.perf_counter() - started, files=names, inputs=inputs)
@@ -162,36 +158,31 @@ def import_atlas(
     return report
 
 
-# Two ways to keep the cores busy. Both give the same batches, in the order of the input.
+def _batches(
+    inputs: list[LedgerEntry], parse: Callable[..., Any], workers: int, advance: Advance, scratch: Path
+) -> Generator[pa.RecordBatch, None, None]:
+    """The batches of all files, in order; each entry then has the counts of its file.
 
-
-def _chunks_by_workers(
-    inputs: list[LedgerEntry], parse: Callable[..., Any], pool: Executor, window: int, advance: Advance
-) -> Iterator[pa.RecordBatch]:
-    """One file after the other, however large: it is read here, and its chunks are parsed by all workers."""
-    for one in inputs:
-        position = 0
-        for parsed in parse(one.file, one, pool=pool, window=window):
-            yield parsed.batch
-            advance(parsed.position - position)
-            position = parsed.position
-        advance(one.bytes - position)
-
-
-def _files_by_workers(
-    inputs: list[LedgerEntry], parse: Callable[..., Any], pool: Executor, window: int, advance: Advance, folder: Path
-) -> Iterator[pa.RecordBatch]:
-    """Each file read by one worker: decompression, the slow part, then runs on every core.
-
-    A file may be larger than memory, so a worker leaves its batches on disk; they are removed as they are written.
+    Of several files each is read by one worker: decompression, the slow part, then runs on every core. A file may be
+    larger than memory, so a worker leaves its batches on disk. A single file is read here, its chunks parsed by all.
     """
-    tasks = [(one, folder / f"input-{number:05d}.arrow") for number, one in enumerate(inputs)]
-    for number, done in enumerate(map_in_order(pool, partial(_parse_to_disk, parse), tasks, window=window)):
-        inputs[number], path = done
-        with pa.OSFile(str(path)) as file, pa.ipc.open_stream(file) as batches:
-            yield from batches
-        path.unlink()
-        advance(inputs[number].bytes)
+    with worker_pool(workers) as pool:
+        if workers == 1 or len(inputs) == 1:
+            for one in inputs:
+                position = 0
+                for parsed in parse(one.file, one, pool=pool, window=2 * workers):
+                    yield parsed.batch
+                    advance(parsed.position - position)
+                    position = parsed.position
+                advance(one.bytes - position)
+            return
+        tasks = [(one, scratch / f"input-{number:05d}.arrow") for number, one in enumerate(inputs)]
+        for number, done in enumerate(map_in_order(pool, partial(_parse_to_disk, parse), tasks, window=2 * workers)):
+            inputs[number], path = done
+            with pa.OSFile(str(path)) as file, pa.ipc.open_stream(file) as batches:
+                yield from batches
+            path.unlink()
+            advance(inputs[number].bytes)
 
 
 def _parse_to_disk(parse: Callable[..., Any], task: tuple[LedgerEntry, Path]) -> tuple[LedgerEntry, Path]:
