@@ -12,11 +12,12 @@ task was cut into batches.
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, ClassVar, Final, NamedTuple
+from typing import Any, BinaryIO, ClassVar, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +30,6 @@ from ping_llm.rows.work_folder import Marker, Task, side_by_side
 from ping_llm.sources import files
 from ping_llm.sources.files import Piece, RawBatch
 from ping_llm.storage import Location
-from ping_llm.storage.location import RandomFile
 
 BUCKETS: Final = 4096
 FAMILIES: Final = (4, 6)
@@ -51,9 +51,6 @@ HEADER_BYTES: Final = len(FAMILIES) * (BUCKETS + 1) * 8
 _BATCH_ROWS: Final = 131_072
 """Spans of many runs are joined up to about this size: DuckDB handles few large batches faster than many small ones."""
 
-_MERGED_AT_ONCE: Final = 128
-"""Files open at a time while runs are merged."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class PartitionTask(Task):
@@ -62,32 +59,36 @@ class PartitionTask(Task):
 
 
 def partition(task: PartitionTask) -> Marker:
-    """Read, check and cut some pieces. The marker says what was read of each, and what of it was dropped."""
+    """Read, check and cut some pieces. The marker says what was read of each, and what of it was dropped.
+
+    Batches are cut one after the other into one file, each as a run; several are merged in the end.
+    """
     counts: list[dict[str, Any]] = []
-    parts: list[Path] = []
+    starts: list[int] = []
     strict, piece_rows = task.settings.strict, task.settings.sizes.piece_rows
     batch_rows = int(np.clip(task.memory_bytes // BYTES_PER_ROW_IN_FLIGHT, 65_536, piece_rows))
     with task.temporary_folder() as folder:
-        for piece in task.pieces:
-            read, dropped = 0, Counter[str]()
-            for raw in files.read(piece, batch_rows, strict=strict):
-                valid = validate(raw.batch)
-                if strict and valid.first_dropped:
-                    raise _first_bad_row(piece, raw, *valid.first_dropped)
-                dropped += raw.dropped + valid.dropped
-                read += raw.batch.num_rows + raw.dropped.total()
-                if len(valid):
-                    parts.append(folder / f"{len(parts):06d}.run")
-                    write_run(parts[-1], valid)
-            counts.append({"read": read, "dropped": dropped})
-        run = folder / f"{task.name}.run"
-        if len(parts) == 1:
-            parts[0].rename(run)
-        elif parts:
-            merge_runs(parts, run)
-        size = run.stat().st_size if parts else 0
+        run, batches = folder / f"{task.name}.run", folder / "batches"
+        with batches.open("w+b") as file:
+            for piece in task.pieces:
+                read, dropped = 0, Counter[str]()
+                for raw in files.read(piece, batch_rows, strict=strict):
+                    valid = validate(raw.batch)
+                    if strict and valid.first_dropped:
+                        raise _first_bad_row(piece, raw, *valid.first_dropped)
+                    dropped += raw.dropped + valid.dropped
+                    read += raw.batch.num_rows + raw.dropped.total()
+                    if len(valid):
+                        starts.append(file.tell())
+                        write_run(file, valid)
+                counts.append({"read": read, "dropped": dropped})
+            if len(starts) > 1:
+                merge_runs(file, starts, run)
+        if len(starts) == 1:
+            batches.rename(run)
+        size = run.stat().st_size if starts else 0
         bytes_in = sum(piece.bytes for piece in task.pieces)
-        return task.finish([run] if parts else [], pieces=counts, bytes_in=bytes_in, bytes_out=size)
+        return task.finish([run] if starts else [], pieces=counts, bytes_in=bytes_in, bytes_out=size)
 
 
 def _first_bad_row(piece: Piece, raw: RawBatch, position: int, reason: str) -> MeasurementError:
@@ -98,29 +99,27 @@ def _first_bad_row(piece: Piece, raw: RawBatch, position: int, reason: str) -> M
     return MeasurementError(f"{piece.path}, {where}: {reason} ({DROP_REASONS[reason]}): {shown}")
 
 
-def write_run(path: Path, measurements: ValidMeasurements) -> None:
+def write_run(file: BinaryIO, measurements: ValidMeasurements) -> None:
     """Write a batch as one run."""
     hashes = source_hash(measurements.src.families, measurements.src.packed)
-    buckets = (hashes >> np.uint64(64 - 12)).astype(np.uint16)[measurements.src.codes]
+    bucket = (hashes >> np.uint64(64 - 12)).astype(np.uint16)[measurements.src.codes]
+    bucket[measurements.family == 6] += BUCKETS
+    counts = np.bincount(bucket, minlength=len(FAMILIES) * BUCKETS).reshape(len(FAMILIES), BUCKETS)
     offsets = np.zeros((len(FAMILIES), BUCKETS + 1), dtype="<i8")
-    with path.open("wb") as file:
-        file.seek(HEADER_BYTES)
-        for number, family in enumerate(FAMILIES):
-            chosen = np.flatnonzero(measurements.family == family)
-            order = chosen[np.argsort(buckets[chosen], kind="stable")]
-            np.cumsum(np.bincount(buckets[chosen], minlength=BUCKETS), out=offsets[number, 1:])
-            columns = [
-                *_address_numbers(measurements.src, order, family),
-                measurements.time_us[order],
-                *_address_numbers(measurements.dst, order, family),
-                measurements.rtt_ms[order],
-            ]
-            records = np.empty(len(order), dtype=RECORDS[family])
-            for name, column in zip(records.dtype.names or (), columns, strict=True):
-                records[name] = column
-            file.write(records.data)
-        file.seek(0)
-        file.write(offsets.data)
+    np.cumsum(counts, axis=1, out=offsets[:, 1:])
+    file.write(offsets.data)
+    in_order = np.argsort(bucket, kind="stable")
+    for family, order in zip(FAMILIES, np.split(in_order, [offsets[0, -1]]), strict=True):
+        columns = [
+            *_address_numbers(measurements.src, order, family),
+            measurements.time_us[order],
+            *_address_numbers(measurements.dst, order, family),
+            measurements.rtt_ms[order],
+        ]
+        records = np.empty(len(order), dtype=RECORDS[family])
+        for name, column in zip(records.dtype.names or (), columns, strict=True):
+            records[name] = column
+        file.write(records.data)
 
 
 def _address_numbers(column: AddressColumn, order: Ints, family: int) -> list[npt.NDArray[Any]]:
@@ -131,30 +130,19 @@ def _address_numbers(column: AddressColumn, order: Ints, family: int) -> list[np
     return [halves[:, 0][codes], halves[:, 1][codes]]
 
 
-def merge_runs(parts: Sequence[Path], path: Path) -> None:
-    """Merge the runs of successive batches into one, as if they had been one batch."""
-    if len(parts) > _MERGED_AT_ONCE:
-        merged = []
-        for start in range(0, len(parts), _MERGED_AT_ONCE):
-            some = parts[start : start + _MERGED_AT_ONCE]
-            merged.append(some[0].with_suffix(".merged.run"))
-            merge_runs(some, merged[-1])
-            for part in some:
-                part.unlink()
-        merge_runs(merged, path)
-        return
-    with ExitStack() as stack, path.open("wb", buffering=1 << 20) as file:
-        opened = [stack.enter_context(part.open("rb")) for part in parts]
-        offsets = [read_offsets(part.read(HEADER_BYTES)) for part in opened]
-        file.write(np.sum(offsets, axis=0, dtype="<i8").data)
-        descriptors = [part.fileno() for part in opened]
+def merge_runs(file: BinaryIO, starts: Sequence[int], path: Path) -> None:
+    """Merge the runs of successive batches, which begin at `starts` of a file, as if they had been one batch."""
+    file.flush()
+    descriptor = file.fileno()
+    offsets = [read_offsets(os.pread(descriptor, HEADER_BYTES, start)) for start in starts]
+    bounds = np.stack([start + bucket_bounds(one) for start, one in zip(starts, offsets, strict=True)], axis=-1)
+    with path.open("wb", buffering=1 << 20) as merged:
+        merged.write(np.sum(offsets, axis=0, dtype="<i8").data)
         for number in range(len(FAMILIES)):
-            bounds = [bucket_bounds(one)[number].tolist() for one in offsets]
-            for bucket in range(BUCKETS):
-                for descriptor, begins in zip(descriptors, bounds, strict=True):
-                    start, end = begins[bucket], begins[bucket + 1]
-                    if end > start:
-                        file.write(os.pread(descriptor, end - start, start))
+            for begins, ends in pairwise(bounds[number].tolist()):
+                for begin, end in zip(begins, ends, strict=True):
+                    if end > begin:
+                        merged.write(os.pread(descriptor, end - begin, begin))
 
 
 def read_offsets(header: bytes) -> Ints:
@@ -180,28 +168,20 @@ class Span(NamedTuple):
     end: int
 
 
-class SpanReader:
-    """Reads spans of the runs in a folder. Objects of a store are opened once, and many are read at a time."""
+def span_reader(folder: Location) -> Callable[[Sequence[Span]], Iterator[bytes]]:
+    """Gives the bytes of spans of the runs in a folder, in order. From a store many are read at a time."""
+    opened = cache(lambda file: (folder / file).open_random())
 
-    def __init__(self, folder: Location) -> None:
-        self._folder = folder
-        self._opened: dict[str, RandomFile] = {}
-
-    def read(self, spans: Sequence[Span]) -> Iterator[bytes]:
-        """The bytes of each span, in order."""
-        return map(self._read, spans) if self._folder.is_local else side_by_side(self._read, spans)
-
-    def _read(self, span: Span) -> bytes:
-        path, size = self._folder / span.file, span.end - span.start
-        if path.is_local:  # there may be more than a process may have open
-            with path.local.open("rb", buffering=0) as file:
-                data = os.pread(file.fileno(), size, span.start)
-        else:
-            remote = self._opened.get(span.file) or self._opened.setdefault(span.file, path.open_random())
-            data = remote.read_at(size, span.start)
+    def read(span: Span) -> bytes:
+        size = span.end - span.start
+        # Local files are not kept open: there may be more of them than a process may have open.
+        file = (folder / span.file).open_random() if folder.is_local else opened(span.file)
+        data: bytes = file.read_at(size, span.start)
         if len(data) != size:
-            raise PingLlmError(f"{path} is shorter than when it was written; run the same command again")
+            raise PingLlmError(f"{folder / span.file} is shorter than when it was written; run the same command again")
         return data
+
+    return partial(map, read) if folder.is_local else partial(side_by_side, read)
 
 
 def record_batches(stored: Iterable[bytes], family: int) -> Iterator[pa.RecordBatch]:

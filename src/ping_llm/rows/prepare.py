@@ -36,10 +36,10 @@ from ping_llm.rows.partition import (
     HEADER_BYTES,
     PartitionTask,
     Span,
-    SpanReader,
     bucket_bounds,
     partition,
     read_offsets,
+    span_reader,
 )
 from ping_llm.rows.shards import ShardTask, join_indexes, read_index, write_shard
 from ping_llm.rows.work_folder import (
@@ -137,18 +137,13 @@ class Plan:
     def digest(self) -> str:
         content = {
             "format": FORMAT_VERSION,
-            "files": [{**asdict(f), "path": _absolute(f.path)} for f in self.files],
+            "files": [{**asdict(f), "path": str(locate(f.path).absolute())} for f in self.files],
             "columns": [p.columns for p in self.pieces],
             "options": self.options,
         }
         if self.sizes != DEFAULT_SIZES:
             content["sizes"] = asdict(self.sizes)
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
-def _absolute(path: str) -> str:
-    """The name by which a file is known from any folder."""
-    return path if locate(path).is_remote else str(Path(path).resolve())
 
 
 def make_plan(settings: PrepareSettings) -> Plan:
@@ -211,7 +206,7 @@ def _run(plan: Plan, settings: PrepareSettings, engine: Engine, folder: WorkFold
     common: dict[str, Any] = {"settings": settings, "work": folder, "memory_bytes": engine.memory_bytes}
     pieces = plan.pieces
     if not engine.is_this_machine:
-        pieces = tuple(replace(piece, path=_absolute(piece.path)) for piece in pieces)
+        pieces = tuple(replace(piece, path=str(locate(piece.path).absolute())) for piece in pieces)
     groups = settings.sizes.piece_groups(pieces)
     tasks = [PartitionTask(number=number, pieces=group, **common) for number, group in enumerate(groups)]
     with progress("1/2 reading and partitioning", total=len(tasks)) as advance:
@@ -223,7 +218,7 @@ def _run(plan: Plan, settings: PrepareSettings, engine: Engine, folder: WorkFold
         raise MeasurementError(f"no usable measurement in the input; dropped: {dropped}")
 
     runs = [run for part in parts for run in part["files"]]
-    headers = SpanReader(folder.runs).read([Span(run, 0, HEADER_BYTES) for run in runs])
+    headers = span_reader(folder.runs)([Span(run, 0, HEADER_BYTES) for run in runs])
     bounds = {run: bucket_bounds(read_offsets(header)) for run, header in zip(runs, headers, strict=True)}
     ranges = settings.sizes.bucket_ranges(kept)
     shard_tasks = (

@@ -37,7 +37,7 @@ from ping_llm.rows.format import (
     physical,
 )
 from ping_llm.rows.manifest import INDEX_SCHEMA, INDEX_TYPES, SPLITS, ShardInfo
-from ping_llm.rows.partition import FAMILIES, RECORDS, Span, SpanReader, record_batches
+from ping_llm.rows.partition import FAMILIES, RECORDS, Span, record_batches, span_reader
 from ping_llm.rows.work_folder import Marker, Task
 from ping_llm.storage import Location
 
@@ -59,11 +59,11 @@ class ShardTask(Task):
 
 def write_shard(task: ShardTask) -> Marker:
     """Sort a range of buckets and write its rows. Sources go to the split that their hash says."""
-    runs, memory = SpanReader(task.work.runs), int(task.memory_bytes * SORT_MEMORY_SHARE)
+    read_spans, memory = span_reader(task.work.runs), int(task.memory_bytes * SORT_MEMORY_SHARE)
     with task.temporary_folder() as scratch:
         writers = {split: ShardWriter(scratch / f"{split}-{task.number:05d}.arrayrecord") for split in SPLITS}
         for family in FAMILIES:
-            unsorted = record_batches(runs.read(task.spans[family]), family)
+            unsorted = record_batches(read_spans(task.spans[family]), family)
             batches = sorted_batches(unsorted, family, memory_bytes=memory, scratch=scratch)
             for rows in cut_into_rows(batches, family, task.settings.max_row_bytes):
                 in_train = is_train(rows, task.settings.train_ratio)

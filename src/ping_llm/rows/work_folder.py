@@ -13,7 +13,6 @@ import errno
 import hashlib
 import json
 import os
-import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Self, TypeVar
 
 from ping_llm.core.errors import PingLlmError
-from ping_llm.core.files import atomic_file, sole_writer, sync
+from ping_llm.core.files import sole_writer, sync
 from ping_llm.rows.manifest import MANIFEST
 from ping_llm.storage import Location, MissingError, locate
 from ping_llm.storage.cache import work_folder
@@ -55,10 +54,10 @@ class WorkFolder:
     def of(cls, settings: "PrepareSettings", digest: str) -> Self:
         """Where the work of a plan lies: in the folder given for it, in the output folder, or on this machine's disk if
         that is where all tasks run and the output is remote."""
-        output = _absolute(locate(settings.output))
+        output = locate(settings.output).absolute()
         if settings.work is not None:  # others may use it too
             key = hashlib.sha256(f"{digest} {output}".encode()).hexdigest()[:16]
-            root = _absolute(locate(settings.work)) / f"prepare-{key}"
+            root = locate(settings.work).absolute() / f"prepare-{key}"
         elif output.is_remote and settings.engine == "local":
             root = locate(work_folder(output))
         else:
@@ -103,12 +102,10 @@ class WorkFolder:
             raise PingLlmError(
                 f"{self.output} holds files of another dataset ({foreign[0]}, …); choose another --output"
             )
-        if self.root.is_remote:
-            self.root.delete_tree()
-        else:
-            for name in ("runs", "shards", "scratch"):
-                shutil.rmtree(self.root.local / name, ignore_errors=True)
-                (self.root.local / name).mkdir(parents=True)
+        for folder in (self.runs, self.shards, self.root / "scratch"):
+            folder.delete_tree()
+            if folder.is_local:
+                folder.local.mkdir(parents=True)
         write_json(plan, mine)
 
 
@@ -163,38 +160,29 @@ def temporary_folder(inside: str | None) -> Iterator[Path]:
 
 def deliver(source: Path, target: Location) -> None:
     """Put a finished local file where it belongs. It may be moved away."""
-    if target.is_remote:
-        target.upload(source)
-        return
-    sync(source)
-    try:
-        source.replace(target.local)
-    except OSError as error:
-        if error.errno != errno.EXDEV:
-            raise
-        with atomic_file(target.local) as unfinished:
-            shutil.copyfile(source, unfinished)
+    if target.is_local:
+        sync(source)
+        try:
+            source.replace(target.local)
+            return
+        except OSError as error:
+            if error.errno != errno.EXDEV:
+                raise
+    target.upload(source)
 
 
 def link(source: Location, target: Location) -> None:
     """The same file under another name, without copying its bytes where that can be."""
-    if source.is_remote or target.is_remote:
-        source.copy_to(target)
-        return
-    target.delete()
-    try:
-        os.link(source.local, target.local)
-    except OSError:  # another disk, or one without links
-        with atomic_file(target.local) as unfinished:
-            shutil.copyfile(source.local, unfinished)
+    if source.is_local and target.is_local:
+        target.delete()
+        with suppress(OSError):  # another disk, or one without links
+            os.link(source.local, target.local)
+            return
+    source.copy_to(target)
 
 
 def write_json(target: Location, value: Any) -> None:
     target.write_text(json.dumps(value, indent=1) + "\n")
-
-
-def _absolute(folder: Location) -> Location:
-    return locate(folder.local.absolute()) if folder.is_local else folder
 
 
 def explain(error: OSError, output: Location) -> str:
