@@ -51,7 +51,7 @@ class Candidates:
 
     def of_samples(self, which: Ints) -> "Candidates":
         """The candidates of some of the samples, numbered anew."""
-        number = np.full(len(self.samples), -1)
+        number = np.full(len(self.samples.row), -1)
         number[which] = np.arange(len(which))
         mine = self.take(np.flatnonzero(number[self.sample] >= 0))
         return replace(mine, samples=self.samples.take(which), sample=number[mine.sample])
@@ -80,7 +80,7 @@ def fill(candidates: Candidates, sequence: Ints, sequences: int, length: int) ->
 def _fill_shrinkable(candidates: Candidates, sequence: Ints, open_tokens: Ints) -> Ints:
     """The same for shrinkable samples alone, and what the others leave open in each sequence."""
     samples = candidates.samples
-    most = np.bincount(candidates.sample, minlength=len(samples))  # candidates of each sample
+    most = np.bincount(candidates.sample, minlength=len(samples.row))  # candidates of each sample
     increase, late = largest_increase(samples), late_absolute_time(samples)
 
     def summed(values: Ints) -> Ints:
@@ -167,7 +167,7 @@ def segments(builder: BatchBuilder, sequences: Sequence[int]) -> ReferenceSegmen
         blocks[at] = block = blocks[at] if at in blocks else pack_block(builder.plan, *at)
         parts.append(block.samples.take(slice(int(block.first[index]), int(block.first[index + 1]))))
     samples = Samples.concatenate(parts)
-    sequence = np.repeat(np.arange(len(parts)), list(map(len, parts)))
+    sequence = np.repeat(np.arange(len(parts)), [len(part.row) for part in parts])
 
     sample, position, rank = draw_positions(samples, candidate_limit(samples, length), samples.shrinkable)
     words = measurement_words(samples, sample, position)
@@ -189,7 +189,7 @@ def segments(builder: BatchBuilder, sequences: Sequence[int]) -> ReferenceSegmen
         time_value=arrangement.time_value,
         order=arrangement.field_order,
     )
-    sizes = np.bincount(sample, weights=lengths, minlength=len(samples)).astype(np.int32)
+    sizes = np.bincount(sample, weights=lengths, minlength=len(samples.row)).astype(np.int32)
     return ReferenceSegments(
         samples=samples,
         sample=sample,

@@ -31,7 +31,7 @@ from reference_randomness import below, bits, log_uniform, permute
 
 def draw_samples(seed_key: Any, row: Ints, number: Ints, facts: RowFacts, settings: ContextSettings) -> Samples:
     """Draw mode and window of each sample, and work out its size in tokens. `facts` are those of all rows."""
-    facts = RowFacts(*(column[row].astype(np.int64) for column in facts.columns))
+    facts = RowFacts(*(column[row].astype(np.int64) for column in facts))
     word = extend(seed_key, number)
     mode = np.searchsorted(np.cumsum(MODE_SHARES)[:2], uniform(extend(word, Purpose.MODE)), side="right").astype(
         np.uint8
@@ -111,7 +111,7 @@ def draw_positions(samples: Samples, counts: Ints, in_part: Flags) -> tuple[Ints
     For each: its sample, its position in the row, and its rank: the first k ranks are a sample of size k. They come by
     sample and in time order. Of a sample that is not used `in_part` all are target_tokens, and all have rank 0.
     """
-    sample = np.repeat(np.arange(len(samples)), counts)
+    sample = np.repeat(np.arange(len(samples.row)), counts)
     nth = np.arange(len(sample)) - np.repeat(np.cumsum(counts) - counts, counts)
     position, rank = samples.start[sample] + nth, np.zeros_like(nth)
     words = extend(samples.key, Purpose.SAMPLE)
@@ -153,7 +153,7 @@ def count_tokens(samples: Samples, sample: Ints, time_s: Ints, timed: Flags, fai
     kind = np.zeros(len(sample), dtype=np.int64)
     kind[which] = _time_kinds(sample[which], time_s[which])[0]
     tokens = token_counts(samples.family[sample], failed, kind)
-    return np.bincount(sample, weights=tokens, minlength=len(samples)).astype(np.int64)
+    return np.bincount(sample, weights=tokens, minlength=len(samples.row)).astype(np.int64)
 
 
 def _time_kinds(sample: Ints, time_s: Ints) -> tuple[Ints, Ints]:

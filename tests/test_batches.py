@@ -199,7 +199,7 @@ class TestTruth:
         sequences = range(0, builder.plan.sequences_per_epoch, 4)
         segments = builder.segments(sequences)
         decoded = segments_of(builder.build(sequences))
-        assert len(decoded) == len(segments.samples)
+        assert len(decoded) == len(segments.samples.row)
         families, failed, kinds = set(), set(), set()
         for number, measurements in enumerate(decoded):
             positions = segments.position[segments.sample == number].tolist()
@@ -240,7 +240,7 @@ class TestTruth:
         whole = used_whole = measurements = used = 0
         for batch in in_batches(builder.plan.sequences_per_epoch):
             segments = builder.segments(batch)
-            counts = np.bincount(segments.sample, minlength=len(segments.samples))
+            counts = np.bincount(segments.sample, minlength=len(segments.samples.row))
             fits, size = segments.samples.whole, segments.samples.size
             whole, used_whole = whole + fits.sum(), used_whole + (fits & (counts == size)).sum()
             measurements, used = measurements + size[fits].sum(), used + counts[fits].sum()

@@ -1,6 +1,6 @@
 """Contexts: how many, which window, which times, in which order, and how large they can get."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import permutations
 from typing import Any
 
@@ -40,16 +40,16 @@ def samples_of_row(
     row = np.zeros(count, dtype=np.int64)
     samples = draw_samples(key(seed), row, np.arange(count), facts, ContextSettings(length=length))
     if mode is not None:
-        samples = replace(samples, mode=np.full(count, mode, dtype=np.uint8))
+        samples = samples._replace(mode=np.full(count, mode, dtype=np.uint8))
     if window:
-        samples = replace(samples, start=row, size=np.full(count, window))
+        samples = samples._replace(start=row, size=np.full(count, window))
     return samples
 
 
 def draw(samples: Samples, counts: Any) -> tuple[Ints, Ints, Ints]:
     """Sample, position and rank of so many measurements of each sample's window."""
     return draw_positions(
-        samples, np.broadcast_to(counts, len(samples)).astype(np.int64), np.ones(len(samples), dtype=bool)
+        samples, np.broadcast_to(counts, len(samples.row)).astype(np.int64), np.ones(len(samples.row), dtype=bool)
     )
 
 
@@ -69,7 +69,7 @@ class Written:
     arrangement: Arrangement
 
     def of_each_sample(self, values: Any) -> list[Any]:
-        return np.split(values, np.cumsum(np.bincount(self.sample, minlength=len(self.samples)))[:-1])
+        return np.split(values, np.cumsum(np.bincount(self.sample, minlength=len(self.samples.row)))[:-1])
 
 
 def write(samples: Samples, counts: Any, time_s: Any) -> Written:
@@ -305,7 +305,7 @@ class TestSampling:
     def test_the_whole_window_can_be_taken(self, in_part: bool) -> None:
         samples = samples_of_row(facts_of([5_000]), 300)
         samples = samples.take(samples.size <= 100)
-        sample, position, rank = draw_positions(samples, samples.size, np.full(len(samples), in_part))
+        sample, position, rank = draw_positions(samples, samples.size, np.full(len(samples.row), in_part))
         for number, (start, size) in enumerate(zip(samples.start, samples.size, strict=True)):
             assert np.array_equal(position[sample == number], np.arange(start, start + size))
             assert np.array_equal(np.sort(rank[sample == number]), np.arange(size) if in_part else np.zeros(size))
@@ -411,7 +411,7 @@ def tokens_of(samples: Samples, row: Row, counts: npt.ArrayLike) -> Ints:
         time_value=written.arrangement.time_value,
         order=written.arrangement.field_order,
     )
-    return np.bincount(written.sample, lengths, len(samples)).astype(np.int64)
+    return np.bincount(written.sample, lengths, len(samples.row)).astype(np.int64)
 
 
 class TestSizes:

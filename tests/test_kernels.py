@@ -30,7 +30,7 @@ LENGTHS = st.sampled_from([47, 64, 100, 257, 1024, 4096])
 
 def check_sequences(builder: BatchBuilder, sequences: Any) -> None:
     found, expected = builder.segments(sequences), reference_batches.segments(builder, sequences)
-    for name in expected.samples.__dataclass_fields__:
+    for name in expected.samples._fields:
         assert np.array_equal(getattr(found.samples, name), getattr(expected.samples, name)), name
     assert np.array_equal(found.sample, expected.sample)
     assert np.array_equal(found.position, expected.position)
@@ -97,7 +97,7 @@ class TestPlan:
         )
         plan = SequencePlan(facts, seed, ContextSettings(length=length))
         found, expected = plan.block(epoch, 0), reference_batches.pack_block(plan, epoch, 0)
-        for name in expected.samples.__dataclass_fields__:
+        for name in expected.samples._fields:
             assert np.array_equal(getattr(found.samples, name), getattr(expected.samples, name)), name
         assert np.array_equal(found.first, expected.first)
 

@@ -67,7 +67,7 @@ class TestEpoch:
             assert np.array_equal(np.bincount(row, minlength=len(per_row)), per_row)
             for block in blocks_of(plan, epoch):
                 assert block.first[0] == 0
-                assert block.first[-1] == len(block.samples)
+                assert block.first[-1] == len(block.samples.row)
                 assert len(block.first) == plan.sequences_per_block + 1
                 assert (np.diff(block.first) >= 1).all(), "no sequence is empty"
 
@@ -84,7 +84,7 @@ class TestEpoch:
     def test_spreads_samples_over_several_blocks_of_nearly_equal_size(self) -> None:
         plan = plan_of(facts_of([5] * (3 * BLOCK_SAMPLES + 7)))
         assert plan.blocks == 4
-        sizes = [len(block.samples) for block in blocks_of(plan, 0)]
+        sizes = [len(block.samples.row) for block in blocks_of(plan, 0)]
         assert max(sizes) - min(sizes) <= 1
         assert sum(sizes) == plan.samples_per_epoch
 
@@ -115,7 +115,7 @@ class TestEpoch:
         plan = plan_of(facts_of([20_000] * 1_000))
         block = plan.block(0, 0)
         sequence = np.repeat(np.arange(plan.sequences_per_block), np.diff(block.first))
-        together = len(np.unique(sequence * 1_000 + block.samples.row)) / len(block.samples)
+        together = len(np.unique(sequence * 1_000 + block.samples.row)) / len(block.samples.row)
         assert together > 0.99, "hardly ever are two contexts of a row in one sequence"
 
     def test_has_as_many_sequences_as_its_tokens_fill_less_one_per_cent(self) -> None:
@@ -194,9 +194,9 @@ class TestOverflow:
         samples = 0
         for batch in in_batches(sequences):
             segments = builder.segments(batch)
-            assert (np.bincount(segments.sample, minlength=len(segments.samples)) >= 1).all()
+            assert (np.bincount(segments.sample, minlength=len(segments.samples.row)) >= 1).all()
             assert builder.build(batch)["inputs"].shape == (len(batch), 1024)
-            samples += len(segments.samples)
+            samples += len(segments.samples.row)
         assert samples == builder.plan.samples_per_epoch
 
 

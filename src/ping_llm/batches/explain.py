@@ -67,7 +67,7 @@ def _segments(builder: BatchBuilder, sequence: int) -> Iterator[dict[str, Any]]:
     segments, rows = builder.segments([sequence]), builder.rows
     samples, packed = segments.samples, segments.packed
     parts = np.split(packed.tokens, np.cumsum(packed.sizes)[:-1])
-    for i, tokens in zip(range(len(samples)), parts, strict=False):  # of no segment there is one empty part
+    for i, tokens in zip(range(len(samples.row)), parts, strict=False):  # of no segment there is one empty part
         row, start, family = int(samples.row[i]), int(samples.start[i]), int(samples.family[i])
         mine = segments.sample == i
         yield {

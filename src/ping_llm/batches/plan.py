@@ -24,10 +24,9 @@ import heapq
 import math
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -70,33 +69,20 @@ _STATISTICS_EPOCHS: Final = 16
 _CACHED_BLOCKS: Final = 4
 
 
-@dataclass(frozen=True)
-class RowFacts:
-    """What the row index knows of each row that matters for sizes."""
+class RowFacts(NamedTuple):
+    """What the row index knows of each row that matters for sizes. It was checked when it was opened."""
 
-    count: npt.NDArray[Any]
+    count: npt.NDArray[Any]  # type: ignore[assignment]  # instead of tuple.count
     failed: npt.NDArray[Any]
     long_gaps: npt.NDArray[Any]
     family: npt.NDArray[Any]
 
     @classmethod
     def of(cls, rows: RowSet) -> "RowFacts":
-        """Checked, because all sizes follow from it: what cannot be would lead the kernels astray."""
-        facts = cls(*(rows.column(name) for name in cls.__dataclass_fields__))
-        count, family = facts.count, facts.family
-        possible = (count > 0) & (facts.failed <= count) & (facts.long_gaps < count) & ((family == 4) | (family == 6))
-        if not possible.all():
-            row = int(np.argmin(possible))
-            raise PingLlmError(f"the index of {rows.folder} is damaged at row {row}: restore it, or prepare it again")
-        return facts
-
-    @property
-    def columns(self) -> tuple[npt.NDArray[Any], ...]:
-        return self.count, self.failed, self.long_gaps, self.family
+        return cls(*map(rows.column, cls._fields))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Samples:
+class Samples(NamedTuple):
     """Contexts before their measurements are read: all that follows from the row index and a key."""
 
     row: Ints
@@ -120,30 +106,21 @@ class Samples:
     shrinkable: Flags
     """Set when the sample is packed."""
 
-    def __len__(self) -> int:
-        return len(self.row)
-
     @classmethod
     def empty(cls, count: int) -> "Samples":
         """Columns to be filled in."""
         kinds = {"key": np.uint64, "family": np.uint8, "mode": np.uint8, "whole": np.bool_, "shrinkable": np.bool_}
-        return cls(**{name: np.empty(count, dtype=kinds.get(name, np.int64)) for name in cls.__dataclass_fields__})
+        return cls(*(np.empty(count, dtype=kinds.get(name, np.int64)) for name in cls._fields))
 
     @classmethod
     def concatenate(cls, parts: Iterable["Samples"]) -> "Samples":
-        columns = zip(*(part.columns for part in parts), strict=True)
-        return cls(**dict(zip(cls.__dataclass_fields__, map(np.concatenate, columns), strict=True)))
-
-    @property
-    def columns(self) -> tuple[npt.NDArray[Any], ...]:
-        return tuple(getattr(self, name) for name in self.__dataclass_fields__)
+        return cls(*map(np.concatenate, zip(*parts, strict=True)))
 
     def take(self, chosen: Any) -> "Samples":
-        return Samples(**{name: getattr(self, name)[chosen] for name in self.__dataclass_fields__})
+        return Samples(*(column[chosen] for column in self))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Block:
+class Block(NamedTuple):
     """Packed samples, by sequence: those of sequence s are `first[s]` to `first[s + 1]`."""
 
     samples: Samples
@@ -161,7 +138,7 @@ class SequencePlan:
         self.settings = settings
         self.seed = seed
         kinds = (np.uint32, np.uint32, np.uint32, np.uint8)
-        self.facts = RowFacts(*(_read_only(column, kind) for column, kind in zip(facts.columns, kinds, strict=True)))
+        self.facts = RowFacts(*(_read_only(column, kind) for column, kind in zip(facts, kinds, strict=True)))
         self.first_sample = np.append(0, np.cumsum(settings.per_row(facts.count)))
         """Number of each row's first sample, and of all samples."""
         self.samples_per_epoch = int(self.first_sample[-1])
@@ -179,12 +156,12 @@ class SequencePlan:
         drawn = Samples.concatenate(self._draw(epoch, 0, end) for epoch in range(epochs))
         per_block = -(-self.samples_per_epoch // self.blocks)
         target = int(drawn.target_tokens.sum()) * per_block * 100
-        filled = target // (len(drawn) * self.settings.length * _OVERFILL_PERCENT)
+        filled = target // (len(drawn.row) * self.settings.length * _OVERFILL_PERCENT)
 
         # Every sample must have room for a measurement, in any epoch: six standard deviations of slack.
         least = drawn.min_tokens
-        mean = int(least.sum()) / len(drawn)
-        deviation = math.sqrt(max(0.0, int((least * least).sum()) / len(drawn) - mean * mean))
+        mean = int(least.sum()) / len(drawn.row)
+        deviation = math.sqrt(max(0.0, int((least * least).sum()) / len(drawn.row) - mean * mean))
         room = self.settings.length - int(least.max()) + 1
         needed = math.ceil((mean * per_block + 6 * deviation * math.sqrt(per_block)) / room)
         return min(max(1, filled, needed), per_block)
@@ -212,8 +189,8 @@ class SequencePlan:
             self.settings.length,
             self.first_sample,
             self._signposts,
-            self.facts.columns,
-            samples.columns,
+            self.facts,
+            samples,
         )
         return samples
 
@@ -264,7 +241,7 @@ class SequencePlan:
         # the sequences are given other numbers, at random.
         sequence = permute(order_key, sequences, np.arange(sequences))[sequence]
         # In a sequence windows come before whole rows, then large samples before small ones, then as they were drawn.
-        drawn = np.arange(len(samples))
+        drawn = np.arange(len(samples.row))
         order = np.sort(samples.whole.astype(np.int64) << 48 | (1 << 33) - samples.max_tokens << 14 | drawn) % (1 << 14)
         order = order[np.argsort(sequence[order].astype(np.uint16), kind="stable")]
         samples, sequence = samples.take(order), sequence[order]
@@ -273,7 +250,7 @@ class SequencePlan:
         saved = np.append(0, np.cumsum(samples.max_tokens - samples.min_tokens))[:-1]
         total = np.bincount(sequence, samples.max_tokens, sequences).astype(np.int64)[sequence]
         overflows = total - (saved - saved[first[sequence]]) > length
-        samples.shrinkable[:] = overflows | (np.arange(len(samples)) == first[sequence])
+        samples.shrinkable[:] = overflows | (np.arange(len(samples.row)) == first[sequence])
         return Block(samples=samples, first=first)
 
 
@@ -308,9 +285,8 @@ _WINDOW_OFFSET: Final = int(Purpose.WINDOW_OFFSET)
 _SIGNPOST_SAMPLES: Final = 16
 
 _I64, _U64, _U8, _BOOL = (column(kind) for kind in (types.int64, types.uint64, types.uint8, types.bool_))
-_FACTS: Final = types.Tuple((*[mapped(types.uint32)] * 3, mapped(types.uint8)))
-SAMPLES: Final = types.Tuple((_I64, _I64, _U64, _U8, _U8, _I64, _I64, _BOOL, _I64, _I64, _I64, _BOOL))
-"""`Samples.columns` in a kernel."""
+_FACTS: Final = types.NamedTuple([*[mapped(types.uint32)] * 3, mapped(types.uint8)], RowFacts)
+SAMPLES: Final = types.NamedTuple([_I64, _I64, _U64, _U8, _U8, _I64, _I64, _BOOL, _I64, _I64, _I64, _BOOL], Samples)
 
 
 @part_of_kernels
@@ -367,21 +343,20 @@ def _draw_samples(
     `signposts` are the rows of every 16th sample. In several passes, so that the compiler can draw for several samples
     side by side.
     """
-    row_count, row_failed, row_long_gaps, row_family = facts
     row, number, key, family, mode, start, size, whole, max_tokens, min_tokens, target_tokens, shrinkable = samples
     permute_run(order_key, first_sample[len(first_sample) - 1], begin, number)
     for i in range(len(row)):
         row[i] = _row_of(first_sample, signposts, number[i])
-        size[i] = row_count[row[i]]
+        size[i] = facts.count[row[i]]
     for i in range(len(row)):
         key[i] = extend(epoch_key, number[i])
         size[i] = log_uniform(extend(key[i], _WINDOW_SIZE), size[i])
     for i in range(len(row)):
         r, word = row[i], key[i]
-        count, failed, long_gaps = np.int64(row_count[r]), np.int64(row_failed[r]), np.int64(row_long_gaps[r])
+        count, failed, long_gaps = np.int64(facts.count[r]), np.int64(facts.failed[r]), np.int64(facts.long_gaps[r])
         drawn = uniform(extend(word, _MODE))
         m = FULL if drawn < _NOT_FULL_FROM else PARTIAL if drawn < _NONE_FROM else NONE
-        f = row_family[r]
+        f = facts.family[r]
         whole[i] = _max_tokens(f, m, count, count, failed, long_gaps) <= length
         n = count if whole[i] else size[i]
         gaps = min(long_gaps, n)

@@ -49,31 +49,29 @@ class Segments:
     @property
     def sample(self) -> Ints:
         """The sample of each measurement."""
-        return np.repeat(np.arange(len(self.samples)), self.counts)
+        return np.repeat(np.arange(len(self.counts)), self.counts)
 
 
 def write_segments(
     samples: Samples, sequence: npt.NDArray[np.int32], reader: RowReader, length: int, stages: Stages
 ) -> Segments:
     """Segments of at most `length` tokens in each sequence. Rows that are damaged are an error."""
-    columns, rows = samples.columns, samples.row
+    rows = samples.row
     with stages("read"):
         reader.check(rows)
     with stages("sample"):
-        drawn = _draw_measurements(columns, length)
+        drawn = _draw_measurements(samples, length)
         first, position, *_ = drawn
     with stages("read"):
         picked = reader.pick(rows, first, position, samples.mode != NONE)
         read = (picked.time_s, picked.rtt_ms, picked.destination)
     with stages("fill"):
         counts, sizes = np.empty(len(rows), dtype=np.int64), np.empty(len(rows), dtype=np.int32)
-        fault = _fill(sequence, columns, drawn, read, length, counts, sizes)
+        fault = _fill(sequence, samples, drawn, read, length, counts, sizes)
         if fault != _SOUND:
             raise reader.rows.corrupt(int(rows[fault]), "its measurements are not as the index says")
     with stages("encode"):
-        tokens, written, field_order = _write(
-            samples.family, samples.mode, reader.sources(rows), drawn, read, counts, sizes
-        )
+        tokens, written, field_order = _write(samples, reader.sources(rows), drawn, read, counts, sizes)
     packed = PackedTokens(tokens=tokens, sizes=sizes, sequence=sequence)
     return Segments(samples=samples, counts=counts, position=written, field_order=field_order, packed=packed)
 
@@ -152,7 +150,7 @@ def _draw_measurements(samples: Any, length: Any) -> Any:
     random words and whether they keep their time. The first k ranks are k measurements drawn without replacement. Of a
     sample that is not shrinkable all are used, and all have rank 0.
     """
-    _, _, key, family, mode, start, size, _, _, _, _, shrinkable = samples
+    key, family, start, size, shrinkable = samples.key, samples.family, samples.start, samples.size, samples.shrinkable
     first = np.zeros(len(key) + 1, dtype=np.int64)
     largest = 0
     for s in range(len(key)):
@@ -186,7 +184,7 @@ def _draw_measurements(samples: Any, length: Any) -> Any:
                 sort_random(keys, spare, ends, count, 52)
                 for i in range(count):
                     rank[begin + (keys[i] & _INDEX)] = i
-        word, bound = extend(key[s], _MEASUREMENT), _untimed_bound(key[s], mode[s])
+        word, bound = extend(key[s], _MEASUREMENT), _untimed_bound(key[s], samples.mode[s])
         for i in range(begin, begin + count):
             words[i] = extend(word, position[i])
             timed[i] = (words[i] & _LOW_16) >= bound
@@ -246,7 +244,7 @@ def _fill(sequence: Any, samples: Any, drawn: Any, read: Any, length: Any, count
 
     Gives the number of a sample whose data cannot be what the index says, or `_SOUND`.
     """
-    _, _, _, family, mode, _, _, _, max_tokens, min_tokens, target_tokens, shrinkable = samples
+    family, mode, target_tokens, shrinkable = samples.family, samples.mode, samples.target_tokens, samples.shrinkable
     first, _, rank, _, timed = drawn
     time_s, rtt_ms, _ = read
     for i in range(len(rtt_ms)):
@@ -262,12 +260,12 @@ def _fill(sequence: Any, samples: Any, drawn: Any, read: Any, length: Any, count
         for s in range(begin, end):
             counts[s], tokens[s] = first[s + 1] - first[s], 0
             if shrinkable[s]:
-                spare -= min_tokens[s]
+                spare -= samples.min_tokens[s]
                 all_targets += target_tokens[s]
             else:
                 a, b = first[s], first[s + 1]
                 tokens[s] = _count_tokens(1, family[s], mode[s], rank[a:b], time_s[a:b], timed[a:b], rtt_ms[a:b])
-                if tokens[s] > max_tokens[s]:
+                if tokens[s] > samples.max_tokens[s]:
                     return s
                 free -= tokens[s]
                 spare -= tokens[s]
@@ -314,15 +312,16 @@ _UNTIMED, _ABSOLUTE_TIME, _SHORT_DELTA, _LONG_DELTA = (int(kind) for kind in Tim
 
 
 @kernel(
-    *(_U8, _U8, table(types.uint8), _DRAWN, _READ, _I64, _I32),
+    *(SAMPLES, table(types.uint8), _DRAWN, _READ, _I64, _I32),
     returns=types.Tuple((column(types.uint16), _I64, _U8)),
 )
-def _write(family: Any, mode: Any, source: Any, drawn: Any, read: Any, counts: Any, sizes: Any) -> Any:
+def _write(samples: Any, source: Any, drawn: Any, read: Any, counts: Any, sizes: Any) -> Any:
     """Tokens of the candidates of rank below `counts[s]` of each sample s; the position and field order of each.
 
     A random position is drawn for each measurement. The positions that fall to timed ones are then given to the timed
     ones in time order. With all timed that is time order, with none timed a plain shuffle: one rule for all modes.
     """
+    mode = samples.mode
     first, position, rank, words, timed = drawn
     time_s, rtt_ms, destination = read
     largest = counts.max() + 1 if len(counts) else 0
@@ -333,7 +332,7 @@ def _write(family: Any, mode: Any, source: Any, drawn: Any, read: Any, counts: A
     written, field_orders = np.empty(counts.sum(), dtype=np.int64), np.empty(counts.sum(), dtype=np.uint8)
     at = number = 0
     for s in range(len(counts)):
-        is_v6 = family[s] == 6
+        is_v6 = samples.family[s] == 6
         count = with_time = 0
         for i in range(first[s], first[s + 1]):
             used[count] = in_time[with_time] = i  # overwritten if it is not used: cheaper than a branch

@@ -29,11 +29,9 @@ from ping_llm.core.compiled import (
     table,
     types,
 )
-from ping_llm.core.errors import PingLlmError
 from ping_llm.rows.dataset import RowSet
 from ping_llm.rows.format import (
     BLOCK_PAYLOAD,
-    FARTHEST,
     FORMAT_VERSION,
     HEADER,
     MAGIC,
@@ -50,7 +48,7 @@ CHECKED_BYTES: Final = 1 << 20
 
 _ANY_SIZE: Final = 1 << 62
 _ALL_SOUND: Final = -1
-_SECOND, _MILLISECOND, _MICROSECOND = TIME_UNITS_US
+_SECOND: Final = TIME_UNITS_US[0]
 _ROWS_AHEAD: Final = 3
 """Rows whose measurements are prefetched before they are picked."""
 _PER_LOAD: Final = 4
@@ -233,19 +231,11 @@ def _number(file: Any, logical: Any, size: Any) -> Any:
 
 @part_of_kernels
 def _is_sound(row: Any, index: Any, maps: Any) -> Any:
-    """Whether a row is mapped, is what the index says, and (unless it is long) has the right checksum."""
+    """Whether a row's header says what the index says, and (unless it is long) its checksum is right."""
     shard, unit, family = index.shard[row], np.int64(index.time_unit_us[row]), np.int64(index.family[row])
     begin, size, count = np.int64(index.offset[row]), np.int64(index.size[row]), np.int64(index.count[row])
-    if shard >= len(maps.address) or maps.address[shard] == 0 or begin < 0 or begin > FARTHEST:
-        return False
-    if size <= _HEADER_BYTES or _physical(begin + size - 1) >= maps.bytes[shard]:
-        return False
-    if (family != 4 and family != 6) or (unit != _SECOND and unit != _MILLISECOND and unit != _MICROSECOND):
-        return False
     first = index.first_time_us[row]
     width = np.int64(_time_width(first, index.last_time_us[row], unit))
-    if _first_column(begin) + count * (width + (16 if family == 6 else 4) + 4) > begin + size:
-        return False
     file = carray(pointer(maps.address[shard]), (maps.bytes[shard],), np.uint8)
     expected = _MAGIC, FORMAT_VERSION, count, family, width, unit, first
     for i in range(len(_FIELD_AT)):
@@ -286,11 +276,8 @@ class RowReader:
     def __init__(self, rows: RowSet) -> None:
         self.rows = rows
         self._index = _Index(*(rows.column(name) for name in _Index._fields))
-        shards = len(rows.info.shards)
-        if len(rows) and int(self._index.shard.max()) >= shards:
-            raise PingLlmError(f"the index of {rows.folder} names shards that there are not: prepare the rows again")
         self._checked = np.zeros(len(rows), dtype=np.uint8)
-        self._maps = _Maps(*(np.zeros(shards, dtype=np.int64) for _ in _Maps._fields))
+        self._maps = _Maps(*(np.zeros(len(rows.info.shards), dtype=np.int64) for _ in _Maps._fields))
         self._arrays: dict[int, Bytes] = {}
 
     def sources(self, rows: Ints) -> Bytes:
