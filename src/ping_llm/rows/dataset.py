@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -43,7 +44,7 @@ from ping_llm.rows.format import (
     decode_row,
     physical,
 )
-from ping_llm.rows.manifest import INDEX_SCHEMA, INDEX_TYPES, Manifest, ShardInfo, SplitInfo, index_fault
+from ping_llm.rows.manifest import INDEX_SCHEMA, INDEX_TYPES, Manifest, SplitInfo, index_fault
 from ping_llm.storage import Location, locate
 from ping_llm.storage.cache import LIMIT_VARIABLE, BlockFile, Cache
 from ping_llm.tasks.pool import map_in_order
@@ -138,16 +139,16 @@ class RowSet:
         return table
 
     def _index_path(self) -> Path:
-        for is_last_try in (False, True):
+        path, expected = self._local(self.info.index_file), self.info.index_sha256
+        found = file_sha256(path)
+        if found != expected and self._cache is not None:  # what is damaged is the copy
+            self._cache.forget(expected)
             path = self._local(self.info.index_file)
-            if file_sha256(path) == self.info.index_sha256:
-                return path
-            if self._cache is None or is_last_try:
-                break
-            self._cache.forget(self.info.index_sha256)  # what is damaged is the copy
-        raise PingLlmError(
-            f"{self.folder / self.info.index_file}: checksum mismatch: the index was damaged or is of another dataset"
-        )
+            found = file_sha256(path)
+        if found != expected:
+            where = self.folder / self.info.index_file
+            raise PingLlmError(f"{where}: checksum mismatch: the index was damaged or is of another dataset")
+        return path
 
     def column(self, name: str) -> npt.NDArray[Any]:
         """A column of the index, mapped rather than copied. Sources have shape (rows, 16)."""
@@ -168,14 +169,16 @@ class RowSet:
         if not -len(self) <= row < len(self):
             raise IndexError(f"row {row} of {len(self)}")
         row %= len(self)
-        for is_last_try in (False, True):
-            self.fetch(np.array([row]))
-            try:
-                return decode_row(self.record(row))
-            except CorruptRecordError as error:
-                if is_last_try or not self.forget(row):
-                    raise self.corrupt(row, str(error)) from error
-        raise AssertionError
+        self.fetch(np.array([row]))
+        try:
+            return decode_row(self.record(row))
+        except CorruptRecordError:
+            if self.forget(row):  # what is damaged may be the copy
+                self.fetch(np.array([row]))
+        try:
+            return decode_row(self.record(row))
+        except CorruptRecordError as error:
+            raise self.corrupt(row, str(error)) from error
 
     def record(self, row: int) -> bytes:
         """The bytes of a row's record, taken from the mapped shard; the block headers in between are left out."""
@@ -305,51 +308,45 @@ class RowSet:
             yield str(error)
             return
         for number, shard in enumerate(self.info.shards):
-            yield from self._verify_shard(number, shard)
+            local = self._local(shard.file)
+            if is_damaged := file_sha256(local) != shard.sha256:
+                yield f"{self.folder / shard.file}: checksum mismatch: the shard was damaged or is of another dataset"
+            faults = self._faults(number, local)
+            yield from islice(faults, 1) if is_damaged else faults  # where the whole is in doubt, one example will do
             advance(shard.bytes)
 
-    def _verify_shard(self, number: int, shard: ShardInfo) -> Iterator[str]:
-        path, local = self.folder / shard.file, self._local(shard.file)
-        damaged = file_sha256(local) != shard.sha256
-        if damaged:
-            yield f"{path}: checksum mismatch: the shard was damaged or is of another dataset"
-        entries = np.flatnonzero(self.column("shard") == number)
+    def _faults(self, shard: int, local: Path) -> Iterator[str]:
+        """What of a shard cannot be read, or is not as the index says."""
+        path, entries = self.folder / self.info.shards[shard].file, np.flatnonzero(self.column("shard") == shard)
         try:
             stored = ArrayRecordReader(str(local), "readahead_buffer_size:0,max_parallelism:0").num_records()
         except RuntimeError as error:
-            yield f"{path}: {' '.join(str(error).split())[:200]}"
+            yield f"{path}: {one_line(error)}"
             return
         if stored != len(entries):
             yield f"{path}: holds {stored} rows, but the index names {len(entries)}"
             return
-        for row in entries.tolist():
+        for number in entries.tolist():
             try:
-                fault = self._disagreement(row)
+                row = self[number]
             except PingLlmError as error:
-                fault = str(error)
-            if fault:
-                yield fault
-                if damaged:  # one example is enough where the whole file is in doubt
-                    return
-
-    def _disagreement(self, row: int) -> str | None:
-        """How a row differs from its index entry."""
-        decoded = self[row]
-        found = {
-            "count": len(decoded),
-            "source": decoded.source.ljust(16, b"\0").hex(),
-            "failed": int(np.isnan(decoded.rtt_ms).sum()),
-            "long_gaps": int((np.diff(decoded.time_us // 1_000_000) > LONG_GAP_S).sum()),
-            "family": decoded.family,
-            "first_time_us": int(decoded.time_us[0]),
-            "last_time_us": int(decoded.time_us[-1]),
-        }
-        for name, value in found.items():
-            stored = self.column(name)[row]
-            expected = stored.tobytes().hex() if name == "source" else int(stored)
-            if value != expected:
-                return str(self.corrupt(row, f"{name} is {value}, but the index says {expected}"))
-        return None
+                yield str(error)
+                continue
+            found = {
+                "count": len(row),
+                "source": row.source.ljust(16, b"\0").hex(),
+                "failed": int(np.isnan(row.rtt_ms).sum()),
+                "long_gaps": int((np.diff(row.time_us // 1_000_000) > LONG_GAP_S).sum()),
+                "family": row.family,
+                "first_time_us": int(row.time_us[0]),
+                "last_time_us": int(row.time_us[-1]),
+            }
+            for name, value in found.items():
+                stored = self.column(name)[number]
+                expected = stored.tobytes().hex() if name == "source" else int(stored)
+                if value != expected:
+                    yield str(self.corrupt(number, f"{name} is {value}, but the index says {expected}"))
+                    break
 
 
 def _mapped(path: Path) -> tuple[Bytes, int]:

@@ -135,10 +135,8 @@ def _of_rows(rows: list[ProbeRow], family: int, sources: npt.NDArray[np.uint8]) 
     packed = np.concatenate([row.destinations for row in rows])
     fixed = pa.Array.from_buffers(pa.binary(width), len(packed), [None, pa.py_buffer(packed)])
     distinct = fixed.dictionary_encode()
-    table = np.zeros((len(distinct.dictionary), 16), dtype=np.uint8)
-    table[:, :width] = np.frombuffer(distinct.dictionary.buffers()[1], np.uint8, table.shape[0] * width).reshape(
-        -1, width
-    )
+    words = np.frombuffer(distinct.dictionary.buffers()[1], np.uint8, len(distinct.dictionary) * width)
+    table = np.pad(words.reshape(-1, width), ((0, 0), (0, 16 - width)))
 
     def addresses(packed: npt.NDArray[np.uint8], codes: npt.NDArray[Any]) -> AddressColumn:
         return AddressColumn(families=np.full(len(packed), family, dtype=np.uint8), packed=packed, codes=codes)

@@ -19,7 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from array_record.python.array_record_module import ArrayRecordWriter
 
-from ping_llm.core.errors import PingLlmError
+from ping_llm.core.errors import PingLlmError, one_line
 from ping_llm.core.files import file_sha256
 from ping_llm.core.measurements import source_hash
 from ping_llm.core.randomness import mix64, uniform
@@ -106,28 +106,30 @@ def sorted_batches(
         "temp_directory": str(scratch),
         "preserve_insertion_order": False,
     }
-    try:
-        with duckdb.connect(config=settings) as connection:
-            connection.execute("SET enable_progress_bar = false")
-            query = f"SELECT * FROM unsorted ORDER BY {', '.join(names)}"
+    with _disk_errors(scratch), duckdb.connect(config=settings) as connection:
+        connection.execute("SET enable_progress_bar = false")
+        query = f"SELECT * FROM unsorted ORDER BY {', '.join(names)}"
+        try:
             yield from connection.sql(query).to_arrow_reader(SORTED_BATCH_ROWS)
-    except duckdb.Error as error:
-        raise (failures[0] if failures else _explained(error, scratch)) from error
+        except duckdb.Error:
+            if failures:
+                raise failures[0] from None
+            raise
 
 
-def _explained(error: duckdb.Error, scratch: Path) -> Exception:
-    if isinstance(error, duckdb.OutOfMemoryException):
-        return PingLlmError(
+@contextmanager
+def _disk_errors(path: Path) -> Iterator[None]:
+    """DuckDB and ArrayRecord (plain `RuntimeError`s) say in words of their own what most often is a full disk."""
+    try:
+        yield
+    except duckdb.OutOfMemoryException as error:
+        raise PingLlmError(
             "sorting needs more memory, or more disk space for temporary files: raise --memory-limit-gb or use fewer "
-            f"--workers ({' '.join(str(error).split())[:200]})"
-        )
-    return _disk_error(error, scratch) if isinstance(error, duckdb.IOException) else error
-
-
-def _disk_error(error: Exception, path: Path) -> OSError:
-    """What a library says in words of its own, as the error that it is; a full disk is the one that happens."""
-    code = errno.ENOSPC if os.strerror(errno.ENOSPC) in str(error) else errno.EIO
-    return OSError(code, os.strerror(code), str(path))
+            f"--workers ({one_line(error)})"
+        ) from error
+    except (duckdb.IOException, RuntimeError) as error:
+        code = errno.ENOSPC if os.strerror(errno.ENOSPC) in str(error) else errno.EIO
+        raise OSError(code, os.strerror(code), str(path)) from error
 
 
 def cut_into_rows(batches: Iterator[pa.RecordBatch], family: int, max_row_bytes: int) -> Iterator[RowBatch]:
@@ -217,7 +219,7 @@ class ShardWriter:
         if not len(rows.counts):
             return
         records, index = encode_rows(rows)
-        with self._write_errors():
+        with _disk_errors(self.path):
             for record in records:
                 self._writer.write(record)
         index["shard"] = np.zeros(len(records))  # numbered when all shards are known
@@ -228,7 +230,7 @@ class ShardWriter:
         self._rows += len(records)
 
     def close(self) -> ShardInfo:
-        with self._write_errors():
+        with _disk_errors(self.path):
             self._writer.close()
         index = pa.concat_tables(self._entries or [INDEX_SCHEMA.empty_table()]).combine_chunks()
         self._check(index["offset"].to_numpy().astype(np.int64))
@@ -251,14 +253,6 @@ class ShardWriter:
                 f"{self.path}: this array_record release lays records out in a way this version of ping-llm does not "
                 "know; install the array_record version named in the lock file"
             )
-
-    @contextmanager
-    def _write_errors(self) -> Iterator[None]:
-        """ArrayRecord raises plain `RuntimeError`s."""
-        try:
-            yield
-        except RuntimeError as error:
-            raise _disk_error(error, self.path) from error
 
 
 def index_table(columns: Sequence[npt.NDArray[Any]]) -> pa.Table:
