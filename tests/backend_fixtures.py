@@ -11,9 +11,9 @@ import pyarrow.parquet as pq
 from array_record.python.array_record_module import ArrayRecordWriter
 
 from ping_llm.batches.batch import digest
-from ping_llm.batches.spec import Batch, DataState
+from ping_llm.batches.spec import Batch, DataState, TrainLoader
 from ping_llm.config import Config
-from ping_llm.data.registry import TrainLoader, make_train_loader
+from ping_llm.data.registry import make_train_loader
 from ping_llm.training.state import data_state
 
 BOS, EOS = 256, 257

@@ -17,27 +17,25 @@ import os
 import signal
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import count
 from multiprocessing.connection import Connection
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Final, Protocol, Self
+from typing import Any, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import psutil
 
 from ping_llm.batches.batch import PackedTokens, Stages, expand
-from ping_llm.batches.report import PipelineReport
+from ping_llm.batches.report import STAGES, PipelineReport
 from ping_llm.batches.source import BatchSource
-from ping_llm.batches.spec import Batch, DataSpec, DataState, LoaderSettings
+from ping_llm.batches.spec import Batch, DataSpec, DataState, LoaderSettings, TrainLoader
 from ping_llm.core.errors import PingLlmError
 from ping_llm.tasks.pool import exit_with_parent
 
-STAGES: Final = ("plan", "sample", "read", "fill", "encode")
 _SHOW_EVERY_S: Final = 60.0
 _END_S: Final = 5.0
 _RUN_BYTES: Final = 2 << 20
@@ -61,13 +59,13 @@ class Source(Protocol):
         """Sequences `begin` to `end` of the global batch of a step."""
 
 
-class Loader:
+class Loader(TrainLoader):
     """An iterator over this host's part of each global batch, from a step on. Close it, or use it in a `with`.
 
     With `last_step` it ends after that step: finite data for evaluation.
     """
 
-    stages: tuple[str, ...] = STAGES
+    stages: Mapping[str, str] = STAGES
 
     def __init__(
         self,
@@ -92,7 +90,7 @@ class Loader:
         self._made: Iterator[Made] | None = None
         self._workers: list[_Worker] = []
         self._source: BatchSource | None = None  # for the bound on segments
-        self.report = self.make_report()
+        self.report = PipelineReport(self.stages, self.settings.worker_count)
 
     def state(self) -> DataState:
         """Where to resume: the step of the batch that `next` would give."""
@@ -110,9 +108,6 @@ class Loader:
         self._stop()
         self._state = resumed
         self._source = None
-
-    def __iter__(self) -> Iterator[Batch]:
-        return self
 
     def __next__(self) -> Batch:
         step = self._state.next_step
@@ -143,7 +138,7 @@ class Loader:
         run = int(np.clip(_RUN_BYTES // (2 * self.batch_size * self.spec.contexts.length), 1, buffer // 2 or 1))
         job = _Job(
             source=self.make_source(),
-            stages=self.stages,
+            stages=tuple(self.stages),
             first_step=self._state.next_step,
             begin=begin,
             end=begin + self.batch_size,
@@ -166,9 +161,6 @@ class Loader:
         if self.settings.visualization_dir:
             self.report.write(Path(self.settings.visualization_dir))
 
-    def make_report(self) -> PipelineReport:
-        return PipelineReport(stages=self.stages, workers=self.settings.worker_count)
-
     def make_source(self) -> Source:
         return BatchSource(self.spec, self._state.mixture)
 
@@ -187,14 +179,6 @@ class Loader:
         deadline = time.monotonic() + _END_S
         for worker in workers:
             worker.join(max(0.0, deadline - time.monotonic()))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __del__(self) -> None:
         with suppress(Exception):
@@ -315,7 +299,10 @@ def _work(job: _Job, number: int, connection: Connection, path: str) -> None:
             except Exception as error:
                 if unsent:
                     connection.send(unsent)
-                return connection.send(_as_sent(error))
+                if not isinstance(error, PingLlmError):  # with where it was raised
+                    text = "".join(traceback.format_exception(error)).strip()
+                    error = RuntimeError(f"in a data worker process:\n{text}")
+                return connection.send(error)
             while not free or connection.poll():
                 free += connection.recv()
             unsent.append(_to_slot(made, slots[index % job.slots]) or made)
@@ -323,13 +310,6 @@ def _work(job: _Job, number: int, connection: Connection, path: str) -> None:
             if within == job.run - 1 or time.monotonic() - sent > _SEND_AFTER_S:
                 connection.send(unsent)
                 unsent, sent = [], time.monotonic()
-
-
-def _as_sent(error: Exception) -> Exception:
-    """The error as it can be sent to another process: one of ours as it is, another one with where it was raised."""
-    if isinstance(error, PingLlmError):
-        return error
-    return RuntimeError("in a data worker process:\n" + "".join(traceback.format_exception(error)).strip())
 
 
 def _to_slot(made: Made, slot: npt.NDArray[np.uint8]) -> tuple[Any, ...] | None:

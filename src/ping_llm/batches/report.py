@@ -2,9 +2,9 @@
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 from xml.sax.saxutils import escape
 
 import numpy as np
@@ -22,27 +22,30 @@ _WAITS_FROM: Final = 0.6
 _ADVICE: Final = {
     "consumer": "nothing: batches are ready before they are asked for",
     "unknown": "run a few more steps",
-    "plan": "batches need many small rows each; raise per_device_batch_size or merge row sets",
-    "read": "rows are not in memory; put them on a faster or local disk, or give the machine more memory for its cache",
+    "plan": "batches need many small rows (or documents) each; raise per_device_batch_size or merge row sets",
+    "read": "files are not in memory: put them on a faster or local disk, or give the machine more memory to cache them",
     LAY_OUT: "nothing to do: batches come as fast as the training process can write them to memory",
 }
 _ADVICE_FOR_COMPUTATION: Final = "raise grain_worker_count: this runs on as many cores as there are"
 
 
+STAGES: Final = {
+    "plan": "which samples share a sequence",
+    "sample": "draw measurements from windows",
+    "read": "pick measurements from mapped rows",
+    "fill": "as many measurements as fit",
+    "encode": "measurements in their order to tokens",
+}
+"""What workers do to make batches of probe rows."""
+
+
 class PipelineReport:
     """Adds up what every batch cost. Stages run in the workers side by side; waiting is the training process's."""
 
-    meaning: ClassVar[Mapping[str, str]] = {
-        "plan": "which samples share a sequence",
-        "read": "pick measurements from mapped rows",
-        "sample": "draw measurements from windows",
-        "fill": "as many measurements as fit",
-        "encode": "measurements in their order to tokens",
-    }
-
-    def __init__(self, stages: Sequence[str], workers: int) -> None:
+    def __init__(self, stages: Mapping[str, str], workers: int) -> None:
         self.workers = workers
-        self._names = (*stages, LAY_OUT)
+        self._meaning = {**stages, LAY_OUT: "tokens to arrays, in the training process"}
+        self._names = tuple(self._meaning)
         self.reset()
 
     def reset(self) -> None:
@@ -122,7 +125,7 @@ class PipelineReport:
     def table(self) -> str:
         """For the log: one line per stage, then the verdict."""
         value = self.to_json()
-        meaning = {**self.meaning, LAY_OUT: "tokens to arrays, in the training process"}
+        meaning = self._meaning
         lines = [
             f"pipeline: {value['batches']} batches, {value['real_tokens_per_s']:,} tokens/s, {self.workers} worker(s)",
             f"  {'stage':8} {'ms/batch':>9} {'share':>6}",

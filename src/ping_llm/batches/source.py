@@ -75,11 +75,12 @@ class BatchSource:
     @cached_property
     def builders(self) -> tuple[BatchBuilder, ...]:
         """One for each row set."""
-        return tuple(self._builder(RowSet(rows.folder, rows.split)) for rows in self.spec.rows)
-
-    def _builder(self, rows: RowSet) -> BatchBuilder:
-        plan = SequencePlan(RowFacts.of(rows), self.spec.seed, self.spec.contexts)
-        return BatchBuilder(rows, plan, self.stages, skip_corrupt_rows=self.spec.skip_corrupt_rows)
+        spec, builders = self.spec, []
+        for named in spec.rows:
+            rows = RowSet(named.folder, named.split)
+            plan = SequencePlan(RowFacts.of(rows), spec.seed, spec.contexts)
+            builders.append(BatchBuilder(rows, plan, self.stages, skip_corrupt_rows=spec.skip_corrupt_rows))
+        return tuple(builders)
 
     @property
     def sequences_per_epoch(self) -> int:

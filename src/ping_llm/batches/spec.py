@@ -1,10 +1,10 @@
 """What decides every batch, as one small value: which rows, which seed, which shape. It travels to worker processes."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from fractions import Fraction
-from typing import Any, Final
+from typing import Any, Final, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -154,6 +154,33 @@ class DataState:
         else:
             mixture = self.mixture.changed(spec.weights, self.next_step * spec.global_batch_size)
         return DataState(next_step=self.next_step, identity=identity, mixture=mixture)
+
+
+class EvalLoader(Protocol):
+    """This host's part of one global batch after the other: int32 arrays by name, in host memory."""
+
+    def __next__(self) -> Batch: ...
+
+    def max_segments(self, step: int) -> int:
+        """No sequence of the step's global batch has more segments: the same number on every host."""
+
+    def close(self) -> None:
+        """End processes, give back memory, close files."""
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: Any, error: Any, traceback: Any, /) -> None:
+        self.close()
+
+
+class TrainLoader(EvalLoader, Protocol):
+    """The same without end, and with a state: what a run stores, and resumes from."""
+
+    def state(self) -> DataState: ...
 
 
 _WORKER_MB: Final = 300

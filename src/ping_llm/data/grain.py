@@ -27,19 +27,19 @@ from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 from ping_llm.batches.batch import PackedTokens, Stages
 from ping_llm.batches.loader import Loader, Source
 from ping_llm.batches.mixture import Mixture, Phase
-from ping_llm.batches.spec import ContextSettings, DataSpec, DataState, LoaderSettings
+from ping_llm.batches.spec import ContextSettings, DataSpec, DataState, EvalLoader, LoaderSettings, TrainLoader
 from ping_llm.config import Blend, Config, parse_blend
 from ping_llm.core.errors import PingLlmError, explained
 from ping_llm.core.randomness import Purpose, key, permute
 from ping_llm.data.documents import Documents, EpochStream, TextFiles, file_stream, fingerprint, matching, reader_of
-from ping_llm.data.registry import ONE_HOST, EvalLoader, Part, TrainLoader, loader_settings
+from ping_llm.data.registry import ONE_HOST, Part, loader_settings
 from ping_llm.data.stream import (
     EMPTY,
+    TEXT_STAGES,
     Concatenated,
     Packed,
     StreamEvalLoader,
     StreamLoader,
-    TextReport,
     joined,
     max_segments,
     pack,
@@ -305,7 +305,7 @@ class TextSource:
 class TextLoader(Loader):
     """The loader of probe rows, with worker processes that tokenise documents instead."""
 
-    stages = ("plan", "read", "encode", "arrange")
+    stages = TEXT_STAGES
 
     def __init__(self, spec: TextSpec, settings: LoaderSettings, state: DataState | None = None) -> None:
         self.text, begun = spec.resume(state) if state else (spec, spec.start())
@@ -317,9 +317,6 @@ class TextLoader(Loader):
 
     def max_segments(self, step: int) -> int:
         return max_segments(self.text.config)
-
-    def make_report(self) -> TextReport:
-        return TextReport(stages=self.stages, workers=self.settings.worker_count)
 
     def make_source(self) -> Source:
         return TextSource(self.text, self._state.mixture)

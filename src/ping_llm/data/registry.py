@@ -5,43 +5,16 @@ or, from another package, an entry point of the group `ping_llm.backends`. `synt
 """
 
 import importlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Any, Final, Protocol, Self, cast
+from typing import Any, Final, Protocol, cast
 
 from ping_llm.batches.mixture import Mixture
-from ping_llm.batches.spec import Batch, DataSpec, DataState, LoaderSettings
+from ping_llm.batches.spec import Batch, DataSpec, DataState, EvalLoader, LoaderSettings, TrainLoader
 from ping_llm.config import Config
 from ping_llm.config.keys import BACKEND_ENTRY_POINTS, DATASET_TYPES, installed_backends
 from ping_llm.core.errors import PingLlmError
-
-
-class EvalLoader(Protocol):
-    """This host's part of one global batch after the other: int32 arrays by name, in host memory."""
-
-    def __next__(self) -> Batch: ...
-
-    def max_segments(self, step: int) -> int:
-        """No sequence of the step's global batch has more segments: the same number on every host."""
-
-    def close(self) -> None:
-        """End processes, give back memory, close files."""
-
-    def __iter__(self) -> Iterator[Batch]:
-        return self
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: Any, error: Any, traceback: Any, /) -> None:
-        self.close()
-
-
-class TrainLoader(EvalLoader, Protocol):
-    """The same without end, and with a state: what a run stores, and resumes from."""
-
-    def state(self) -> DataState: ...
 
 
 @dataclass(frozen=True, kw_only=True)

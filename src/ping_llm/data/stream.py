@@ -14,18 +14,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import islice
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 import numpy as np
 
 from ping_llm.batches.batch import PackedTokens, Stages, expand
 from ping_llm.batches.mixture import Mixture
 from ping_llm.batches.report import PipelineReport
-from ping_llm.batches.spec import Batch, DataState
+from ping_llm.batches.spec import Batch, DataState, EvalLoader, TrainLoader
 from ping_llm.config import Config
 from ping_llm.core.randomness import Ints, Purpose, key, permute
 from ping_llm.data.documents import EpochStream, Position
-from ping_llm.data.registry import EvalLoader, Part, TrainLoader
+from ping_llm.data.registry import Part
 from ping_llm.data.tokenizer import Tokens, tokenizer_of
 
 POSITIONS: Final = "positions"
@@ -156,27 +156,18 @@ class SequenceStream:
 # Loaders.
 
 
-class TextReport(PipelineReport):
-    """The report of the pipeline, in the words of text."""
-
-    meaning: ClassVar[Mapping[str, str]] = {
-        "plan": "which documents come next",
-        "read": "get them from their files",
-        "encode": "tokenise them",
-        "arrange": "put sequences together",
-    }
-
-    @property
-    def advice(self) -> str:
-        if self.bottleneck == "plan":
-            return "raise grain_worker_count: this runs on as many cores as there are"
-        return super().advice.replace("rows are", "files are")
+TEXT_STAGES: Final = {
+    "plan": "which documents come next",
+    "read": "get them from their files",
+    "encode": "tokenise them",
+    "arrange": "put sequences together",
+}
 
 
 class StreamLoader(TrainLoader):
     """This host's sequences of each batch. Where its data ends, batches of padding follow."""
 
-    stages: Final = ("read", "encode", "arrange")
+    stages: Final = {name: meaning for name, meaning in TEXT_STAGES.items() if name != "plan"}
 
     def __init__(
         self, config: Config, part: Part, documents: EpochStream, *, data: Mapping[str, Any], state: DataState | None
@@ -202,7 +193,7 @@ class StreamLoader(TrainLoader):
         }
         self._state = DataState(next_step=0, identity=identity, mixture=Mixture.of((Fraction(1),)))
         self._said_that_it_ended = False
-        self.report = TextReport(stages=self.stages, workers=0)
+        self.report = PipelineReport(self.stages, workers=0)
         if state is not None:
             self._resume(state, allow_change=config.allow_data_change)
         self._positions = {self._state.next_step: self._sequences.position()}

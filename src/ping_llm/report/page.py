@@ -18,13 +18,13 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from ping_llm import __version__
-from ping_llm.batches.report import PipelineReport, draw
+from ping_llm.batches.report import STAGES, draw
 from ping_llm.config import KEYS
 from ping_llm.config.keys import TEXT_DATASET_TYPES
 from ping_llm.core.console import err
 from ping_llm.core.files import write_atomically
 from ping_llm.data.completer import COMPLETER_DATA
-from ping_llm.data.stream import TextReport
+from ping_llm.data.stream import TEXT_STAGES
 from ping_llm.evaluate.scores import SCORE_COLUMNS
 from ping_llm.report.charts import training_charts
 from ping_llm.report.figures import figures_of, notes_of, status_of
@@ -82,7 +82,7 @@ def _environment() -> Environment:
     environment.filters |= {"thousands": "{:,}".format, "backticks": _backticks, "pipeline_graph": _pipeline_graph}
     environment.globals |= {"KEYS": KEYS, "SI": SI, "SCORE_COLUMNS": SCORE_COLUMNS, "version": __version__}
     environment.globals |= {"COMPLETER_DATA": COMPLETER_DATA, "TEXT_DATASET_TYPES": TEXT_DATASET_TYPES}
-    environment.globals |= {"STAGES": PipelineReport.meaning, "TEXT_STAGES": TextReport.meaning}
+    environment.globals |= {"STAGES": STAGES, "TEXT_STAGES": TEXT_STAGES}
     return environment
 
 

@@ -15,6 +15,7 @@ import numpy as np
 import optax
 
 from ping_llm.batches.device import on_device
+from ping_llm.batches.spec import EvalLoader
 from ping_llm.config import Config
 from ping_llm.core.console import err, progress
 from ping_llm.core.errors import PingLlmError, explained
@@ -200,7 +201,7 @@ class _Run:
         self._drain(0)
         self.pace.pause()
 
-    def _max_segments(self, loader: registry.EvalLoader, step: int) -> int:
+    def _max_segments(self, loader: EvalLoader, step: int) -> int:
         """Rounded up and never less than before: each number is compiled for itself. Plain attention needs none."""
         if self.task.needs_max_segments:
             self.max_segments = max(self.max_segments, rounded_up(loader.max_segments(step)))

@@ -24,12 +24,11 @@ from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from orbax.checkpoint import checkpoint_managers
 
-from ping_llm.batches.spec import DataState
+from ping_llm.batches.spec import DataState, TrainLoader
 from ping_llm.config import Config, load_config
 from ping_llm.core.console import err
 from ping_llm.core.errors import PingLlmError, one_line
 from ping_llm.data.completer import COMPLETER_DATA
-from ping_llm.data.registry import TrainLoader
 from ping_llm.data.stream import POSITIONS, StreamLoader
 from ping_llm.runs.task import task_of
 from ping_llm.runs.trained import digests, make_record, quieten_orbax, read_record, vocabulary
