@@ -23,7 +23,7 @@ _ADVICE: Final = {
     "consumer": "nothing: batches are ready before they are asked for",
     "unknown": "run a few more steps",
     "plan": "batches need many small rows (or documents) each; raise per_device_batch_size or merge row sets",
-    "read": "files are not in memory: put them on a faster or local disk, or give the machine more memory to cache them",
+    "read": "files are not in memory; put them on a faster or local disk, or give the machine more memory for them",
     LAY_OUT: "nothing to do: batches come as fast as the training process can write them to memory",
 }
 _ADVICE_FOR_COMPUTATION: Final = "raise grain_worker_count: this runs on as many cores as there are"
