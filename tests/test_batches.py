@@ -337,14 +337,6 @@ class TestCorruptRows:
 
 
 class TestStages:
-    def test_time_is_counted_once_for_the_innermost_stage(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        clock = iter([0.0, 1.0, 3.0, 7.0])
-        monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
-        stages = Stages()
-        with stages("outer"), stages("inner"):
-            pass
-        assert stages.seconds == {"outer": 1.0 + 4.0, "inner": 2.0}
-
     def test_a_stage_that_fails_is_counted_too(self, monkeypatch: pytest.MonkeyPatch) -> None:
         clock = iter([0.0, 2.0, 10.0, 11.0])
         monkeypatch.setattr(time, "perf_counter", lambda: next(clock))

@@ -37,29 +37,18 @@ class PackedTokens:
 
 
 class Stages:
-    """Adds up the seconds of named stages. A stage that is entered inside another one is not counted twice."""
+    """Adds up the seconds of named stages, one of which runs at a time."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
-        self._running: list[str] = []
-        self._since = 0.0
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[None]:
-        self._switch()
-        self._running.append(name)
+        began = time.perf_counter()
         try:
             yield
         finally:
-            self._switch()
-            self._running.pop()
-
-    def _switch(self) -> None:
-        now = time.perf_counter()
-        if self._running:
-            current = self._running[-1]
-            self.seconds[current] = self.seconds.get(current, 0.0) + now - self._since
-        self._since = now
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - began
 
 
 def expand(packed: PackedTokens, sequences: int, length: int) -> Batch:

@@ -1,6 +1,7 @@
 """Any batch of any run, explained: which measurements of which rows made it."""
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -21,16 +22,11 @@ from ping_llm.tokens.decode import render as render_tokens
 def global_batches(spec: DataSpec, first: int, last: int, *, hosts: int, workers: int) -> Iterator[Batch]:
     """Global batches of steps `first` to `last`, put together from what each host's own loader delivers."""
     start = replace(DataState.start(spec), next_step=first)
-    loaders = [
-        Loader(spec, LoaderSettings(worker_count=workers, host=host, hosts=hosts), start, last_step=last - 1)
-        for host in range(hosts)
-    ]
-    try:
+    with ExitStack() as stack:
+        settings = [LoaderSettings(worker_count=workers, host=host, hosts=hosts) for host in range(hosts)]
+        loaders = [stack.enter_context(Loader(spec, each, start, last_step=last - 1)) for each in settings]
         for parts in zip(*loaders, strict=True):
             yield {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-    finally:
-        for loader in loaders:
-            loader.close()
 
 
 def rows_of_batch(spec: DataSpec, step: int) -> str:

@@ -90,6 +90,10 @@ class Mixture:
         return cls(tuple(Phase(p["start"], tuple(p["shares"]), tuple(p["given"])) for p in value))
 
 
+UNMIXED: Final = Mixture((Phase(0, (PERIOD,), (0,)),))
+"""Of a single source."""
+
+
 def _shares(weights: Sequence[Fraction]) -> tuple[int, ...]:
     """Whole shares of the period, by largest remainder; a weight above 0 gets at least one slot."""
     if not weights or min(weights) < 0 or sum(weights) != 1:

@@ -26,7 +26,7 @@ from ping_llm.core.compiled import column, kernel, part_of_kernels, table, types
 from ping_llm.core.draws import extend, permutation_width, permute_run, uniform
 from ping_llm.core.randomness import Ints, Purpose
 from ping_llm.core.rtt import TOO_LONG_US
-from ping_llm.rows.reader import RowReader
+from ping_llm.rows.reader import Picked, RowReader
 from ping_llm.tokens import FIELD_ORDERS, LONGEST_DELTA1_S, TimeKind
 from ping_llm.tokens.encode import write_measurement
 
@@ -63,8 +63,7 @@ def write_segments(
         drawn = _draw_measurements(samples, length)
         first, position, *_ = drawn
     with stages("read"):
-        picked = reader.pick(rows, first, position, samples.mode != NONE)
-        read = (picked.time_s, picked.rtt_ms, picked.destination)
+        read = reader.pick(rows, first, position, samples.mode != NONE)
     with stages("fill"):
         counts, sizes = np.empty(len(rows), dtype=np.int64), np.empty(len(rows), dtype=np.int32)
         fault = _fill(sequence, samples, drawn, read, length, counts, sizes)
@@ -97,8 +96,7 @@ _FEW: Final = 12
 _I64, _I32, _U8 = column(types.int64), column(types.int32), column(types.uint8)
 _DRAWN: Final = types.Tuple((_I64, _I64, column(types.int32), column(types.uint64), column(types.bool_)))
 """What `_draw_measurements` gives."""
-_READ: Final = types.Tuple((_I64, column(types.float32), table(types.uint8)))
-"""Times, RTTs and destinations of the measurements that were drawn."""
+_READ: Final = types.NamedTuple([_I64, column(types.float32), table(types.uint8)], Picked)
 
 
 @part_of_kernels

@@ -9,7 +9,7 @@ from typing import Any, Final, Protocol, Self
 import numpy as np
 import numpy.typing as npt
 
-from ping_llm.batches.mixture import Mixture
+from ping_llm.batches.mixture import UNMIXED, Mixture
 from ping_llm.core.errors import PingLlmError
 from ping_llm.core.randomness import Ints
 from ping_llm.rows.manifest import MANIFEST, Manifest
@@ -104,7 +104,7 @@ class DataState:
 
     next_step: int
     identity: Mapping[str, Any]
-    mixture: Mixture
+    mixture: Mixture = UNMIXED
 
     @classmethod
     def start(cls, spec: DataSpec) -> "DataState":

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO, Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -220,41 +220,42 @@ def parquet_documents(path: Path, column: str) -> Iterator[Unread]:
         if not pa.types.is_string(kind) and not pa.types.is_large_string(kind):
             raise PingLlmError(f"column {column!r} of {path} holds no text, but {kind}")
         for group in range(file.num_row_groups):
-            texts = cache(partial(_row_group, path, file, group, column))  # read with the first document wanted of it
-            for row in range(file.metadata.row_group(group).num_rows):
-                yield partial(_text_at, texts, row)
+            yield from _group_documents(path, file, group, column)
 
 
-def _text_at(texts: Callable[[], list[str | None]], row: int) -> str:
-    return texts()[row] or ""
+def _group_documents(path: Path, file: pq.ParquetFile, group: int, column: str) -> Iterator[Unread]:
+    @cache
+    def texts() -> list[str | None]:  # read with the first document wanted of it
+        with explained(f"{path} is damaged", pa.ArrowInvalid, OSError):
+            return list(file.read_row_group(group, columns=[column])[0].to_pylist())
 
+    def text_at(row: int) -> str:
+        return texts()[row] or ""
 
-def _row_group(path: Path, file: pq.ParquetFile, group: int, column: str) -> list[str | None]:
-    with explained(f"{path} is damaged", pa.ArrowInvalid, OSError):
-        texts: list[str | None] = file.read_row_group(group, columns=[column])[0].to_pylist()
-        return texts
+    for row in range(file.metadata.row_group(group).num_rows):
+        yield partial(text_at, row)
 
 
 def tfrecord_documents(path: Path, decode: Callable[[bytes], Any]) -> Iterator[Unread]:
     """A record is its length in 8 bytes, a checksum of that in 4, its bytes, and a checksum of them in 4."""
     with path.open("rb") as file:
+
+        def read(begin: int, size: int) -> Any:
+            file.seek(begin)
+            data = file.read(size + 4)
+            if len(data) < size + 4:
+                raise PingLlmError(f"{path} is cut off in the middle of a record")
+            try:
+                return decode(data[:size])
+            except RecordError as error:
+                raise PingLlmError(f"a record of {path} cannot be used: {error}") from None
+
         while head := file.read(12):
             begin, size = file.tell(), int.from_bytes(head[:8], "little")
             if len(head) < 12 or size > _LONGEST_RECORD:
                 raise PingLlmError(f"{path} is not a TFRecord file, or is damaged")
-            yield partial(_record, path, file, begin, size, decode)
+            yield partial(read, begin, size)
             file.seek(begin + size + 4)
-
-
-def _record(path: Path, file: BinaryIO, begin: int, size: int, decode: Callable[[bytes], Any]) -> Any:
-    file.seek(begin)
-    data = file.read(size + 4)
-    if len(data) < size + 4:
-        raise PingLlmError(f"{path} is cut off in the middle of a record")
-    try:
-        return decode(data[:size])
-    except RecordError as error:
-        raise PingLlmError(f"a record of {path} cannot be used: {error}") from None
 
 
 # Streams of documents, epoch after epoch.

@@ -7,10 +7,8 @@ or, from another package, an entry point of the group `ping_llm.backends`. `synt
 import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from typing import Any, Final, Protocol, cast
 
-from ping_llm.batches.mixture import Mixture
 from ping_llm.batches.spec import Batch, DataSpec, DataState, EvalLoader, LoaderSettings, TrainLoader
 from ping_llm.config import Config
 from ping_llm.config.keys import BACKEND_ENTRY_POINTS, DATASET_TYPES, installed_backends
@@ -127,7 +125,7 @@ class StepLoader(TrainLoader):
         last_step: int | None = None,
     ) -> None:
         self._batch_of, self._segments, self._last_step = batch_of, segments, last_step
-        self._state = DataState(next_step=0, identity=identity, mixture=Mixture.of((Fraction(1),)))
+        self._state = DataState(next_step=0, identity=identity)
         if state is not None:
             state.check(identity)
             self._state = replace(self._state, next_step=state.next_step)

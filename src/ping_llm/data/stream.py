@@ -12,14 +12,12 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from itertools import islice
 from typing import Any, Final
 
 import numpy as np
 
 from ping_llm.batches.batch import PackedTokens, Stages, expand
-from ping_llm.batches.mixture import Mixture
 from ping_llm.batches.report import PipelineReport
 from ping_llm.batches.spec import Batch, DataState, EvalLoader, TrainLoader
 from ping_llm.config import Config
@@ -191,7 +189,7 @@ class StreamLoader(TrainLoader):
             "most_segments": self._sequences.max_segments,
             "stream_version": STREAM_VERSION,
         }
-        self._state = DataState(next_step=0, identity=identity, mixture=Mixture.of((Fraction(1),)))
+        self._state = DataState(next_step=0, identity=identity)
         self._said_that_it_ended = False
         self.report = PipelineReport(self.stages, workers=0)
         if state is not None:

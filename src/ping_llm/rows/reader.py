@@ -11,7 +11,6 @@ the header is checked (unless it came from elsewhere just now), and `ping-llm in
 Importing this loads (or compiles) the kernels.
 """
 
-from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -259,8 +258,7 @@ def _check(rows: Array, checked: Array, index: Any, maps: Any) -> Any:
     return _ALL_SOUND
 
 
-@dataclass(frozen=True, kw_only=True)
-class Picked:
+class Picked(NamedTuple):
     """Measurements as columns, in the order in which they were requested."""
 
     time_s: Ints

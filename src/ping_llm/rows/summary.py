@@ -2,7 +2,7 @@
 
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from rich.console import Group, RenderableType
@@ -131,7 +131,7 @@ def _split_table(splits: dict[str, Any]) -> Table:
         "row size p50 / p99 / max": "{row_size[p50]:,} / {row_size[p99]:,} / {row_size[max]:,}",
         "shards": "{shards} ({megabytes:,.1f} MB)",
     }
-    table = _plain_table(("", "left"), *((name, "right") for name in splits))
+    table = _plain_table("", *(f"#{name}" for name in splits))
     for label, text in lines.items():
         cells = (text.format(**s, megabytes=s["bytes"] / 1e6) if s["rows"] else "" for s in splits.values())
         table.add_row(label, *cells)
@@ -139,7 +139,7 @@ def _split_table(splits: dict[str, Any]) -> Table:
 
 
 def _histogram_table(name: str, split: dict[str, Any]) -> RenderableType:
-    table = _plain_table(("measurements in a row", "right"), ("rows", "right"), ("", "left"))
+    table = _plain_table("#measurements in a row", "#rows", "")
     largest = max(bin["rows"] for bin in split["histogram"])
     for bin in split["histogram"]:
         bar = "█" * round(30 * bin["rows"] / largest) or ("▏" if bin["rows"] else "")
@@ -148,7 +148,7 @@ def _histogram_table(name: str, split: dict[str, Any]) -> RenderableType:
 
 
 def _row_table(row: dict[str, Any]) -> RenderableType:
-    table = _plain_table(("time", "left"), ("destination", "left"), ("RTT", "right"))
+    table = _plain_table("time", "destination", "#RTT")
     for m in row["measurements"]:
         rtt = Text("unanswered", style="red") if m["rtt"] is None else Text(f"{m['rtt']:.3f} ms")
         table.add_row(m["event_time"], m["dst_addr"], rtt)
@@ -158,8 +158,9 @@ def _row_table(row: dict[str, Any]) -> RenderableType:
     return Group(heading, table, Text(f"… {left:,} more") if left else "")
 
 
-def _plain_table(*columns: tuple[str, Literal["left", "right"]]) -> Table:
+def _plain_table(*columns: str) -> Table:
+    """Columns of text, and of numbers where the name begins with #."""
     table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="")
-    for name, justify in columns:
-        table.add_column(name, justify=justify)
+    for name in columns:
+        table.add_column(name.removeprefix("#"), justify="right" if name.startswith("#") else "left")
     return table
