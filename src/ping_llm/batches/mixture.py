@@ -45,11 +45,6 @@ class Phase:
         given = np.arange(len(self.shares))[:, None] == self.schedule
         return np.concatenate([np.zeros((len(self.shares), 1), dtype=np.int64), np.cumsum(given, axis=1)], axis=1)
 
-    def locate(self, sequence: int) -> tuple[int, int]:
-        """The source of a global sequence, and its number among that source's sequences."""
-        source = int(self.schedule[(sequence - self.start) % PERIOD])
-        return source, self.given_before(sequence)[source]
-
     def given_before(self, sequence: int) -> tuple[int, ...]:
         periods, slot = divmod(sequence - self.start, PERIOD)
         counts = np.array(self.given) + periods * np.array(self.shares) + self.before[:, slot]
@@ -79,8 +74,10 @@ class Mixture:
         return Mixture((*self.phases, Phase(sequence, shares, current.given_before(sequence))))
 
     def locate(self, sequence: int) -> tuple[int, int]:
+        """The source of a global sequence, and its number among that source's sequences."""
         phase = next(p for p in reversed(self.phases) if p.start <= sequence)
-        return phase.locate(sequence)
+        source = int(phase.schedule[(sequence - phase.start) % PERIOD])
+        return source, phase.given_before(sequence)[source]
 
     def to_json(self) -> list[dict[str, Any]]:
         return [{"start": p.start, "shares": list(p.shares), "given": list(p.given)} for p in self.phases]
