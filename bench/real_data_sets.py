@@ -7,7 +7,7 @@ planetlab   design  490 nodes, a symmetric matrix: unordered pairs
 menog       design  2,161 pairs of RIPE Atlas probes and destinations with at least ten answers; the median of their
                     results' minima
 next-ping   design  MENOG again: single pings of pairs that were measured before, each queried from what lies before it
-wonder      test    242 cities: unordered pairs, the mean of both directions' average; nodes are names; distances
+wonder      test    248 cities: unordered pairs, the mean of both directions' average; nodes are names; distances
 filecoin    test    airports (where RIPE Atlas probes are near) to storage providers: directed pairs, the median of a
                     pair's answered results; its single results are known, and score the probability of a failure
 aws         test    32 regions: unordered pairs, the mean of both directions' medians; nodes are names
@@ -286,7 +286,7 @@ DATA_SETS: Final = (
         shares=(),
         read=lambda folder: NextPings(pings=_menog(folder)),
     ),
-    DataSet(name="wonder", title="WonderNetwork 2018, 242 cities", role="test", shares=(0.05, 0.2, 0.5), read=_wonder),
+    DataSet(name="wonder", title="WonderNetwork 2018, 248 cities", role="test", shares=(0.05, 0.2, 0.5), read=_wonder),
     DataSet(name="filecoin", title="Filecoin/Atlas 2021", role="test", shares=(0.2, 0.5, 0.8), read=_filecoin),
     DataSet(name="aws", title="AWS regions 2026", role="test", shares=(0.2, 0.5), read=_aws),
 )
