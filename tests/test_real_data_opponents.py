@@ -7,7 +7,7 @@ import pytest
 
 from ping_llm.baselines.factors import LogFactors
 from ping_llm.baselines.interface import Baseline
-from ping_llm.core.rtt import Floats
+from ping_llm.core.rtt import Floats, Ints
 from real_data import Answered, Fitting
 from real_data_opponents import DistanceOffsets, NodeTrees, SchattenCompletion, blend_weights
 from real_data_sets import PairTask, RealPairs, timeless, unrelated_addresses
@@ -21,9 +21,9 @@ def places() -> Floats:
     return np.asarray(np.linalg.norm(place[:, None] - place, axis=2))
 
 
-def task_of(rtt: Callable[[Floats, Floats], Floats], known: float = 0.5) -> PairTask:
+def task_of(rtt: Callable[[Ints, Ints], Floats], known: float = 0.5) -> PairTask:
     source, destination = np.triu_indices(NODES, 1)
-    pairs = timeless(source, destination, rtt(source, destination))
+    pairs = timeless(source, destination, rtt(source.astype(np.int64), destination.astype(np.int64)))
     return RealPairs(pairs=pairs, nodes=unrelated_addresses(NODES), symmetric=True).task(known, 0, 500)
 
 
@@ -37,7 +37,7 @@ def test_distance_and_offsets_are_recovered_beside_outliers(places: Floats) -> N
     offset = rng.uniform(1, 30, NODES)
     spoilt = np.where(rng.random((NODES, NODES)) < 0.1, 5.0, 1.0)
 
-    def rtt(source: Floats, destination: Floats) -> Floats:
+    def rtt(source: Ints, destination: Ints) -> Floats:
         plain = 1.5 * places[source, destination] / 100 + offset[source] + offset[destination]
         return np.asarray(plain * spoilt[source, destination])
 
@@ -53,7 +53,7 @@ def test_nothing_is_predicted_below_light_in_fibre(places: Floats) -> None:
 def test_a_matrix_of_small_nuclear_norm_is_completed() -> None:
     factor = np.random.default_rng(2).normal(0, 0.7, (2, NODES))
 
-    def rtt(source: Floats, destination: Floats) -> Floats:
+    def rtt(source: Ints, destination: Ints) -> Floats:
         return np.asarray(20 * np.exp((factor[:, source] * factor[:, destination]).sum(axis=0)))
 
     base = LogFactors(rank=0, symmetric=True)
@@ -63,7 +63,7 @@ def test_a_matrix_of_small_nuclear_norm_is_completed() -> None:
 
 @pytest.mark.parametrize("forest", [False, True], ids=["boosted", "forest"])
 def test_trees_learn_what_a_distance_is_good_for(places: Floats, forest: bool) -> None:
-    def rtt(source: Floats, destination: Floats) -> Floats:
+    def rtt(source: Ints, destination: Ints) -> Floats:
         return np.asarray(10 + places[source, destination] / 50)
 
     base, task = LogFactors(rank=0, symmetric=True), task_of(rtt)
