@@ -11,8 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 from ping_llm.cli.main import app
-from ping_llm.cli.options import check_folder, file_errors, write_table
-from ping_llm.core.errors import PingLlmError
+from ping_llm.cli.options import check_folder, write_table
+from ping_llm.core.errors import PingLlmError, explained
 from ping_llm.evaluate.split import write_split
 from ping_llm.rows.manifest import MANIFEST
 from ping_llm.rows.measurement_set import read_observations
@@ -184,7 +184,7 @@ def test_what_the_system_refuses_to_write_is_one_line_and_leaves_nothing_behind(
         write_table(pa.table({"a": [1]}), tmp_path / "folder.csv")
     assert [path.name for path in tmp_path.iterdir()] == ["folder.csv"]
     refused = "cannot write to there: No space left on device"
-    with pytest.raises(PingLlmError, match=refused), file_errors("cannot write to there"):
+    with pytest.raises(PingLlmError, match=refused), explained("cannot write to there", OSError):
         raise OSError(28, "No space left on device")
 
 

@@ -13,7 +13,7 @@ from typer import Argument, Option
 
 from ping_llm.cli import options
 from ping_llm.core.console import err, progress
-from ping_llm.core.errors import PingLlmError
+from ping_llm.core.errors import PingLlmError, explained
 from ping_llm.report.formatting import SI, duration, short
 
 if TYPE_CHECKING:
@@ -203,13 +203,13 @@ def prepare(
 
 def _timings_to(path: Path | None, open_files: ExitStack, measured: "list[Timing]") -> "OnTiming":
     """What takes timings: it appends each to the list and, if there is a file, writes it there as a line of JSON."""
-    with options.file_errors(f"--timings {path}"):
+    with explained(f"--timings {path}", OSError):
         file = open_files.enter_context(path.open("wb", buffering=0)) if path else None
 
     def on_timing(timing: "Timing") -> None:
         measured.append(timing)
         if file:
-            with options.file_errors(f"--timings {path}"):
+            with explained(f"--timings {path}", OSError):
                 file.write(json.dumps(asdict(timing)).encode() + b"\n")
 
     return on_timing

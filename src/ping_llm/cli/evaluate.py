@@ -11,7 +11,7 @@ from typer import Argument, Option
 
 from ping_llm.cli import options
 from ping_llm.core.console import err, progress
-from ping_llm.core.errors import PingLlmError
+from ping_llm.core.errors import PingLlmError, explained
 
 if TYPE_CHECKING:
     from ping_llm.evaluate.split import Split
@@ -132,7 +132,7 @@ def evaluate(
     with progress("evaluating") as advance:
         settings: dict[str, Any] = {"questions": questions, "seed": seed, "oracle": truth, "only": only}
         found = run(measured, predictors, **settings, advance=advance, finished=finished)
-    with options.file_errors(f"cannot write to {plots or 'evaluation.json'}"):
+    with explained(f"cannot write to {plots or 'evaluation.json'}", OSError):
         written = save_evaluation(found, sources)  # for `ping-llm report`
         written += plot(found, plots) if plots else []
     for path in written:

@@ -2,8 +2,8 @@
 
 import json
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,7 +12,7 @@ from rich.table import Table
 from typer import Argument, Option
 
 from ping_llm.core.console import err, no_progress, out, progress
-from ping_llm.core.errors import PingLlmError
+from ping_llm.core.errors import PingLlmError, explained
 from ping_llm.core.files import atomic_file
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def read_measurements(files: Sequence[str], columns: dict[str, str]) -> "Measure
 
 def show(value: Any, json_output: bool, *texts: Any) -> None:
     """The result of a command: as JSON (times and the like as text), or as lines of text and rich tables."""
-    with file_errors("cannot write to standard output"):
+    with explained("cannot write to standard output", OSError):
         for text in [json.dumps(value, default=str)] if json_output else texts:
             out.print(text, soft_wrap=isinstance(text, str), markup=False)
 
@@ -121,23 +121,12 @@ def check_file(path: Path | None, *suffixes: str) -> None:
     check_folder(path.parent, f"--output {path}")
 
 
-@contextmanager
-def file_errors(what: str) -> Iterator[None]:
-    """What the system refuses, and a text that is none, become one line that begins with `what`."""
-    try:
-        yield
-    except UnicodeDecodeError as error:
-        raise PingLlmError(f"{what}: not UTF-8 text") from error
-    except OSError as error:
-        raise PingLlmError(f"{what}: {error.strerror or error}") from error
-
-
 def write_table(table: "pa.Table", path: Path) -> None:
     """As the ending of the name says."""
     import pyarrow.parquet as pq
     from pyarrow import csv
 
-    with file_errors(f"cannot write to {path}"):
+    with explained(f"cannot write to {path}", OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_file(path) as unfinished:
             (csv.write_csv if path.suffix == ".csv" else pq.write_table)(table, unfinished)

@@ -7,9 +7,9 @@ from typing import Annotated
 
 from typer import Option
 
-from ping_llm.cli.options import AnyCheckpoint, file_errors
+from ping_llm.cli.options import AnyCheckpoint
 from ping_llm.core.console import err
-from ping_llm.core.errors import PingLlmError, need
+from ping_llm.core.errors import PingLlmError, explained, need
 
 _VARIABLE = "PING_LLM_TOKEN"
 
@@ -70,7 +70,7 @@ def _token(given: str | None, file: Path | None) -> str | None:
         raise PingLlmError("give --token or --token-file, not both")
     if file is None:
         return given if given is not None else os.environ.get(_VARIABLE) or None
-    with file_errors(f"cannot read the token file {file}"):
+    with explained(f"cannot read the token file {file}", OSError, UnicodeDecodeError):
         lines = file.read_text(encoding="utf-8").splitlines()
     if not lines or not lines[0].strip():
         raise PingLlmError(f"the first line of the token file {file} must be the token")

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 import typer
 from typer import Argument, Option
 
-from ping_llm.cli.options import Json, OutputFolder, Overwrite, check_file, check_folder, file_errors, show
-from ping_llm.core.errors import PingLlmError
+from ping_llm.cli.options import Json, OutputFolder, Overwrite, check_file, check_folder, show
+from ping_llm.core.errors import PingLlmError, explained
 
 
 def train(
@@ -88,10 +88,10 @@ def export(
 
     check_folder(output, f"--output {output}")
     check_replaceable(output, overwrite=overwrite)
-    with file_errors(f"cannot read the model card {card}"):
+    with explained(f"cannot read the model card {card}", OSError, UnicodeDecodeError):
         text = card.read_text(encoding="utf-8") if card else None
     trained = load_trained(run)
-    with file_errors(f"cannot write to {output}"):
+    with explained(f"cannot write to {output}", OSError):
         save_trained(trained, output, model_card(trained) if text is None else text, overwrite=overwrite)
     files = sorted(output.iterdir())
     size = sum(file.stat().st_size for file in files)
@@ -129,7 +129,7 @@ def convert(
     check_folder(output, f"--output {output}")
     from ping_llm.integrations.maxtext.convert import convert_from_maxtext, convert_to_maxtext
 
-    with file_errors(f"cannot write to {output}"):
+    with explained(f"cannot write to {output}", OSError):
         if to:
             done = convert_to_maxtext(model, output, overwrite=overwrite)
         else:
@@ -172,7 +172,7 @@ def report(
     where = output or (runs[0] / REPORT if len(runs) == 1 else Path(REPORT))
     if output or where.is_dir():
         check_file(where)
-    with file_errors(f"cannot write to {where}"):
+    with explained(f"cannot write to {where}", OSError):
         write_report(runs, where, evaluations=given, with_sequences=sequences)
     if open_it:
         typer.launch(str(where.resolve()))

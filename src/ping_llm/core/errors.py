@@ -16,6 +16,8 @@ class MeasurementError(PingLlmError):
 
 def one_line(error: BaseException, limit: int = 200) -> str:
     """What an exception of another package says, as it may stand in a message of ours."""
+    if isinstance(error, UnicodeDecodeError):
+        return "not UTF-8 text"
     said = (isinstance(error, OSError) and error.strerror) or str(error)
     return " ".join(said.split())[:limit] or type(error).__name__
 
