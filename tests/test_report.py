@@ -300,6 +300,12 @@ class TestCommand:
         assert isinstance(error, PingLlmError)
         assert str(error) == f"{tmp_path}/other is not the folder of a run: there is no config.yml in it"
 
+    def test_a_run_may_be_the_folder_that_one_is_in(
+        self, tmp_path: Path, run_report: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(finished(tmp_path / "run"))
+        assert run_report(".").exit_code == 0
+
     def test_an_exported_model_is_no_run(self, tmp_path: Path, run_report: Callable[..., Any]) -> None:
         run = make_run(tmp_path / "model")
         (run / "model.safetensors.index.json").write_text("{}")

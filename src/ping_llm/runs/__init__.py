@@ -27,7 +27,7 @@ class RunFolder:
         self.picture = path / "loss.png"
         self.tensorboard = path / "tensorboard"
         self.profile = path / "profile"
-        self.lock = path.with_name(f".{path.name}.lock")
+        self.lock = path.absolute().parent / f".{path.absolute().name}.lock"
         """Beside the folder: a copy from the store replaces that as a whole."""
 
     @classmethod
