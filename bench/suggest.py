@@ -28,8 +28,9 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--budgets", default="50,200,1000")
     parser.add_argument("--held-out", type=int, default=300)
+    parser.add_argument("--context", type=int, default=512)
     options = parser.parse_args()
-    model = Predictor.from_pretrained(options.model)
+    model = Predictor.from_pretrained(options.model, context=options.context)
     for name, pairs, nodes, share in _sets(options.folder):
         sys.stdout.write(f"\n{name}\n{'':30s}{'median RE':>10s}{'MAE ms':>9s}{'mean |ln|':>11s}\n")
         for budget in (0, *map(int, options.budgets.split(","))):
