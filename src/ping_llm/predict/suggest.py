@@ -1,9 +1,9 @@
-"""What to measure next: the pairs that are least certain, between nodes of which least is known.
+"""What to measure next: the pairs that are least certain, spread over the nodes.
 
-A measurement says something about its pair, and about all other pairs of its two ends, the more the fewer of them are
-known. So the value of a candidate is the width of its predicted interval in ln RTT, times 1 / (1 + measurements) of
-either end, and the best one is taken, as if it had been measured, before the next is looked for. Of candidates that
-link two parts of the network between which nothing is known, each one taken makes the others worth less.
+A measurement says something about its pair, and about all other pairs of its two ends. So the value of a candidate is
+the width of its predicted interval in ln RTT, divided by 1 + the number of pairs of its ends that were taken before,
+and the best one is taken before the next is looked for. Of candidates that link two parts of the network between which
+nothing is known, each one taken makes the others worth less, too. `bench/suggest.py` has what that is worth.
 """
 
 from collections.abc import Sequence
@@ -20,8 +20,8 @@ LEVELS: Final = (0.05, 0.5, 0.95)
 _MAX_PAIRS: Final = 2_000_000
 """Of more pairs, so many are drawn."""
 _FEWEST_CANDIDATES: Final = 1_000
-_FOR_EACH: Final = 4
-"""Predictions for each suggestion, beyond the fewest."""
+_FOR_EACH: Final = 1
+"""Further candidates for each suggestion. Each is a prediction."""
 
 
 def unmeasured_pairs(known: Observations, nodes: Sequence[str]) -> Questions:
@@ -44,34 +44,31 @@ def shortlist(pairs: Questions, known: Observations, budget: int) -> Ints:
     limit = _FEWEST_CANDIDATES + _FOR_EACH * budget
     if len(pairs) <= limit:
         return np.arange(len(pairs))
-    late = np.random.default_rng(0).exponential(size=len(pairs)) / _need(pairs, _measurements(pairs, known))
+    ends = np.concatenate([known.source, known.destination])
+    count = np.bincount(ends, minlength=_nodes(pairs, known))
+    weight = 1 / (1 + count[pairs.source]) + 1 / (1 + count[pairs.destination])
+    late = np.random.default_rng(0).exponential(size=len(pairs)) / weight
     return np.sort(np.argpartition(late, limit)[:limit])
 
 
 def most_informative(pairs: Questions, width: Floats, known: Observations, budget: int) -> Ints:
     """Rows of the most valuable pairs, best first; `width` is that of their intervals in ln RTT."""
-    count, answered = _measurements(pairs, known), known.answered
-    graph = coo_array((np.ones(len(answered)), (answered.source, answered.destination)), shape=(len(count), len(count)))
+    nodes, answered = _nodes(pairs, known), known.answered
+    graph = coo_array((np.ones(len(answered)), (answered.source, answered.destination)), shape=(nodes, nodes))
     parts = connected_components(graph, directed=False)[1]
     ends = np.sort(parts[np.stack([pairs.source, pairs.destination])], axis=0)
-    _, link = np.unique(ends[0] * len(count) + ends[1], return_inverse=True)
-    links = np.zeros(len(pairs))
-    left = width.copy()
+    _, link = np.unique(ends[0] * nodes + ends[1], return_inverse=True)
+    taken, links, left = np.zeros(nodes), np.zeros(len(pairs)), width.copy()
     chosen = np.zeros(min(budget, len(pairs)), np.int64)
     for place in range(len(chosen)):
-        best = chosen[place] = np.argmax(left * _need(pairs, count) / (1 + links[link]))
+        value = left / (1 + taken[pairs.source] + taken[pairs.destination]) / (1 + links[link])
+        best = chosen[place] = np.argmax(value)
         left[best] = -1.0
-        count[[pairs.source[best], pairs.destination[best]]] += 1
+        taken[[pairs.source[best], pairs.destination[best]]] += 1
         links[link[best]] += ends[0, best] != ends[1, best]
     return chosen
 
 
-def _need(pairs: Questions, count: Ints) -> Floats:
-    return np.asarray(1 / (1 + count[pairs.source]) + 1 / (1 + count[pairs.destination]))
-
-
-def _measurements(pairs: Questions, known: Observations) -> Ints:
-    """Of each node."""
-    ends = np.concatenate([known.source, known.destination])
-    every = np.concatenate([ends, pairs.source, pairs.destination])
-    return np.bincount(ends, minlength=1 + every.max(initial=0))
+def _nodes(pairs: Questions, known: Observations) -> int:
+    every = (pairs.source, pairs.destination, known.source, known.destination)
+    return 1 + max(int(column.max(initial=0)) for column in every)
