@@ -10,13 +10,14 @@ STEPS ?= 1000
 # A file's tests stay together: they share fixtures that take long to make.
 PARALLEL := --numprocesses auto --maxprocesses 8 --dist loadfile
 
-.PHONY: help setup demo test test-slow test-random test-maxtext test-tensorflow lint dist architecture config-page bench lock clean
+.PHONY: help setup demo test test-slow test-faults test-random test-maxtext test-tensorflow lint dist architecture config-page bench lock clean
 
 help:
 	@echo "make setup      create .venv from requirements.lock"
 	@echo "make demo       simulate an Internet, prepare probe rows, train a small model, compare it"
 	@echo "make test       linters, type checker, import contract and tests"
 	@echo "make test-slow  the tests that take longer: runs that are killed, several processes, real data at length"
+	@echo "make test-faults  kill, fill the disk, flip bits and start twice, and compare with the undisturbed result"
 	@echo "make test-random  the property tests with fresh random examples"
 	@echo "make test-maxtext  the tests of the MaxText integration, in an environment of their own (Python 3.12 or 3.13)"
 	@echo "make test-tensorflow  the tests of the backends that need TensorFlow, in the same environment"
@@ -51,6 +52,10 @@ test: lint
 
 test-slow: setup
 	@$(BIN)/python -m pytest $(PARALLEL) -m slow
+
+# Each process makes what its trials begin with, once.
+test-faults: setup
+	@$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 tests/faults
 
 test-random: setup
 	@HYPOTHESIS_PROFILE=random $(BIN)/python -m pytest $(PARALLEL) $$(grep -lE "^from hypothesis" tests/test_*.py)

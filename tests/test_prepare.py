@@ -29,7 +29,6 @@ from ping_llm.rows.dataset import RowSet
 from ping_llm.rows.manifest import Manifest
 from ping_llm.rows.partition import partition
 from ping_llm.rows.prepare import MIB, PrepareSettings, TaskSizes, prepare
-from ping_llm.rows.work_folder import WorkFolder
 from ping_llm.sources.simulator import SimulatorSettings, simulate
 
 WriteParquet = Callable[..., Path]
@@ -370,10 +369,33 @@ class TestExistingOutput:
             run(tmp_path / "rows", write_parquet(random_measurements(100)))
         assert (tmp_path / "rows" / "train.arrayrecord").read_bytes() == b"mine"
 
-    def test_two_preparations_do_not_write_to_one_folder(self, tmp_path: Path, write_parquet: WriteParquet) -> None:
-        folder = WorkFolder.of(PrepareSettings(inputs=(), output=tmp_path / "rows"), "")
-        with folder.locked(), pytest.raises(PingLlmError, match="is in use by process"):
-            run(tmp_path / "rows", write_parquet(random_measurements(100)))
+    def test_a_second_preparation_leaves_a_running_one_alone(self, tmp_path: Path, write_parquet: WriteParquet) -> None:
+        file = write_parquet(random_measurements(2_000))
+        run(tmp_path / "rows", file)
+        before = dataset_bytes(tmp_path / "rows")
+        refused: list[object] = []
+
+        def second(timing: object) -> None:
+            with pytest.raises(PingLlmError, match="is in use by process") as error:
+                run(tmp_path / "rows", file)
+            refused.append(error)
+
+        settings = PrepareSettings(inputs=(str(file),), output=tmp_path / "rows", workers=1, overwrite=True)
+        prepare(settings, second)
+        assert len(refused) == 2  # tasks
+        assert dataset_bytes(tmp_path / "rows") == before
+        assert not [path.name for path in (tmp_path / "rows").iterdir() if path.name.startswith(".")]
+
+    def test_input_that_was_unreadable_can_be_repaired(self, tmp_path: Path, write_parquet: WriteParquet) -> None:
+        file = write_parquet(random_measurements(2_000), compression="zstd")
+        whole = file.read_bytes()
+        file.write_bytes(whole[:200] + bytes(len(whole) // 2) + whole[200 + len(whole) // 2 :])
+        with pytest.raises(PingLlmError, match="cannot read"):
+            run(tmp_path / "rows", file)
+        assert not (tmp_path / "rows").exists()
+        file.write_bytes(whole)
+        run(tmp_path / "rows", file)
+        assert contents(tmp_path / "rows") == expected(random_measurements(2_000))
 
     def test_changed_input_is_other_input(self, tmp_path: Path, write_parquet: WriteParquet) -> None:
         run(tmp_path / "rows", write_parquet(random_measurements(1_000)))

@@ -14,6 +14,7 @@ import pytest
 
 from conftest import random_measurements
 from ping_llm.core.errors import PingLlmError
+from ping_llm.core.files import file_sha256, sealed, unsealed
 from ping_llm.core.measurements import SCHEMA
 from ping_llm.evaluate.split import PROTOCOLS, read_split, trained_on, write_split
 from ping_llm.rows.measurement_set import MeasurementSet, read_observations, rows_observations
@@ -129,6 +130,10 @@ class TestFolder:
         table = pq.read_table(tmp_path / "split" / name)
         spoiled = table.set_column(table.column_names.index(column), column, pa.array([value] * len(table)))
         pq.write_table(spoiled, tmp_path / "split" / name)
+        file = tmp_path / "split" / "split.json"
+        description = unsealed(json.loads(file.read_text()))
+        description["files"][name] = file_sha256(tmp_path / "split" / name)  # as a stranger would
+        file.write_text(json.dumps(sealed(description)))
         with pytest.raises(PingLlmError, match=r"is not a split, or is damaged|not an address") as refused:
             read_split(tmp_path / "split")
         assert "\n" not in str(refused.value)
@@ -139,7 +144,7 @@ class TestFolder:
     def test_a_description_that_no_split_can_have_is_one_line(self, tmp_path: Path, change: dict[str, Any]) -> None:
         write_split(random_world(5_000), tmp_path / "split", GENEROUS)
         file = tmp_path / "split" / "split.json"
-        file.write_text(json.dumps(json.loads(file.read_text()) | change))
+        file.write_text(json.dumps(sealed(unsealed(json.loads(file.read_text())) | change)))
         with pytest.raises(PingLlmError):
             read_split(tmp_path / "split")
         for text in ("[]", "{" * 100_000, '{"format": ' + "[" * 100_000):

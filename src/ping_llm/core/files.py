@@ -13,6 +13,7 @@ import errno
 import fcntl
 import glob
 import hashlib
+import json
 import os
 import re
 import shutil
@@ -236,3 +237,19 @@ def sha256_digest(digest: Any, where: object) -> str:
     if not isinstance(digest, str) or not _SHA256.fullmatch(digest):
         raise PingLlmError(f"{where} holds {str(digest)[:80]!r} where a SHA-256 digest should be; do not use it")
     return digest
+
+
+def sealed(values: dict[str, Any]) -> dict[str, Any]:
+    """What is stored as JSON, with a checksum of it."""
+    return {**values, "sha256": _seal(values)}
+
+
+def unsealed(stored: dict[str, Any]) -> dict[str, Any]:
+    values = {name: value for name, value in stored.items() if name != "sha256"}
+    if stored.get("sha256") != _seal(values):
+        raise ValueError("its values are not those that were saved")
+    return values
+
+
+def _seal(values: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()

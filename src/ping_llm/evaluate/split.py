@@ -19,7 +19,7 @@ As a folder, others can train on the same part and be asked the same questions:
     history.parquet                 likewise
     questions-PROTOCOL.parquet      likewise, the answers included
     nodes.parquet                   the address of each node, in the order of their numbers
-    split.json                      the rule, the settings, the cut time and how many measurements went where
+    split.json                      the rule, the settings, the cut time, how many measurements went where, checksums
 """
 
 import json
@@ -36,7 +36,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ping_llm.core.errors import PingLlmError
-from ping_llm.core.files import atomic_folder
+from ping_llm.core.files import atomic_folder, file_sha256, relative_name, sealed, unsealed
 from ping_llm.core.measurements import MAX_RTT_MS, SCHEMA, UNPARSABLE, parse_addresses, source_hash
 from ping_llm.core.randomness import GOLDEN, mix64, uniform
 from ping_llm.core.rtt import Bools, Floats, Ints, Observations, Questions
@@ -71,7 +71,7 @@ _PAIR_SALT: Final = np.uint64(0x9A12_5A17_0000_0002)
 _KEPT_SALT: Final = np.uint64(0x6E97_5A17_0000_0003)
 _HALF_SALT: Final = np.uint64(0x4A1F_5A17_0000_0004)
 
-FORMAT_VERSION: Final = 1
+FORMAT_VERSION: Final = 2
 TRAIN_FILE: Final = "train/measurements.parquet"
 _ROWS_PER_GROUP: Final = 1 << 17
 
@@ -289,7 +289,7 @@ def write_split(
         raise PingLlmError(f"{folder} holds something else than a split and is not overwritten; choose another folder")
     result = split(measured, settings)
     cut = None if result.timeless else result.cut_time_s
-    description = {
+    description: dict[str, Any] = {
         "format": FORMAT_VERSION,
         "rule": RULE,
         "settings": asdict(settings),
@@ -310,7 +310,8 @@ def write_split(
             for name, part in parts.items():
                 (unfinished / name).parent.mkdir(exist_ok=True)
                 _write(unfinished / name, part, addresses, ip_version)
-            (unfinished / SPLIT_FILE).write_text(json.dumps(description, indent=2) + "\n")
+            description["files"] = {name: file_sha256(unfinished / name) for name in ("nodes.parquet", *parts)}
+            (unfinished / SPLIT_FILE).write_text(json.dumps(sealed(description), indent=2) + "\n")
     except OSError as error:
         raise PingLlmError(f"cannot write {folder}: {error.strerror or error}") from error
     return result
@@ -344,6 +345,10 @@ def read_split(folder: Path) -> Split:
             raise PingLlmError(
                 f"{folder} has format {description['format']}; this version of ping-llm reads {FORMAT_VERSION}"
             )
+        unsealed(description)
+        for name, checksum in description["files"].items():
+            if file_sha256(folder / relative_name(name, folder / SPLIT_FILE)) != checksum:
+                raise ValueError(f"{name} is not what was written")
         nodes = pq.read_table(folder / "nodes.parquet")["address"].combine_chunks()
         _node_hashes(tuple(nodes.to_pylist()))  # all are addresses, each once
         asked = [name for name in PROTOCOLS if name in description["questions"]]

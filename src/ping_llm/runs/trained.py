@@ -6,7 +6,6 @@ model.safetensors.index.json         which array is in which file (Hugging Face'
 README.md                            the model card
 """
 
-import hashlib
 import json
 import logging
 import sys
@@ -20,13 +19,15 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 import safetensors.flax
+import yaml
 from flax import nnx
 from jax.sharding import SingleDeviceSharding
+from safetensors import SafetensorError
 
 from ping_llm.config import Config, load_config
 from ping_llm.config.keys import TEXT_DATASET_TYPES
 from ping_llm.core.errors import PingLlmError, explained
-from ping_llm.core.files import atomic_folder, file_sha256, relative_name, sha256_digest
+from ping_llm.core.files import atomic_folder, file_sha256, relative_name, sha256_digest, unsealed
 from ping_llm.data.completer import COMPLETER_DATA
 from ping_llm.models.completer.model import CompleterSettings, SetTransformer
 from ping_llm.models.lm import ModelSettings, Transformer
@@ -78,12 +79,13 @@ def load_trained(where: Path | str | None = None) -> Trained:
         with explained(f"{folder / name} cannot be read"):
             if file_sha256(folder / name) != checksum:
                 raise PingLlmError(f"{folder / name} is damaged: its checksum is not the one that was stored with it")
-            found |= safetensors.flax.load_file(folder / name)
+            if name != file.name:
+                found |= safetensors.flax.load_file(folder / name)
     return Trained(config=config, weights=weights_of(config, found, folder), steps=steps, where=str(folder))
 
 
 def _read_index(file: Path) -> tuple[int, dict[str, str]]:
-    """Steps done, and the checksum of each file of weights."""
+    """Steps done, and the checksums of the files of weights and of the configuration."""
     with explained(f"{file} is not the index of a model"):
         metadata = json.loads(file.read_text())["metadata"]
         steps, files = metadata["steps"], metadata["sha256"]
@@ -124,7 +126,10 @@ def _newest_checkpoint(folder: Path, config: Config) -> tuple[int, Any]:
         with explained(f"the checkpoint {folder / str(step)} is damaged, or of another model than config.yml says"):
             tree = {name: ocp.args.StandardRestore(like)}
             items = manager.restore(step, args=ocp.args.Composite(**tree, run=ocp.args.JsonRestore()))
-            stored, count = read_record(items["run"])["digests"], len(jax.tree.leaves(like))
+            record = unsealed(items["run"])
+            stored, count = record["digests"], len(jax.tree.leaves(like))
+            if _settings(Config(**yaml.safe_load(record["config"]))) != _settings(config):
+                raise ValueError("config.yml describes another model than the one that was saved")
             if (stored[:count] if name == "weights" else stored[-count:]) != digests(items[name]):
                 raise ValueError("its arrays are not those that were saved")
         return step, items[name]
@@ -146,22 +151,6 @@ def _digests(tree: Any) -> jax.Array:
     return jnp.stack([of(leaf) for leaf in jax.tree.leaves(tree)])
 
 
-def make_record(**values: Any) -> dict[str, Any]:
-    """What a checkpoint stores beside its arrays, with a checksum of it."""
-    return {**values, "sha256": _checksum(values)}
-
-
-def read_record(record: dict[str, Any]) -> dict[str, Any]:
-    values = {name: value for name, value in record.items() if name != "sha256"}
-    if record.get("sha256") != _checksum(values):
-        raise ValueError("what it says about its data and digests is not what was saved")
-    return values
-
-
-def _checksum(values: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
-
-
 def save_trained(
     trained: Trained, folder: Path, card: str, *, overwrite: bool = False, dtype: str = "bfloat16"
 ) -> None:
@@ -169,15 +158,17 @@ def save_trained(
     check_replaceable(folder, overwrite=overwrite)
     parts = _parts({name: array.astype(dtype) for name, array in by_name(trained.weights).items()})
     index: dict[str, Any] = {"metadata": {"steps": trained.steps, "sha256": {}}, "weight_map": {}}
-    with atomic_folder(folder) as unfinished:
+    failure = explained(f"cannot write to {folder}", OSError, SafetensorError)
+    with failure, atomic_folder(folder) as unfinished:
         for number, part in enumerate(parts, start=1):
             name = f"model-{number:05d}-of-{len(parts):05d}.safetensors"
             safetensors.flax.save_file(part, unfinished / name)
             (unfinished / name).chmod(0o644)  # safetensors makes it readable by its owner only
             index["metadata"]["sha256"][name] = file_sha256(unfinished / name)
             index["weight_map"] |= dict.fromkeys(part, name)
-        (unfinished / _INDEX).write_text(json.dumps(index, indent=1) + "\n")
         (unfinished / "config.yml").write_text(trained.config.to_yaml())
+        index["metadata"]["sha256"]["config.yml"] = file_sha256(unfinished / "config.yml")
+        (unfinished / _INDEX).write_text(json.dumps(index, indent=1) + "\n")
         (unfinished / "README.md").write_text(card)
 
 
@@ -243,6 +234,10 @@ def model_settings(config: Config) -> ModelSettings:
         quantization=config.quantization,
         remat=config.remat_policy,
     )
+
+
+def _settings(config: Config) -> ModelSettings | CompleterSettings:
+    return completer_settings(config) if config.dataset_type in COMPLETER_DATA else model_settings(config)
 
 
 def completer_settings(config: Config) -> CompleterSettings:

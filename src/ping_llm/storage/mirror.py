@@ -11,7 +11,7 @@ held one.
 import json
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache
@@ -145,7 +145,7 @@ class Mirror:
             entries = {name: job.result() for name, job in jobs.items()}
         deleted = {_step_of(name) for name, entry in entries.items() if entry is None} - {""}
         files = {name: entry for name, entry in entries.items() if entry and _step_of(name) not in deleted}
-        state = {"step": max((int(step) for step in map(_step_of, files) if step), default=-1), "files": files}
+        state = {"step": _newest(files), "files": files}
         (self._remote / STATE).write_text(json.dumps(state, indent=1) + "\n")
         gone = before.keys() - files.keys()
         steps = set(map(_step_of, gone)) - {"", *map(_step_of, files)}
@@ -191,6 +191,10 @@ def _step_of(name: str) -> str:
     return parts[1] if parts[0] == CHECKPOINTS and len(parts) > 2 else ""
 
 
+def _newest(names: Iterable[str]) -> int:
+    return max((int(step) for step in map(_step_of, names) if step.isdigit()), default=-1)
+
+
 def newest_step(folder: Path) -> int:
     """Steps of the newest checkpoint in a run's folder; -1 if there is none."""
     return max((int(p.name) for p in (folder / CHECKPOINTS).glob("[0-9]*") if p.name.isdigit()), default=-1)
@@ -220,6 +224,8 @@ def _read_state(remote: Location) -> dict[str, Any] | None:
             relative_name(name, where): {"bytes": int(entry["bytes"]), "sha256": sha256_digest(entry["sha256"], where)}
             for name, entry in value["files"].items()
         }
+        if int(value["step"]) != _newest(files):
+            raise ValueError("the step is not that of its newest checkpoint")
         return {"step": int(value["step"]), "files": files}
     except MissingError:
         return None

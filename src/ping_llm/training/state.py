@@ -28,10 +28,11 @@ from ping_llm.batches.spec import DataState, TrainLoader
 from ping_llm.config import Config, load_config
 from ping_llm.core.console import err
 from ping_llm.core.errors import PingLlmError, one_line
+from ping_llm.core.files import sealed, unsealed
 from ping_llm.data.completer import COMPLETER_DATA
 from ping_llm.data.stream import POSITIONS, StreamLoader
 from ping_llm.runs.task import task_of
-from ping_llm.runs.trained import digests, make_record, quieten_orbax, read_record, vocabulary
+from ping_llm.runs.trained import digests, quieten_orbax, vocabulary
 from ping_llm.training.processes import of_all_processes, tells_of_a_lost_process
 
 _SMALLEST_SHARDED: Final = 2**12
@@ -139,7 +140,7 @@ class Checkpoints:
         if step in self._manager.all_steps():
             return
         trees = {name: ocp.args.StandardSave(tree) for name, tree in _items(state).items()}
-        record = make_record(data=data.to_json(), config=config, digests=digests(state))
+        record = sealed({"data": data.to_json(), "config": config, "digests": digests(state)})
         metrics = None if eval_loss is None else {"eval_loss": eval_loss}
         items = ocp.args.Composite(**trees, run=ocp.args.JsonSave(record))
         with self._saving():
@@ -174,7 +175,7 @@ class Checkpoints:
         items = self._manager.restore(step, args=ocp.args.Composite(**trees, run=ocp.args.JsonRestore()))
         average = items["average"] if like.average is not None else None
         state = TrainState(weights=items["weights"], optimizer=items["optimizer"], average=average)
-        record = read_record(items["run"])
+        record = unsealed(items["run"])
         if record["digests"] != digests(state):
             raise ValueError("its arrays are not those that were saved")
         return step, state, DataState.from_json(record["data"])

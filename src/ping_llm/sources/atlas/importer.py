@@ -10,6 +10,7 @@ file is reported at the end without holding up the rest.
 """
 
 import json
+import shutil
 import sys
 import tempfile
 import time
@@ -28,7 +29,7 @@ import pyarrow.parquet as pq
 
 from ping_llm.core.console import Advance, no_progress
 from ping_llm.core.errors import PingLlmError, explained
-from ping_llm.core.files import file_sha256, staged_files
+from ping_llm.core.files import STAGING, file_sha256, sole_writer, staged_files
 from ping_llm.core.measurements import SCHEMA
 from ping_llm.sources.atlas.chunks import DEFAULT_SIZES, Counts, ReadSizes, parse_file
 from ping_llm.storage import Location, locate
@@ -260,8 +261,12 @@ def import_by_file(
     skipped, total = len(entries), sum(one.bytes for one in found)
     on_progress(total - sum(one.bytes for one in todo), total=total)
     with explained(f"{folder}: cannot be written", OSError), ExitStack() as running:
-        if todo and folder.is_local:
-            (folder.local / LEDGER).mkdir(parents=True, exist_ok=True)
+        if todo and folder.is_local:  # in a store nothing can be locked; there, two imports of a file write the same
+            running.enter_context(sole_writer(folder.local))
+            staging = folder.local / STAGING
+            shutil.rmtree(staging, ignore_errors=True)
+            staging.mkdir()
+            running.callback(shutil.rmtree, staging, ignore_errors=True)
         tasks = running.enter_context((engine or EngineChoice()).open()) if todo else None
         for one, timing in tasks.map(partial(import_file, folder=folder, strict=strict), todo) if tasks else ():
             entries[one.name] = one
@@ -284,7 +289,7 @@ def import_file(found: LedgerEntry, *, folder: Location, strict: bool) -> Ledger
     started = time.perf_counter()
     target, entry = folder / f"{found.name}.parquet", replace(found, dropped={}, examples={})
     # Beside the output, where there is room for it; in the system's folder if that is in a store.
-    scratch = None if folder.is_remote else str(folder.local / LEDGER)
+    scratch = None if folder.is_remote else str(folder.local / STAGING)
     with tempfile.TemporaryDirectory(prefix="ping-llm-", dir=scratch) as unfinished:
         try:
             parsed = parse_file(entry.file, entry, each_packet=entry.packets == "each", strict=strict)
