@@ -9,6 +9,7 @@ import pytest
 from ping_llm.baselines.coordinates import Descent, Dmfsgd, Vivaldi
 from ping_llm.baselines.factors import LogFactors
 from ping_llm.baselines.interface import Baseline
+from ping_llm.baselines.neighbours import Neighbours
 from ping_llm.baselines.sequential import LastValue, MedianOfLast, MovingAverage
 from ping_llm.core.rtt import Floats, History, Observations
 from real_data_sets import MENOG_FILE, PLANETLAB_FILE, Pings, menog_pairs, menog_pings, parted, planetlab_pairs
@@ -43,6 +44,10 @@ def vivaldi(seed: int) -> Vivaldi:
     return Vivaldi(descent=Descent(rate=0.03, seed=seed))
 
 
+def neighbours(seed: int, *, symmetric: bool = False) -> Neighbours:
+    return Neighbours(symmetric=symmetric, base=LogFactors(symmetric=symmetric, seed=seed, base=vivaldi(seed)))
+
+
 @pytest.fixture(scope="module")
 def planetlab(shared_data: Path) -> Observations:
     """Unordered pairs: the matrix is symmetric, and the other direction would be the answer."""
@@ -72,6 +77,9 @@ PLANETLAB: list[tuple[str, Make, float, float, float]] = [
     ("log factors", lambda seed: LogFactors(symmetric=True, seed=seed), 0.5, 0.029, 8.3),
     ("both", lambda seed: LogFactors(symmetric=True, seed=seed, base=vivaldi(seed)), 0.05, 0.071, 17.0),
     ("both", lambda seed: LogFactors(symmetric=True, seed=seed, base=vivaldi(seed)), 0.2, 0.043, 10.8),
+    ("neighbours", lambda seed: neighbours(seed, symmetric=True), 0.05, 0.067, 16.2),
+    ("neighbours", lambda seed: neighbours(seed, symmetric=True), 0.2, 0.027, 9.4),
+    ("neighbours", lambda seed: neighbours(seed, symmetric=True), 0.5, 0.0135, 6.8),
 ]
 MENOG: list[tuple[str, Make, float, float, float]] = [
     ("vivaldi", vivaldi, 0.5, 0.165, 36.0),
@@ -80,6 +88,8 @@ MENOG: list[tuple[str, Make, float, float, float]] = [
     ("dmfsgd", lambda seed: Dmfsgd(descent=Descent(seed=seed)), 0.8, 0.122, 29.0),
     ("log factors", lambda seed: LogFactors(seed=seed), 0.5, 0.155, 36.0),
     ("log factors", lambda seed: LogFactors(seed=seed), 0.8, 0.124, 31.5),
+    ("neighbours", lambda seed: neighbours(seed), 0.5, 0.135, 33.0),
+    ("neighbours", lambda seed: neighbours(seed), 0.8, 0.096, 28.0),
 ]
 
 
