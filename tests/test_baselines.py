@@ -127,6 +127,11 @@ class TestNeighbours:
         fitted = Neighbours(base=LogFactors(rank=0, symmetric=True), symmetric=True).fit(train)
         assert fitted(train) == pytest.approx(fitted(train.reversed()))
 
+    def test_a_pair_that_was_measured_keeps_its_median(self) -> None:
+        train = observed((0, 9, 0, 10), (0, 9, 1, 30), (0, 9, 2, 20), (1, 9, 0, 40), (0, 8, 0, 40), (1, 8, 0, 45))
+        fitted = Neighbours(base=LogFactors(rank=0)).fit(train)
+        assert fitted(asked([0, 1, 1], [9, 8, 9])) == pytest.approx([20.0, 45.0, 40.0])
+
     def test_without_neighbours_and_with_too_many_nodes_the_base_answers(self) -> None:
         base, train = LogFactors(rank=0), random_observations(1000)
         questions = asked([0, 1000, 3], [1, 3, 1000], 2000)
