@@ -6,9 +6,9 @@ pairs of PlanetLab known, the median relative error is .012 instead of .025 with
 .037. (A fifth of every answer is `base` and what it gets wrong for such neighbours.)
 
 How far two nodes are apart is the mean squared difference of their ln RTT to the nodes that both measured, and, as if a
-few more had been measured, of all that `base` expects of them: with few known pairs hardly any are in common. A pair
-that was measured keeps its median. One
-large error must not part two neighbours, so that in distances no RTT differs from what is expected by more than `clip`.
+few more had been measured, of all that `base` expects of them: with few known pairs hardly any are in common. One large
+error must not part two neighbours, so that in distances no RTT differs from what is expected by more than `clip`. A
+pair that was measured keeps its median.
 
 A few dense products of [sources, destinations] matrices: 1 s for 500 nodes, but with the cube of their number.
 """
