@@ -111,7 +111,8 @@ def test_a_reader_that_has_seen_enough_is_no_error() -> None:
 
 
 def test_ctrl_c_leaves_nothing_behind(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "ping_llm", "simulate", "-n", "1000000000", "-o", str(tmp_path / "raw")]
+    # So many that it takes longer than the signal does, and not so many that making their world takes a minute.
+    command = [sys.executable, "-m", "ping_llm", "simulate", "-n", "20000000", "-o", str(tmp_path / "raw")]
     with subprocess.Popen(command, stderr=subprocess.PIPE) as process:
         while not list(tmp_path.rglob("*")) and process.poll() is None:
             time.sleep(0.05)
