@@ -8,18 +8,24 @@ power       a file that gets its name must be on the disk: written, then synced,
 
 import errno
 import os
+import subprocess
 from collections import Counter
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import pytest
 from fault_trials import Tell
 from jobs import JOBS, Bench, Job, Tree, visible
-from supervisor import KILL, NAMES, SENDS, SYNCS, WRITES, Call, Ended
+from supervisor import KILL, NAMES, SENDS, SYNCS, WRITES, Call, Ended, supervise
+
+from ping_llm.rows.manifest import INDEX_TYPES
+from ping_llm.rows.shards import index_table, join_indexes
 
 POINTS: Final = int(os.environ.get("FAULT_POINTS", "8"))
+
 """Calls of a job at which it is disturbed, evenly spaced over all of them."""
 
 
@@ -176,3 +182,41 @@ def test_what_gets_a_name_is_on_the_disk(undisturbed: tuple[str, Undisturbed], t
     named = sum(call.name in NAMES for call in of.calls)
     tell(name, "power", Counter({"same": named - len(of.unsynced), "unsynced": len(of.unsynced)}))
     assert not of.unsynced
+
+
+@contextmanager
+def small_disk(folder: Path, kilobytes: int) -> Iterator[None]:
+    """A disk of memory pages: whatever is written to it counts, through mappings too, which are no calls."""
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={kilobytes}k", "tmpfs", str(folder)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("a disk of memory can be mounted by root only")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_small_disk_is_one_line_or_large_enough(bench: Bench, tell: Tell) -> None:
+    job = JOBS["prepare"]
+    found: Counter[str] = Counter()
+    for kilobytes in range(150, 1250, 100):
+        bench.begin(job)
+        with small_disk(bench.trial / "rows", kilobytes):
+            ended = bench.run(job)
+        came = (
+            "same" if ended.code == 0 else "one line" if ended.is_one_line else f"{ended.code}: {ended.stderr[-900:]}"
+        )
+        found[came] += 1
+    tell("prepare", "small disk", found)
+    assert {*found} == {"same", "one line"}, found
+
+
+def test_an_index_that_does_not_fit_the_disk_is_an_error(bench: Bench) -> None:
+    rows = 200_000
+    part = index_table([np.zeros(rows, kind) for kind in INDEX_TYPES.values()])
+    bench.begin(JOBS["prepare"])
+    with small_disk(bench.trial / "disk", 6_000):
+        ended = supervise(lambda: join_indexes([part], rows, Path("disk/train.index")), bench.trial)
+    assert ended.code > 0
+    assert "No space left on device" in ended.stderr

@@ -279,9 +279,7 @@ def join_indexes(parts: Iterable[pa.Table], rows: int, path: Path) -> None:
     if not rows:
         write_index(INDEX_SCHEMA.empty_table(), path)
         return
-    columns = [
-        np.memmap(path.with_suffix(f".{name}"), dtype=kind, mode="w+", shape=rows) for name, kind in INDEX_TYPES.items()
-    ]
+    columns = [_gathered(path.with_suffix(f".{name}"), np.dtype(kind), rows) for name, kind in INDEX_TYPES.items()]
     begin = 0
     for number, part in enumerate(parts):
         end = begin + len(part)
@@ -290,3 +288,10 @@ def join_indexes(parts: Iterable[pa.Table], rows: int, path: Path) -> None:
         columns[0][begin:end] = number
         begin = end
     write_index(index_table(columns), path)
+
+
+def _gathered(path: Path, kind: np.dtype[Any], rows: int) -> npt.NDArray[Any]:
+    """A column on disk. It is allocated first: on a full disk, writing to a map would be the end of the process."""
+    with path.open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, rows * kind.itemsize)
+    return np.memmap(path, dtype=kind, mode="r+", shape=rows)
