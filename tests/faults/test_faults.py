@@ -24,7 +24,7 @@ from supervisor import KILL, NAMES, SENDS, SYNCS, WRITES, Call, Ended, supervise
 from ping_llm.rows.manifest import INDEX_TYPES
 from ping_llm.rows.shards import index_table, join_indexes
 
-POINTS: Final = int(os.environ.get("FAULT_POINTS", "8"))
+POINTS: Final = int(os.environ.get("FAULT_POINTS", "6"))
 
 """Calls of a job at which it is disturbed, evenly spaced over all of them."""
 
