@@ -60,6 +60,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--queries", type=int, default=2000, help="of each set and seed, at most")
+    parser.add_argument("--compare", type=int, help="on the first of these queries only: models are slow on a CPU")
     parser.add_argument("--baselines", default="*", help="names or patterns; '' for none")
     parser.add_argument("--no-models", action="store_true")
     parser.add_argument("--cache", type=Path, help="folder for the answers of classical methods")
@@ -86,8 +87,9 @@ def main() -> None:
         data = data_set.read(options.folder)
         for name, share in shares.items():
             tasks = {seed: data.task(share, seed, options.queries) for seed in seeds}
-            answers = _classical(name, tasks, options) | _models(name, tasks, models)
-            group = np.concatenate([task.queries.unordered_pair for task in tasks.values()])
+            compared = {seed: data.task(share, seed, options.compare or options.queries) for seed in seeds}
+            answers = _classical(name, tasks, options) | _models(name, compared, models)
+            group = np.concatenate([task.queries.unordered_pair for task in compared.values()])
             found[name] = Comparison.of(answers, group)
             out.print(comparison_table(_title(data_set, share, len(group)), found[name], names), "")
     out.print(legend())
@@ -217,14 +219,14 @@ def _classical(set_name: str, tasks: dict[int, PairTask], options: argparse.Name
                 answers[seed][name] = Answered(**answered)
                 answered = fitting.losses(answers[seed][name])
             of_seeds[name].append(answered)
-        found[name] = _pooled(set_name, name, of_seeds[name], begin)
+        found[name] = _pooled(set_name, name, of_seeds[name], begin, options.compare)
     members = [name for name in names if name != "global median"]
     if len(members) > 1 and all(answers.values()):
         begin = time.monotonic()
         blends = [
             fitting.losses(fitting.blend([answers[seed][m] for m in members])) for seed, fitting in fittings.items()
         ]
-        found["blend"] = _pooled(set_name, "blend", blends, begin)
+        found["blend"] = _pooled(set_name, "blend", blends, begin, options.compare)
     return found
 
 
@@ -246,7 +248,7 @@ def _models(set_name: str, tasks: dict[int, PairTask], models: dict[str, Predict
         begin = time.monotonic()
         answers = (model.predict(task.known, task.queries.questions, task.nodes) for task in tasks.values())
         of_seeds = [losses_of(answer, task) for answer, task in zip(answers, tasks.values(), strict=True)]
-        found[name] = _pooled(set_name, name, of_seeds, begin)
+        found[name] = _pooled(set_name, name, of_seeds, begin, None)
     return found
 
 
@@ -263,8 +265,8 @@ def losses_of(predicted: RttDistribution, task: PairTask) -> Losses:
     return found
 
 
-def _pooled(set_name: str, name: str, of_seeds: list[Losses], begin: float) -> Losses:
-    pooled = {key: np.concatenate([one[key] for one in of_seeds]) for key in of_seeds[0]}
+def _pooled(set_name: str, name: str, of_seeds: list[Losses], begin: float, first: int | None) -> Losses:
+    pooled = {key: np.concatenate([one[key][:first] for one in of_seeds]) for key in of_seeds[0]}
     scores = scores_of(pooled)
     shown = "  ".join(f"{SCORE_COLUMNS[key].title} {scores[key]:.4g}" for key in ("median_re", "p90_re", "mae"))
     err.print(f"{set_name:14}{name:28}{shown}  ({time.monotonic() - begin:.1f} s)", markup=False, soft_wrap=True)
