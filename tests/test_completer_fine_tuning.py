@@ -155,7 +155,7 @@ def test_shared_prefixes_are_those_of_the_addresses() -> None:
         holds = made["context_kind"][row] == ANSWERED
         columns = [made[f"context_{name}"][row][holds] for name in ("source", "destination", "log_rtt")]
         nodes = nodes_of_numbers(known, list(zip(*columns, strict=True)))
-        groups = made["node_groups"][row]
+        groups = made["node_words"][row, :, 1:]
         for one, node in nodes.items():
             for other, another in nodes.items():
                 assert (groups[one, 0] == groups[other, 0]) == (node % 3 == another % 3)

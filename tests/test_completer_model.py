@@ -1,5 +1,6 @@
 """The completer learns from context, and sees nothing it must not see."""
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -59,7 +60,7 @@ def batch_of_worlds(step: int = 0) -> dict[str, Any]:
 
 
 def predictor(weights: Any, **changes: Any) -> Completer:
-    settings = {"context": 64, "contexts_per_call": 4} | changes
+    settings = {"context": 64, "whole": 64, "contexts_per_call": 4} | changes
     return Completer(settings=TINY, weights=weights, prediction=PredictionSettings(**settings))
 
 
@@ -179,26 +180,28 @@ def test_what_is_measured_later_changes_no_prediction(trained: tuple[Any, list[f
     assert not np.allclose(completer.predict(earlier, questions).probability, expected.probability)
 
 
-def test_ids_of_nodes_make_no_difference(trained: tuple[Any, list[float]]) -> None:
-    pairs = line_of_nodes()
-    known, test = pairs.take(slice(0, None, 2)), pairs.take(slice(1, 21, 2))
-    renamed = np.random.default_rng(0).permutation(10_000)[:24]
+@pytest.mark.parametrize("settings", [{"whole": 300}, {"whole": 64}, {"whole": 64, "quick": True}])
+def test_one_query_has_one_answer(trained: tuple[Any, list[float]], settings: dict[str, Any]) -> None:
+    """Whatever else is queried, however nodes are numbered, and in whatever order the history is."""
+    pairs, rng = line_of_nodes(), np.random.default_rng(0)
+    nodes = [f"10.0.{n % 3}.{n}" for n in range(24)]
+    known, test = pairs.take(slice(0, None, 2)), pairs.take(slice(1, 81, 2))
+    completer = predictor(trained[0], **settings)
+    expected = completer.predict(known, test.questions, nodes)
+    number = rng.permutation(30)[:24]
+    other_nodes = ["192.0.2.1"] * 30
+    for old, new in enumerate(number.tolist()):
+        other_nodes[new] = nodes[old]
 
-    def rename(rows: Any) -> Any:
-        return type(rows)(**vars(rows) | {n: renamed[getattr(rows, n)] for n in ("source", "destination")})
+    def renumbered(rows: Any) -> Any:
+        return type(rows)(**vars(rows) | {n: number[getattr(rows, n)] for n in ("source", "destination")})
 
-    completer = predictor(trained[0])
-    expected = completer.predict(known, test.questions)
-    got = completer.predict(rename(known), rename(test.questions))
-    assert np.allclose(got.probability, expected.probability, atol=1e-6)
-
-
-def test_an_answer_does_not_depend_on_what_else_is_asked(trained: tuple[Any, list[float]]) -> None:
-    pairs = line_of_nodes()
-    known, test = pairs.take(slice(0, None, 2)), pairs.take(slice(1, 21, 2))
-    completer = predictor(trained[0])
-    together, alone = completer.predict(known, test.questions), completer.predict(known, test.questions.take([7]))
-    assert np.allclose(together.take([7]).probability, alone.probability, atol=1e-6)
+    shuffled = renumbered(known.take(rng.permutation(len(known))))
+    part = rng.permutation(len(test))[:7]
+    got = predictor(trained[0], **settings).predict(shuffled, renumbered(test.questions.take(part)), other_nodes)
+    np.testing.assert_allclose(got.median, expected.take(part).median, rtol=0.01)
+    alone = predictor(trained[0], **settings).predict(known, test.questions.take([7]), nodes)
+    np.testing.assert_allclose(alone.probability, expected.take([7]).probability, atol=1e-5)
 
 
 def test_unknown_nodes_and_empty_histories_get_an_answer(trained: tuple[Any, list[float]]) -> None:
@@ -213,11 +216,22 @@ def test_unknown_nodes_and_empty_histories_get_an_answer(trained: tuple[Any, lis
     assert len(predictor(trained[0]).predict(pairs, questions.take(slice(0, 0)))) == 0
 
 
-def test_votes_and_shared_contexts_answer_every_question(trained: tuple[Any, list[float]]) -> None:
+def test_votes_and_clusters_answer_every_question(trained: tuple[Any, list[float]]) -> None:
     pairs = line_of_nodes()
-    completer = predictor(trained[0], votes=2, questions_per_context=3)
+    completer = predictor(trained[0], votes=2, cluster=3)
     result = unseen_pairs(completer, pairs, 0.6, seeds=(0,), most_questions=40)
     assert result["questions"] == 40
     assert np.isfinite(list(result.values())).all()
-    alone = predictor(trained[0], questions_per_context=3).predict(pairs.take([0]), pairs.questions.take([5]))
-    assert np.isfinite(alone.median).all()
+
+
+def test_more_keys_make_attention_sharper_as_far_as_a_head_asks_for_it() -> None:
+    settings = replace(TINY, layers=1)
+    block = SetTransformer(settings, nnx.Rngs(0)).blocks[0]
+    x = jax.random.normal(jax.random.key(0), (1, 5, settings.width))
+    few, many = jnp.array([512]), jnp.array([2048])
+    np.testing.assert_allclose(block.read(x, few)[0], block.read(x, many)[0])  # as initialised
+    block.sharpen.kernel[...] = jax.random.normal(jax.random.key(1), block.sharpen.kernel[...].shape)
+    np.testing.assert_allclose(block.read(x, few)[1], block.read(x, many)[1])
+    ratio = jnp.linalg.norm(block.read(x, many)[0], axis=-1) / jnp.linalg.norm(block.read(x, few)[0], axis=-1)
+    power = jnp.log(ratio) / np.log(4)
+    assert power.min() < -0.05 < 0.05 < power.max()

@@ -6,10 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from ping_llm.core.rtt import Observations, Questions
+from ping_llm.core.rtt import Observations
 from ping_llm.models.completer.model import LEVEL_SHARES, OWN_SHARE, identities
 from ping_llm.prior.selection import (
     ANSWERED,
@@ -17,15 +15,15 @@ from ping_llm.prior.selection import (
     FAILED,
     LEVELS,
     ContextIndex,
-    group_questions,
-    groups_among,
-    no_prefix_groups,
+    behind_empty_slot,
+    first_equal,
+    node_words,
     prefix_distance,
-    prefix_groups,
     rank_measurements,
     select,
+    words_of_numbers,
 )
-from ping_llm.prior.worlds import WorldSettings, make_world, world_batch
+from ping_llm.prior.worlds import WorldSettings, make_world
 
 
 def observations(rows: list[tuple[int, int, float, float]]) -> Observations:
@@ -55,19 +53,19 @@ def some_addresses(count: int, seed: int) -> list[str]:
     return [".".join(map(str, octets)) for octets in np.random.default_rng(seed).integers(1, 3, (count, 4))]
 
 
-def index_of(known: Observations, room: int) -> ContextIndex:
-    return ContextIndex(known, room, no_prefix_groups(1001))
+def index_of(known: Observations) -> ContextIndex:
+    return ContextIndex(known, words_of_numbers(1001))
 
 
-def asked(*pairs: tuple[int, int], time_s: float = np.nan) -> Questions:
-    source, destination = np.array(pairs, np.int64).T
-    return Questions(source=source, destination=destination, time_s=np.full(len(pairs), time_s))
+def groups_of(nodes: list[str]) -> Any:
+    """The first node with the same prefix, for each node and level."""
+    return np.asarray(first_equal(jnp.asarray(node_words(nodes)[:, 1:]).T)).T
 
 
 def context_of(known: Observations, room: int, source: int, destination: int, time_s: float = np.nan) -> list[Any]:
     """Rows of `known` that make the context, best first."""
-    index = index_of(known, room)
-    return index.given[index.choose(source, np.array([destination]), time_s)].tolist()
+    index = index_of(known)
+    return index.given[index.choose(source, np.array([destination]), time_s, room)].tolist()
 
 
 def test_the_pair_itself_comes_first_latest_first_then_shared_ends_then_stand_ins() -> None:
@@ -119,9 +117,11 @@ def test_training_and_prediction_choose_the_same(seed: int, nodes: int, count: i
     room = (16, 40, 100)[seed % 3]
     known = random_observations(count, nodes, seed)
     source, others = 3, np.array([5, 7, 9, 1, 2, 10][: 1 + seed])
-    groups = prefix_groups(some_addresses(nodes, seed))
-    index = ContextIndex(known, room, groups)
-    expected = index.given[index.choose(source, others, np.nan)]
+    addresses = some_addresses(nodes, seed)
+    word = node_words(addresses)[:, 0]  # what decides between equals in prediction: their order, in training
+    known = known.take(np.lexsort((known.rtt_ms, known.time_s, word[known.destination], word[known.source])))
+    index = ContextIndex(known, node_words(addresses))
+    expected = index.given[index.choose(source, others, np.nan, room)]
 
     low, high = np.minimum(known.source, known.destination), np.maximum(known.source, known.destination)
     later = (low[:, None] == low) & (high[:, None] == high) & (known.time_s > known.time_s[:, None])
@@ -131,11 +131,11 @@ def test_training_and_prediction_choose_the_same(seed: int, nodes: int, count: i
         jnp.asarray(known.rtt_ms, jnp.float32),
         jnp.asarray(later.sum(axis=1)),
         jnp.ones(len(known), bool),
-        jnp.asarray(groups),
+        jnp.asarray(groups_of(addresses)),
         query_source=jnp.int32(source),
         is_queried=jnp.isin(jnp.arange(nodes), others),
     )
-    rows, length = select(class_, keys, room)
+    rows, length = select(class_, keys, 100, room)
     assert np.asarray(rows)[: int(length)].tolist() == expected.tolist()
 
 
@@ -150,19 +150,16 @@ def test_nodes_with_the_prefixes_of_both_ends_stand_in_for_them_before_all_other
             (2, 1, 0.0, 82.0),  # 4: from the prefix of the source to the destination
         ]
     )
-    index = ContextIndex(known, 40, prefix_groups(nodes))
-    assert index.given[index.choose(0, np.array([1]), np.nan)].tolist() == [3, 4, 1, 2, 0]
+    index = ContextIndex(known, node_words(nodes))
+    rows = index.given[index.choose(0, np.array([1]), np.nan, 40)].tolist()
+    assert [set(rows[:2]), *rows[2:]] == [{3, 4}, 1, 2, 0]
 
 
 def test_a_node_that_was_never_measured_gets_the_context_of_its_prefix() -> None:
     nodes = ["192.0.2.1", "198.51.100.1", "203.0.113.5", "192.0.2.77"]
     known = observations([(2, 1, 0.0, 30.0), (0, 1, 0.0, 82.0)])
-    index = ContextIndex(known, 1, prefix_groups(nodes))
-    assert index.given[index.choose(3, np.array([1]), np.nan)].tolist() == [1]
-    questions = asked((3, 1))
-    row = index.fill(questions, next(group_questions(questions, 1)), 1)
-    groups_of_source = row["node_groups"][row["context_source"][1]]
-    assert groups_of_source.tolist() == [row["question_source"][0]] * 3
+    index = ContextIndex(known, node_words(nodes))
+    assert index.given[index.choose(3, np.array([1]), np.nan, 1)].tolist() == [1]
 
 
 def test_only_what_was_measured_strictly_before_is_seen() -> None:
@@ -176,56 +173,73 @@ def test_only_what_was_measured_strictly_before_is_seen() -> None:
 def test_what_has_no_time_is_always_known() -> None:
     known = observations([(1, 2, np.nan, 50.0), (1, 3, 5.0, 20.0)])
     assert context_of(known, 8, 1, 2, 1.0) == [0]
-    questions = asked((1, 2), time_s=9.0)
-    row = index_of(known, 7).fill(questions, next(group_questions(questions, 1)), 1)
-    assert row["context_age_s"][1:3].tolist() == [-1.0, 4.0]
+    index = index_of(known)
+    rows = index.choose(1, np.array([2]), 9.0, 7)
+    assert index.columns(rows, 9.0, 7)["age_s"][:2].tolist() == [-1.0, 4.0]
 
 
-def test_a_row_says_what_was_measured_and_numbers_nodes_as_it_meets_them() -> None:
+def test_slots_say_what_was_measured_behind_one_that_is_empty() -> None:
     known = observations([(900, 70, 5.0, 20.0), (70, 33, 6.0, np.nan)])
-    questions = asked((900, 33), time_s=16.0)
-    row = index_of(known, 3).fill(questions, next(group_questions(questions, 2)), 2)
-    assert row["question_source"].tolist() == [0, 0]
-    assert row["question_destination"].tolist() == [1, 0]
-    assert row["context_length"] == 3
-    assert row["context_kind"][0] == EMPTY  # which attention can turn to if nothing matches
-    assert set(row["context_kind"].tolist()) == {ANSWERED, FAILED, EMPTY}
-    assert sorted(row["context_age_s"].tolist()) == [-1.0, -1.0, 10.0, 11.0]
-    assert np.max(row["context_source"]) <= 2
+    index = index_of(known)
+    slots = behind_empty_slot(index.columns(index.choose(900, np.array([33]), 16.0, 9), 16.0, 3))
+    assert slots["length"] == 3
+    assert slots["kind"][0] == EMPTY  # which attention can turn to if nothing matches
+    assert set(slots["kind"].tolist()) == {ANSWERED, FAILED, EMPTY}
+    assert sorted(slots["age_s"].tolist()) == [-1.0, -1.0, 10.0, 11.0]
+    assert set(slots["source"][1:3].tolist()) == {900, 70}
 
 
-def test_nothing_known_makes_a_context_of_empty_slots() -> None:
-    empty = random_observations(0, 5)
-    questions = asked((1, 2))
-    row = index_of(empty, 3).fill(questions, next(group_questions(questions, 1)), 1)
-    assert row["context_length"] == 1
-    assert set(row["context_kind"].tolist()) == {EMPTY}
+def test_nothing_known_makes_empty_slots() -> None:
+    index = index_of(random_observations(0, 5))
+    slots = behind_empty_slot(index.columns(index.choose(1, np.array([2]), np.nan, 3), np.nan, 3))
+    assert slots["length"] == 1
+    assert set(slots["kind"].tolist()) == {EMPTY}
 
 
-def test_groups_share_one_end_and_one_time() -> None:
+def test_a_sample_has_the_latest_of_every_pair_before_any_older_one() -> None:
+    known = random_observations(300, 8)
+    index = index_of(known)
+    for time_s, room in ((np.nan, 300), (np.nan, 20), (np.nan, 60), (150.0, 40)):
+        rows = index.given[index.sample(time_s, room)]
+        usable = np.flatnonzero(known.time_s < (np.inf if np.isnan(time_s) else time_s))
+        assert len(set(rows.tolist())) == len(rows) == min(room, len(usable))
+        assert set(rows.tolist()) <= set(usable.tolist())
+        pair = known.unordered_pair
+        later = [(pair[usable] == pair[row]) & (known.time_s[usable] > known.time_s[row]) for row in rows.tolist()]
+        rounds = [int(mask.sum()) for mask in later]
+        assert rounds == sorted(rounds)
+
+
+def test_a_sample_does_not_depend_on_the_order_of_the_history() -> None:
+    known = random_observations(200, 12)
+    order = np.random.default_rng(0).permutation(len(known))
+    one, other = index_of(known), index_of(known.take(order))
+    assert set(one.given[one.sample(np.nan, 30)].tolist()) == set(order[other.given[other.sample(np.nan, 30)]].tolist())
+
+
+def test_clusters_are_of_near_destinations_and_at_most_so_many() -> None:
     rng = np.random.default_rng(0)
-    questions = Questions(
-        source=rng.integers(0, 5, 200),
-        destination=rng.integers(10, 60, 200),
-        time_s=rng.choice([1.0, 2.0, np.nan], 200),
-    )
-    found = list(group_questions(questions, 8))
-    assert sorted(np.concatenate([group.rows for group in found])) == list(range(200))
-    for group in found:
-        part = questions.take(group.rows)
-        assert len(part) <= 8
-        assert len(np.unique(part.source)) == 1
-        assert np.all((part.time_s == group.time_s) | (np.isnan(part.time_s) & np.isnan(group.time_s)))
-    assert len(found) < 60
-    assert len(list(group_questions(questions.reversed(), 8))) == len(found)
+    site = np.repeat(np.arange(6), 8)
+    source, destination = np.nonzero(~np.eye(48, dtype=bool))
+    rtt = np.where(site[source] == site[destination], 1.0, 80.0) * rng.uniform(0.9, 1.1, len(source))
+    known = Observations(source=source, destination=destination, time_s=np.full(len(source), np.nan), rtt_ms=rtt)
+    known = known.take(rng.random(len(source)) < 0.5)
+    index = index_of(known)
+    for size in (1, 4, 8):
+        cluster = index.clusters(size)
+        assert np.bincount(cluster).max() == size
+        assert all(len(set(site[index.nodes[cluster == number]])) == 1 for number in np.unique(cluster))
+    bipartite = known.take((known.source < 24) != (known.destination < 24))
+    bipartite = bipartite.take(bipartite.source < 24)
+    cluster = index_of(bipartite).clusters(4)
+    assert np.bincount(cluster[24:], minlength=1).max() > 1  # over a third node, since none measures another
+    assert np.array_equal(cluster[:24], np.arange(24))  # no destinations
 
 
 # --- shared-prefix groups
 
 ALIKE = ["192.0.2.1", "192.0.2.9", "192.0.3.1", "192.9.9.9", *(f"{n}.0.2.1" for n in range(193, 197))]
 """Less and less like the first."""
-
-octets = st.tuples(*[st.integers(1, 3)] * 4)
 
 
 def test_groups_share_a_24_a_16_or_an_8_and_in_ipv6_a_48_a_32_or_a_16() -> None:
@@ -239,7 +253,7 @@ def test_groups_share_a_24_a_16_or_an_8_and_in_ipv6_a_48_a_32_or_a_16() -> None:
         "2001:db8:2::1",
         "2001::",
     ]
-    assert prefix_groups(nodes).tolist() == [
+    assert groups_of(nodes).tolist() == [
         [0, 0, 0],
         [0, 0, 0],
         [2, 0, 0],
@@ -252,47 +266,39 @@ def test_groups_share_a_24_a_16_or_an_8_and_in_ipv6_a_48_a_32_or_a_16() -> None:
 
 
 def test_what_is_not_an_address_shares_no_prefix() -> None:
-    assert prefix_groups(["a probe", "another", "0.0.0.0", ""]).tolist() == no_prefix_groups(4).tolist()
+    words = node_words(["a probe", "another", "0.0.0.0", ""])
+    assert (words == words[:, :1])[[0, 1, 3]].all()
+    assert len(np.unique(words[:, 1])) == 4
 
 
-def test_a_prefix_that_most_nodes_share_makes_no_group() -> None:
-    assert prefix_groups([f"10.0.0.{n}" for n in range(5)]).tolist() == no_prefix_groups(5).tolist()
-    groups = prefix_groups([*(f"10.0.0.{n}" for n in range(3)), *(f"10.0.1.{n}" for n in range(3))])
+def test_a_prefix_that_most_known_nodes_share_makes_no_group() -> None:
+    assert np.array_equal(groups_of([f"10.0.0.{n}" for n in range(5)]), np.tile(np.arange(5)[:, None], (1, LEVELS)))
+    groups = groups_of([*(f"10.0.0.{n}" for n in range(3)), *(f"10.0.1.{n}" for n in range(3))])
     assert groups.tolist() == [[first, node, node] for node, first in enumerate([0, 0, 0, 3, 3, 3])]
 
 
-def test_no_nodes_have_no_groups() -> None:
-    assert prefix_groups([]).shape == (0, LEVELS)
+def test_words_of_a_node_do_not_depend_on_what_else_is_queried() -> None:
+    known = [f"10.{n}.0.1" for n in range(6)]
+    is_known = np.array([True] * 6 + [False] * 20)
+    strangers = [f"11.0.0.{n}" for n in range(20)]
+    np.testing.assert_array_equal(node_words(known + strangers, is_known)[:6], node_words(known))
+    np.testing.assert_array_equal(node_words(known[::-1]), node_words(known)[::-1])
 
 
-@given(st.lists(octets, max_size=20), st.data())
-def test_groups_among_some_nodes_are_those_of_their_addresses(
-    nodes: list[tuple[int, ...]], data: st.DataObject
-) -> None:
-    addresses = [".".join(map(str, node)) for node in nodes]
-    ids = np.array(data.draw(st.permutations(range(len(nodes)))), np.int64)[: len(nodes) // 2 + 1]
-    groups = prefix_groups(addresses)
-    among = groups_among(ids, groups)
-    for one, node in enumerate(ids):
-        for other, another in enumerate(ids):
-            assert ((among[one] == among[other]) == (groups[node] == groups[another])).all()
-
-
-def test_unknown_nodes_share_no_prefix_with_others() -> None:
-    groups = prefix_groups(["192.0.2.1", "192.0.2.2", "198.51.100.1", "203.0.113.1"])
-    assert groups_among(np.array([-1, 1, 0, -2]), groups).tolist() == [[0] * 3, [1] * 3, [1] * 3, [3] * 3]
+def test_no_nodes_have_no_words() -> None:
+    assert node_words([]).shape == (0, 1 + LEVELS)
 
 
 def test_the_longest_shared_prefix_counts() -> None:
-    groups = jnp.asarray(prefix_groups(ALIKE))
+    groups = jnp.asarray(groups_of(ALIKE))
     distance = prefix_distance(groups, jnp.arange(len(ALIKE)) == 0)
     assert distance.tolist() == [2.0, 2.0, 10.0, 50.0, *[1e4] * 4]
 
 
 def test_identities_are_as_alike_as_the_addresses() -> None:
-    groups = prefix_groups(ALIKE)
-    keys = jax.random.key_data(jax.random.split(jax.random.key(0), 400))
-    identity = identities(keys, jnp.broadcast_to(jnp.asarray(groups), (400, *groups.shape)), 64)
+    words = node_words(ALIKE)
+    salts = np.random.default_rng(0).integers(1 << 32, size=(400, 1, 1), dtype=np.uint32)
+    identity = identities(jnp.asarray(words ^ salts), 64)
     cosine = np.asarray(jnp.mean(identity @ identity.swapaxes(1, 2), axis=0)) / 9.0
     expected = [1.0, sum(LEVEL_SHARES), sum(LEVEL_SHARES[1:]), LEVEL_SHARES[2], 0.0]
     np.testing.assert_allclose(cosine[0, :5], expected, atol=0.03)
@@ -302,7 +308,8 @@ def test_identities_are_as_alike_as_the_addresses() -> None:
 @pytest.mark.slow
 def test_worlds_have_shared_prefixes_or_none_and_those_who_share_a_longer_prefix_share_the_shorter_ones() -> None:
     settings = WorldSettings(context=16, questions=8, most_nodes=40)
-    groups = np.asarray(world_batch(settings, 0, 0, 0, 64)["node_groups"])
+    worlds = jax.jit(jax.vmap(lambda seed: make_world(settings, jax.random.key(seed))))(jnp.arange(64))
+    groups = np.asarray(worlds.groups)
     related = groups != np.arange(40)[:, None]
     share = related.any(axis=(1, 2)).mean()
     assert 0.4 < share < 0.8

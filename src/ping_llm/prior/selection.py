@@ -1,4 +1,6 @@
-"""Which measurements make the context of a question, and how a context is laid out: for training and prediction.
+"""Which measurements a question is answered from, and how they are laid out: for training and prediction.
+
+A history that fits is looked at whole. Of a larger one, measurements are chosen for a source and a few destinations:
 
     source, queried   the source of some questions, and their destinations
     distance          of a node to the source (or to the nearest queried one): the least RTT measured between the two,
@@ -6,8 +8,8 @@
                       third node
     round             of a measurement, how many later ones its pair has
 
-1. Measurements of the queried pairs, latest first, up to a quarter of the context.
-2. Measurements that share one end with them, up to half of the context: first those whose other end is near both the
+1. Measurements of the queried pairs, latest first, up to a quarter of the room.
+2. Measurements that share one end with them, up to half of the room: first those whose other end is near both the
    source and a queried node, nearest to either first; no way over a third node counts here.
 3. All others, by how well they stand in for a queried pair: one end near the source, the other near a queried node.
    The first of them are between nodes of the same prefixes, or between nodes that were measured with both.
@@ -16,13 +18,13 @@
 In 2 and 3 every later round counts as twice the distance, so many measurements of one pair do not displace the others.
 Answers of the questions play no part, nor does anything that was measured after them.
 
-`score_pairs`, `quotas` and `context_columns` are the rule, on NumPy and on JAX arrays alike. `rank_measurements` and
+`score_pairs`, `quotas` and `slot_columns` are the rule, on NumPy and on JAX arrays alike. `rank_measurements` and
 `select` apply it to every measurement of a small world, compiled; `ContextIndex` applies it in NumPy to the pairs of a
 history of any size. A test holds the two to the same choice.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import zlib
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 import jax
@@ -30,8 +32,9 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
-from ping_llm.core.measurements import UNPARSABLE, parse_addresses, prefix_numbers
-from ping_llm.core.rtt import MIN_RTT_MS, Floats, Ints, Observations, Questions
+from ping_llm.core.measurements import UNPARSABLE, parse_addresses, source_hash
+from ping_llm.core.randomness import mix64
+from ping_llm.core.rtt import MIN_RTT_MS, Ints, Observations
 
 # mypy: disallow-untyped-calls=False
 
@@ -39,6 +42,7 @@ Array = Any
 """Of NumPy or of JAX."""
 Arrays = dict[str, npt.NDArray[Any]]
 Singles = npt.NDArray[np.float32]
+Words = npt.NDArray[np.uint32]
 
 ANSWERED: Final = 0
 FAILED: Final = 1
@@ -89,9 +93,9 @@ def score_pairs(one: Array, other: Array, rtt_ms: Array, source: Target, queried
     return class_, shared, stand_in, xp.stack([near_source, near_queried])
 
 
-def quotas(count: Any, room: int, xp: Any = jnp) -> list[Any]:
+def quotas(count: Any, room: Any, xp: Any = jnp) -> list[Any]:
     """How many are chosen, from how many there are of the three classes: own, shared, others, more shared, more own."""
-    own = xp.minimum(count[OWN], -(-room // 4))
+    own = xp.minimum(count[OWN], (room + 3) // 4)
     shared = xp.minimum(count[SHARED], room // 2)
     others = xp.minimum(count[OTHERS], room - own - shared)
     more_shared = xp.minimum(count[SHARED] - shared, room - own - shared - others)
@@ -99,26 +103,37 @@ def quotas(count: Any, room: int, xp: Any = jnp) -> list[Any]:
     return [own, shared, others, more_shared, more_own]
 
 
-def context_columns(
+def slot_columns(
     length: Any, source: Array, destination: Array, failed: Array, log_rtt: Array, age_s: Array
 ) -> dict[str, Any]:
-    """A context of the first `length` measurements, behind one empty slot.
+    """Slots of which the first `length` hold measurements, and the others nothing."""
+    xp = _module(log_rtt)
+    counts = xp.arange(log_rtt.shape[0]) < length
+    kind = xp.where(counts, xp.where(failed, FAILED, ANSWERED), EMPTY)
+    return {
+        "source": xp.where(counts, source, 0),
+        "destination": xp.where(counts, destination, 0),
+        "kind": kind,
+        "log_rtt": xp.where(kind == ANSWERED, log_rtt, 0.0),
+        "age_s": xp.where(counts, age_s, UNKNOWN_AGE),
+        "length": length,
+    }
+
+
+def behind_empty_slot(columns: dict[str, Any]) -> dict[str, Any]:
+    """The same behind one empty slot, which counts.
 
     Attention has to go somewhere. Without that slot it cannot tell a context in which everything matches from one in
     which nothing does, and a history of a single pair would say nothing.
     """
-    xp = _module(log_rtt)
-    counts = xp.arange(source.shape[0]) < length
-    kind = xp.where(counts, xp.where(failed, FAILED, ANSWERED), EMPTY)
-    columns = {
-        "context_source": (xp.where(counts, source, 0), 0),
-        "context_destination": (xp.where(counts, destination, 0), 0),
-        "context_kind": (kind, EMPTY),
-        "context_log_rtt": (xp.where(kind == ANSWERED, log_rtt, 0.0), 0.0),
-        "context_age_s": (xp.where(counts, age_s, UNKNOWN_AGE), UNKNOWN_AGE),
+    xp = _module(columns["log_rtt"])
+    empty = {"kind": EMPTY, "age_s": UNKNOWN_AGE}
+    moved = {
+        name: xp.pad(column, (1, 0), constant_values=empty.get(name, 0))
+        for name, column in columns.items()
+        if name != "length"
     }
-    context = {name: xp.pad(column, (1, 0), constant_values=empty) for name, (column, empty) in columns.items()}
-    return {**context, "context_length": length + 1}
+    return {**moved, "length": columns["length"] + 1}
 
 
 def _near(one: Array, other: Array, rtt_ms: Array, target: Target) -> tuple[Array, Array]:
@@ -179,8 +194,8 @@ def rank_measurements(
     return class_, (class_.astype(jnp.uint32) << 30) | (bits >> 1), near
 
 
-def select(class_: jax.Array, keys: jax.Array, room: int) -> tuple[jax.Array, jax.Array]:
-    """Indices of the measurements of the context, best first, and how many of them count."""
+def select(class_: jax.Array, keys: jax.Array, slots: int, room: Any) -> tuple[jax.Array, jax.Array]:
+    """Indices of the measurements of `slots`, best first, and how many of them count: at most `room`."""
     rows = jnp.arange(keys.shape[0], dtype=jnp.int32)
     _, order = jax.lax.sort((keys, rows), num_keys=1, is_stable=True)
     count = jnp.sum(class_[:, None] == jnp.arange(UNKNOWN), axis=0)
@@ -188,7 +203,7 @@ def select(class_: jax.Array, keys: jax.Array, room: int) -> tuple[jax.Array, ja
     lengths = jnp.stack(parts)
     starts = jnp.stack([jnp.zeros_like(own), count[0], count[0] + count[1], count[0] + shared, own])
     ends = jnp.cumsum(lengths)
-    slot = jnp.arange(room)
+    slot = jnp.arange(slots)
     part = jnp.minimum(jnp.sum(slot[:, None] >= ends, axis=1), len(parts) - 1)
     at = starts[part] + slot - (ends - lengths)[part]
     return order[jnp.minimum(at, len(rows) - 1)], ends[-1].astype(jnp.int32)
@@ -196,41 +211,37 @@ def select(class_: jax.Array, keys: jax.Array, room: int) -> tuple[jax.Array, ja
 
 # Shared-prefix groups: nodes whose addresses share a prefix are often near each other.
 #
-# Groups are [nodes, levels]: the first node that has the same prefix; a node itself, where no earlier one has it.
-# Nothing else of an address reaches the model. A prefix that most nodes share (a laboratory's 10.0.0.0/8, say)
-# distinguishes none of them and makes no group.
+# A node is known by words: one of its own, and one for each level of prefixes, which it has in common with the nodes of
+# its group. In simulated worlds, and where the device needs indices, groups are [nodes, levels]: the first node that
+# has the same prefix; a node itself, where no earlier one has it.
 
 
-def prefix_groups(nodes: Sequence[str]) -> Ints:
-    """Of addresses. What is not an address shares nothing."""
-    numbers = prefix_numbers(nodes, PREFIX_BITS)
-    is_address = parse_addresses(nodes)[0] != UNPARSABLE
-    for level, of_level in enumerate(numbers):
-        of_most = 2 * np.bincount(of_level, minlength=1) > len(nodes)
-        numbers[level] = np.where(is_address & ~of_most[of_level], of_level, _all_different(len(nodes)))
-    return _first_of_equals(numbers)
+def node_words(nodes: Sequence[str], is_known: npt.NDArray[np.bool_] | None = None) -> Words:
+    """[nodes, 1 + levels]: stable hashes of addresses and of their prefixes. What is not an address shares nothing.
+
+    A prefix that most of the known nodes share (a laboratory's 10.0.0.0/8, say) distinguishes none of them and makes no
+    group. Nothing else of an address reaches the model.
+    """
+    families, packed = parse_addresses(nodes)
+    is_address = families != UNPARSABLE
+    own = source_hash(families, packed).astype(np.uint32)
+    own[~is_address] = [zlib.crc32(name.encode()) for name, usable in zip(nodes, is_address, strict=True) if not usable]
+    is_known = np.ones(len(nodes), bool) if is_known is None else is_known
+    words = [own]
+    for level in range(LEVELS):
+        kept = packed.copy()
+        for family, bits in PREFIX_BITS.items():
+            kept[families == family, bits[level] // 8 :] = 0
+        prefix = source_hash(families, kept).astype(np.uint32)
+        found, count = np.unique(prefix[is_known & is_address], return_counts=True)
+        of_most = np.isin(prefix, found[2 * count > is_known.sum()])
+        words.append(np.where(is_address & ~of_most, prefix, own))
+    return np.stack(words, axis=1)
 
 
-def no_prefix_groups(nodes: int) -> Ints:
-    return np.tile(np.arange(nodes)[:, None], (1, LEVELS))
-
-
-def groups_among(ids: Ints, groups: Ints) -> Ints:
-    """Of some of the nodes, numbered anew in the order of `ids`. Negative ids are nodes that nobody knows."""
-    return _first_of_equals(np.where(ids >= 0, groups[np.maximum(ids, 0)].T, _all_different(len(ids))))
-
-
-def _first_of_equals(numbers: Ints) -> Ints:
-    """Groups of nodes that share a prefix where their numbers are equal: [levels, nodes]."""
-    firsts = np.empty_like(numbers)
-    for level, of_level in enumerate(numbers):
-        _, first, group = np.unique(of_level, return_index=True, return_inverse=True)
-        firsts[level] = first[group]
-    return firsts.T
-
-
-def _all_different(count: int) -> Ints:
-    return -1 - np.arange(count)
+def words_of_numbers(count: int) -> Words:
+    """Of nodes without addresses, which share nothing."""
+    return np.tile(mix64(np.arange(count, dtype=np.uint64)).astype(np.uint32)[:, None], (1, 1 + LEVELS))
 
 
 def first_equal(numbers: jax.Array) -> jax.Array:
@@ -252,33 +263,11 @@ def prefix_distance(groups: jax.Array, is_target: jax.Array) -> jax.Array:
 _TWICE: Final = 1 << 22
 """What doubling a distance adds to its key."""
 _WORST_KEY: Final = 1 << 31
-
-
-@dataclass(frozen=True, kw_only=True)
-class Group:
-    """Questions that share a context: rows of the questions, the node that all have in common, and their time."""
-
-    rows: Ints
-    common: int
-    others: Ints
-    time_s: float
-
-
-def group_questions(questions: Questions, at_most: int) -> Iterator[Group]:
-    """Questions of one time and one source (or destination), at most so many to a group."""
-    common, other = questions.source, questions.destination
-    if len(np.unique(common)) > len(np.unique(other)):
-        common, other = other, common
-    order = np.lexsort((other, common, questions.time_s))
-    time_s = questions.time_s[order]
-    is_new = np.diff(common[order], prepend=0) != 0
-    is_new |= ~((time_s == np.roll(time_s, 1)) | (np.isnan(time_s) & np.isnan(np.roll(time_s, 1))))
-    is_new[:1] = True
-    starts = np.flatnonzero(is_new)
-    for start, stop in zip(starts, np.append(starts, len(order))[1:], strict=True):
-        for first in range(start, stop, at_most):
-            rows = order[first : min(first + at_most, stop)]
-            yield Group(rows=rows, common=int(common[rows[0]]), others=other[rows], time_s=float(time_s[first]))
+_REACH: Final = 64
+_THIRDS: Final = 4
+"""Nodes near a node that `clusters` looks at, and those over which it looks for more."""
+_MOST_CLUSTERED: Final = 50_000
+"""Nodes that clusters are made around, those with the most measurements first: some seconds."""
 
 
 class ContextIndex:
@@ -288,27 +277,33 @@ class ContextIndex:
     only where they may be chosen.
     """
 
-    def __init__(self, known: Observations, room: int, groups: Ints) -> None:
-        """`groups` of shared prefixes, of all nodes, also of those that were never measured."""
-        known = known.take((known.source >= 0) & (known.destination >= 0))
-        self.room = room
-        self.groups = groups
+    def __init__(self, known: Observations, words: Words) -> None:
+        """`words` of all nodes, also of those that were never measured."""
+        usable = np.flatnonzero((known.source >= 0) & (known.destination >= 0))
+        ends = (words[end[usable], 0] for end in (known.destination, known.source))
+        usable = usable[np.lexsort((known.rtt_ms[usable], known.time_s[usable], *ends))]
+        known = known.take(usable)  # in an order that is not that of the history: it decides between equals
+        self.words = words
         self.nodes, numbers = np.unique(np.concatenate([known.source, known.destination]), return_inverse=True)
         source, destination = numbers[: len(known)], numbers[len(known) :]
         low, high = np.minimum(source, destination), np.maximum(source, destination)
         _, pair = np.unique(low * max(1, len(self.nodes)) + high, return_inverse=True)
         time = np.where(np.isnan(known.time_s), -np.inf, known.time_s)
-        self.given = np.lexsort((np.arange(len(known)), time, pair))
+        self.rank = np.lexsort((np.arange(len(known)), time, pair))
+        self.given = usable[self.rank]
         """Of each row here, which of the known measurements it is."""
-        self.time_s = time[self.given]
-        self.source, self.destination = source[self.given], destination[self.given]
-        self.rtt_ms = known.rtt_ms[self.given].astype(np.float64)
-        self.pair = pair[self.given]
+        self.time_s = time[self.rank]
+        self.source, self.destination = source[self.rank], destination[self.rank]
+        self.rtt_ms = known.rtt_ms[self.rank].astype(np.float64)
+        self.pair = pair[self.rank]
         self.starts = np.flatnonzero(np.diff(self.pair, prepend=-1))
         self.counts = np.diff(self.starts, append=len(self.pair))
-        self.low, self.high = low[self.given][self.starts], high[self.given][self.starts]
+        self.low, self.high = low[self.rank][self.starts], high[self.rank][self.starts]
         self.fastest = _least_so_far(np.fmin(self.rtt_ms, FAR_MS).astype(np.float32), self.pair)  # failed: far
         self._usable: tuple[float, Ints] | None = None
+
+    def __len__(self) -> int:
+        return len(self.pair)
 
     def usable(self, time_s: float) -> Ints:
         """Of each pair, how many measurements were made strictly before."""
@@ -318,15 +313,63 @@ class ContextIndex:
             self._usable = time_s, np.add.reduceat(self.time_s < time_s, self.starts, dtype=np.int64)
         return self._usable[1]
 
-    def choose(self, common: int, others: Ints, time_s: float) -> Ints:
+    def sample(self, time_s: float, room: int) -> Ints:
+        """Rows of the whole or of a part drawn for nobody: the latest of each pair, in an order that depends on the
+        nodes only, then those before them, as far as there is room."""
+        usable = self.usable(time_s)
+        one, other = np.sort(self.words[self.nodes[np.stack([self.low, self.high])], 0].astype(np.uint64), axis=0)
+        order = np.argsort(mix64(one << 32 | other), kind="stable")
+        order = order[usable[order] > 0]
+        chosen, left = [], room
+        for round_ in range(int(usable.max(initial=0))):
+            order = order[usable[order] > round_][:left]
+            chosen.append(self.starts[order] + usable[order] - 1 - round_)
+            left -= len(order)
+            if not left or not len(order):
+                break
+        return np.concatenate(chosen) if chosen else np.zeros(0, np.int64)
+
+    def clusters(self, size: int) -> Ints:
+        """Of each measured node, a number that it shares with up to `size` nodes near it: destinations with
+        destinations, as far as measurements tell. Nothing but the measurements decides."""
+        cluster = np.arange(len(self.nodes))
+        rtt = self.fastest[self.starts + self.counts - 1]
+        answered = np.flatnonzero(rtt < FAR_MS)
+        one = np.concatenate([self.low[answered], self.high[answered]])
+        other = np.concatenate([self.high[answered], self.low[answered]])
+        distance = np.tile(rtt[answered], 2)
+        word = self.words[self.nodes, 0]
+        order = np.lexsort((word[other], distance, one))
+        one, other, distance = one[order], other[order], distance[order]
+        begin = np.searchsorted(one, np.arange(len(self.nodes) + 1))
+        free = np.isin(np.arange(len(self.nodes)), self.destination)
+        for node in np.lexsort((word, -np.diff(begin)))[: _MOST_CLUSTERED if size > 1 else 0].tolist():
+            if not free[node]:
+                continue
+            near = slice(begin[node], min(begin[node + 1], begin[node] + _REACH))
+            found, far = [other[near]], [distance[near]]
+            for third, detour in zip(found[0][:_THIRDS].tolist(), far[0][:_THIRDS].tolist(), strict=True):
+                over = slice(begin[third], min(begin[third + 1], begin[third] + _REACH))
+                found.append(other[over])
+                far.append(distance[over] + detour)
+            nodes, far_ms = np.concatenate(found), np.concatenate(far)
+            usable = free[nodes] & (nodes != node)
+            nodes = nodes[usable][np.lexsort((word[nodes[usable]], far_ms[usable]))]
+            _, first = np.unique(nodes, return_index=True)
+            members = np.append(nodes[np.sort(first)][: size - 1], node)
+            cluster[members] = node
+            free[members] = False
+        return cluster
+
+    def choose(self, source: int, destinations: Ints, time_s: float, room: int) -> Ints:
         """Rows of the context of questions between one node and others, best first."""
         usable = self.usable(time_s)
         pairs = np.flatnonzero(usable)
         usable = usable[pairs]
-        class_, distance = self._distances(pairs, usable, common, others)
+        class_, distance = self._distances(pairs, usable, source, destinations)
         parts = [np.flatnonzero(class_ == number) for number in range(UNKNOWN)]
         count = [int(usable[part].sum()) for part in parts]
-        own, shared, rest, more_shared, more_own = map(int, quotas(count, self.room, np))
+        own, shared, rest, more_shared, more_own = map(int, quotas(count, room, np))
         of_own, of_shared, of_rest = (
             self._best(pairs[part], usable[part], None if class_number == OWN else distance[:, part], number)
             for class_number, part, number in zip(
@@ -335,12 +378,12 @@ class ContextIndex:
         )
         return np.concatenate([of_own[:own], of_shared[:shared], of_rest, of_shared[shared:], of_own[own:]])
 
-    def _distances(self, pairs: Ints, usable: Ints, common: int, others: Ints) -> tuple[Ints, Singles]:
+    def _distances(self, pairs: Ints, usable: Ints, source: int, destinations: Ints) -> tuple[Ints, Singles]:
         """Of pairs their class, and how far their measurements count as being: from low to high, from high to low."""
         low, high, rtt = self.low[pairs], self.high[pairs], self.fastest[self.starts[pairs] + usable - 1]
-        source, queried = self._target(np.array([common])), self._target(others)
-        class_, shared, stand_in, _ = score_pairs(low, high, rtt, source, queried)
-        is_end = source.is_target | queried.is_target
+        ends = self._target(np.array([source])), self._target(destinations)
+        class_, shared, stand_in, _ = score_pairs(low, high, rtt, *ends)
+        is_end = ends[0].is_target | ends[1].is_target
         thirds = np.where(is_end[low], high, low), np.where(is_end[high], low, high)
         return class_, np.stack([np.where(class_ == OTHERS, stand_in, shared[third]) for third in thirds])
 
@@ -348,14 +391,14 @@ class ContextIndex:
         """Arrays of the measured nodes."""
         targets = targets[targets >= 0]
         distance = np.full(len(self.nodes), FAR_MS, dtype=np.float32)
-        for level in reversed(range(LEVELS)):
-            distance[np.isin(self.groups[self.nodes, level], self.groups[targets, level])] = PREFIX_MS[level]
+        for level in reversed(range(1, 1 + LEVELS)):
+            distance[np.isin(self.words[self.nodes, level], self.words[targets, level])] = PREFIX_MS[level - 1]
         return Target(np.isin(self.nodes, targets), distance)
 
     def _best(self, pairs: Ints, usable: Ints, distance: Singles | None, count: int) -> Ints:
         """Measurements of these pairs, best first: by distance, or, where that does not count, the latest ones.
 
-        Of equal ones those that were given first.
+        Of equal ones those of the lower rank.
         """
         if count == 0:
             return np.zeros(0, np.int64)
@@ -375,39 +418,23 @@ class ContextIndex:
         if count < len(rows):
             near = keys <= np.partition(keys, count - 1)[count - 1]
             rows, keys = rows[near], keys[near]
-        return rows[np.lexsort((self.given[rows], keys))][:count]
+        return rows[np.lexsort((self.rank[rows], keys))][:count]
 
-    def fill(self, questions: Questions, group: Group, question_slots: int) -> Arrays:
-        """One row of a batch: the context of a group, and its questions."""
-        rows = self.choose(group.common, group.others, group.time_s)
-        query = questions.take(group.rows)
-        ids, numbers = _numbered(query, self.nodes[self.source[rows]], self.nodes[self.destination[rows]])
-        question_ends, context_ends = numbers[: 2 * len(query)], numbers[2 * len(query) :]
+    def columns(self, rows: Ints, time_s: float, slots: int) -> Arrays:
+        """Slots that hold these rows; ends are numbers of nodes. Ages count from a moment, or (NaN) from the latest of
+        the rows."""
         rtt, failed = self.rtt_ms[rows], np.isnan(self.rtt_ms[rows])
         log_rtt = np.log(np.maximum(np.where(failed, 1.0, rtt), MIN_RTT_MS))
-        empty = (0, self.room - len(rows))
-        columns = [*np.split(context_ends, 2), failed, log_rtt, self._age_s(rows, group.time_s)]
-        row: Arrays = context_columns(np.asarray(len(rows)), *(np.pad(column, empty) for column in columns))
-        for name, ends in zip(("question_source", "question_destination"), np.split(question_ends, 2), strict=True):
-            row[name] = np.pad(ends, (0, question_slots - len(query)))
-        unused = 2 * (1 + self.room + question_slots) - len(ids)
-        row["node_groups"] = np.pad(groups_among(ids, self.groups), ((0, unused), (0, 0)))
-        return {name: value.astype(np.float32 if value.dtype.kind == "f" else np.int32) for name, value in row.items()}
-
-    def _age_s(self, rows: Ints, time_s: float) -> Floats:
-        """Before the questions or, if they have no time, before the latest of the rows."""
         times = self.time_s[rows]
         is_timed = np.isfinite(times)
         now = times.max(initial=-np.inf, where=is_timed) if np.isnan(time_s) else time_s
-        return np.subtract(now, times, where=is_timed, out=np.full(len(rows), UNKNOWN_AGE))
-
-
-def _numbered(query: Questions, source: Ints, destination: Ints) -> tuple[Ints, Ints]:
-    """Nodes in the order in which they are met, and the number of each end. Unknown nodes differ from all others."""
-    unknown = np.where(query.source < 0, -1, query.source), np.where(query.destination < 0, -2, query.destination)
-    ids = np.concatenate([*unknown, source, destination])
-    _, first, numbers = np.unique(ids, return_index=True, return_inverse=True)
-    return ids[np.sort(first)], np.argsort(np.argsort(first))[numbers]
+        age_s = np.subtract(now, times, where=is_timed, out=np.full(len(rows), UNKNOWN_AGE))
+        ends = self.nodes[self.source[rows]], self.nodes[self.destination[rows]]
+        padded = (np.pad(column, (0, slots - len(rows))) for column in (*ends, failed, log_rtt, age_s))
+        found = slot_columns(np.asarray(len(rows)), *padded)
+        return {
+            name: value.astype(np.float32 if value.dtype.kind == "f" else np.int32) for name, value in found.items()
+        }
 
 
 def _keys(distance: Singles) -> Ints:

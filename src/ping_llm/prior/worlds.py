@@ -1,14 +1,15 @@
 """Batches of simulated worlds: a pure function of (settings, seed, step), of which any rows can be made alone.
 
     world      a simulated Internet, part of whose pairs were measured
-    context    measurements of a world that a question may look at, chosen by the rule of prediction (`selection`)
+    context    measurements of a world that a question may look at: chosen by the rule of prediction (`selection`) for
+               one source and a few destinations, the queried ones; or a random part of all, or all
     question   a pair of the same world, at a moment after all of its measurements
 
 Everything is made on the device, by vectorised arithmetic on counted keys: no files, no host work, nothing to wait for.
 A world of the default settings takes some 250 k random numbers and one sort of 7 k keys.
 
-A context is chosen for one source and a few destinations, the queried ones. Their pairs are among the questions, and so
-are others, those near the queried ones more often: the same context then teaches a hundred answers instead of one.
+The queried pairs are among the questions, and so are others, those near the queried ones more often: the same context
+then teaches a hundred answers instead of one. Where nothing was chosen for anybody, questions are about any pair.
 """
 
 from collections.abc import Callable
@@ -20,9 +21,17 @@ import jax
 import jax.numpy as jnp
 
 from ping_llm.core.errors import PingLlmError
-from ping_llm.prior.internet import disturbed, make_disturbances, make_nodes, make_prefix_groups, undisturbed_ms
-from ping_llm.prior.prng import Columns, Draws
-from ping_llm.prior.selection import UNKNOWN_AGE, context_columns, rank_measurements, select
+from ping_llm.prior.internet import (
+    MAX_MS,
+    MIN_MS,
+    disturbed,
+    make_disturbances,
+    make_nodes,
+    make_prefix_groups,
+    undisturbed_ms,
+)
+from ping_llm.prior.prng import Columns, Draws, hash32
+from ping_llm.prior.selection import UNKNOWN_AGE, behind_empty_slot, rank_measurements, select, slot_columns
 
 # mypy: disallow-untyped-calls=False
 
@@ -38,43 +47,46 @@ _SEEN_WEIGHT: Final = 6.0
 class WorldSettings:
     """The prior, and how much of each world a batch shows."""
 
-    context: int = 512
+    context: int = 1024
     """Slots of a context. One of them is empty, the others hold measurements."""
-    questions: int = 128
-    """Questions about each world. One more costs a 640th of a step, one more context all of one."""
+    questions: int = 256
+    """Questions about each world."""
     fewest_nodes: int = 2
     most_nodes: int = 400
     """Sizes are log-uniform, tilted to the larger. Without very small worlds, training stays on a plateau for thousands
     of steps; without those of one pair, a model trusts no history in which only one pair is measured."""
-    most_asked: int = 8
-    """Queried destinations, for which a context is chosen: 1 to this many, log-uniform. Prediction may share a context
-    among as many questions of one source."""
-    pairs_per_place: int = 12
+    most_asked: int = 16
+    """Queried destinations, for which a context is chosen: 1 to this many, log-uniform."""
+    pairs_per_slot: int = 8
     """Pairs drawn in a world for each slot of its context; what the context is then chosen from."""
     most_cities: int = 64
     most_networks: int = 24
-    least_known: float = 0.02
+    least_known: float = 0.005
     most_known: float = 0.9
     """Share of pairs that were measured, log-uniform between the two."""
     bipartite_share: float = 0.35
     """Worlds of probes and targets, where no probe is measured from another probe."""
     series_share: float = 0.4
     """Worlds of single pings, repeated over time; the others have one value for each pair."""
+    disconnected_share: float = 0.12
+    """Worlds whose nodes fall into parts between which nothing was measured."""
+    chosen_share: float = 0.65
+    """Worlds whose context is chosen for the queried pairs."""
 
     def __post_init__(self) -> None:
         if not 2 <= self.fewest_nodes <= self.most_nodes:
             raise PingLlmError(f"worlds of {self.fewest_nodes} to {self.most_nodes} nodes: at least 2, in this order")
-        if min(self.context, self.questions, self.most_asked, self.pairs_per_place) < 1:
-            raise PingLlmError("context, questions, most_asked and pairs_per_place are at least 1")
+        if min(self.context, self.questions, self.most_asked, self.pairs_per_slot) < 1:
+            raise PingLlmError("context, questions, most_asked and pairs_per_slot are at least 1")
 
     @property
     def pairs(self) -> int:
-        return max(self.context * self.pairs_per_place, self.questions)
+        return max(self.context * self.pairs_per_slot, self.questions)
 
     @property
     def repeats(self) -> int:
         """Further measurements of pairs that were measured already."""
-        return 2 * self.context
+        return self.context
 
 
 def worlds_of(s: WorldSettings, seed: jax.Array, step: jax.Array, row: jax.Array) -> Batch:
@@ -102,7 +114,7 @@ def world_batch(s: WorldSettings, seed: Any, step: Any, first: Any, count: int) 
 
 
 def _shown(s: WorldSettings, key: jax.Array) -> Batch:
-    """What a batch shows of one world: its context and its questions."""
+    """What a batch shows of one world: its measurements and its questions."""
     w = _computed_once(make_world(s, jax.random.fold_in(key, 1)))
     draw = Draws(jax.random.fold_in(key, 2))
     ends = w.one[w.pair], w.other[w.pair]
@@ -111,28 +123,59 @@ def _shown(s: WorldSettings, key: jax.Array) -> Batch:
     class_, keys, near = rank_measurements(
         source, destination, rtt, w.round, w.known, w.groups, query_source=jnp.int32(0), is_queried=w.is_queried
     )
-    rows, length = select(class_, keys, s.context - 1)
-    pair, is_question = _questions(s, draw, w, near)
+    columns = source, destination, w.failed, jnp.log(w.rtt_ms), w.age_s
+    context, is_chosen = make_context(s, draw, columns, w.known, w.round, class_, keys)
+    pair, is_question = _questions(s, draw, w, near, is_chosen)
     forwards = ~w.now_backwards[pair]
     return {
-        **context_columns(
-            length, source[rows], destination[rows], w.failed[rows], jnp.log(w.rtt_ms[rows]), w.age_s[rows]
-        ),
+        **context,
         "question_source": jnp.where(forwards, w.one[pair], w.other[pair]),
         "question_destination": jnp.where(forwards, w.other[pair], w.one[pair]),
         "question_counts": is_question,
         "question_failed": w.now_failed[pair],
         "question_log_rtt": jnp.log(w.now_ms[pair]),
-        "node_groups": w.groups,
-        "identity_key": jax.random.key_data(jax.random.fold_in(key, 3)),
+        "node_words": words_of_groups(w.groups, jax.random.fold_in(key, 3)),
     }
+
+
+def make_context(
+    s: WorldSettings,
+    draw: Draws,
+    columns: tuple[jax.Array, ...],
+    known: jax.Array,
+    round_: jax.Array,
+    class_: jax.Array,
+    keys: jax.Array,
+) -> tuple[Batch, jax.Array]:
+    """A context, and whether it was chosen for the queried pairs: as large as there is room, or smaller.
+
+    `columns` are source, destination, whether it failed, ln RTT and age of measurements. What is not chosen for anybody
+    is the latest of each pair in random order, then those before them.
+    """
+    slots = s.context - 1
+    room = jnp.where(draw.chance(0.75), slots, draw.log_uniform(min(32, slots), slots)).astype(jnp.int32)
+    is_chosen = draw.chance(s.chosen_share)
+    late = jnp.where(known, round_ + draw.uniform(shape=known.shape), jnp.inf)
+    _, at_random = jax.lax.top_k(-late, slots)
+    chosen, count = select(class_, keys, slots, room)
+    rows = jnp.where(is_chosen, chosen, at_random)
+    length = jnp.where(is_chosen, count, jnp.minimum(jnp.sum(known), room))
+    context = behind_empty_slot(slot_columns(length, *(column[rows] for column in columns)))
+    return {f"context_{name}": column for name, column in context.items()}, is_chosen
+
+
+def words_of_groups(groups: jax.Array, key: jax.Array) -> jax.Array:
+    """Numbers that stand for nodes and their shared-prefix groups in the context of this key."""
+    own = jnp.arange(len(groups))[:, None]
+    salt = hash32(jax.random.key_data(key).astype(jnp.uint32))
+    return hash32(jnp.concatenate([own, groups], axis=1).astype(jnp.uint32) ^ salt[0]) ^ salt[1]
 
 
 def make_world(s: WorldSettings, key: jax.Array) -> Columns:
     """One world: its pairs, the measurements that are known of it, and what a measurement right now would give."""
     draw = Draws(key)
     log_size = jnp.log(jnp.array([s.fewest_nodes, s.most_nodes + 0.999]))
-    count = jnp.exp(log_size[0] + (log_size[1] - log_size[0]) * draw.uniform() ** 0.6).astype(jnp.int32)
+    count = jnp.exp(log_size[0] + (log_size[1] - log_size[0]) * draw.uniform() ** 0.4).astype(jnp.int32)
     queried = jnp.minimum(jnp.floor(draw.log_uniform(1, s.most_asked + 0.999)).astype(jnp.int32), count - 1)
     bipartite, series = draw.chance(s.bipartite_share), draw.chance(s.series_share)
     number = jnp.arange(s.most_nodes)
@@ -156,7 +199,7 @@ def make_world(s: WorldSettings, key: jax.Array) -> Columns:
     share = draw.log_uniform(s.least_known, s.most_known)
     share = jnp.where(late, _late_share(share, late, count - 1 - queried), share)
     share = jnp.where(is_queried_pair, jnp.where(series, 0.5, 0.0), jnp.clip(share * weight, 0.0, 0.97))
-    pair_known = exists & draw.chance(share, (s.pairs,))
+    pair_known = exists & draw.chance(share, (s.pairs,)) & ~_apart(s, draw, nodes)(one, other)
 
     pair, round_ = _measurements(draw, s, queried)
     interval = draw.log_uniform(5.0, 86_400.0)
@@ -168,6 +211,9 @@ def make_world(s: WorldSettings, key: jax.Array) -> Columns:
     now_backwards, backwards = flips & draw.chance(0.5, (s.pairs,)), flips & draw.chance(0.5, pair.shape)
     ends = {"one": one[pair], "other": other[pair], "pair": pair}
     rtt, failed = disturbed(draw, disturbances, undisturbed, **ends, backwards=backwards, age_s=age)
+    rtt = _with_errors(draw, rtt)
+    copied = draw.chance(0.06) & (round_ > 0)  # a file that was read twice, an export that repeats itself
+    rtt, failed, age, backwards = (jnp.where(copied, column[pair], column) for column in (rtt, failed, age, backwards))
     now = {"one": one, "other": other, "pair": jnp.arange(s.pairs)}
     now_ms, now_failed = disturbed(
         draw, disturbances, undisturbed, **now, backwards=now_backwards, age_s=jnp.zeros(s.pairs)
@@ -230,8 +276,26 @@ def _often_measured(draw: Draws, is_queried: jax.Array) -> jax.Array:
     shape = is_queried.shape
     often = jnp.exp(draw.uniform(0.0, 0.9) * draw.normal(shape))
     is_focus = is_queried | (jnp.arange(shape[0]) == 0)
-    new = is_focus & draw.chance(0.2, shape)  # a node that was seen a few times only
-    return often * jnp.where(new, draw.log_uniform(0.02, 1.0, shape), 1.0)
+    new = is_focus & draw.chance(0.2, shape)  # a node that was seen a few times only, or never
+    return often * jnp.where(new, draw.log_uniform(0.02, 1.0, shape) * draw.chance(0.8, shape), 1.0)
+
+
+def _apart(s: WorldSettings, draw: Draws, nodes: Columns) -> Callable[[jax.Array, jax.Array], jax.Array]:
+    """Whether two nodes are in parts of the world between which nothing was measured: by continent, by network, or at
+    random."""
+    parts = jnp.floor(draw.uniform(2, 4.999)).astype(jnp.int32)
+    at_random = draw.below(1 << 16, nodes.site.shape)
+    part = draw.one_of(nodes.continent, nodes.network, at_random) % parts
+    is_disconnected = draw.chance(s.disconnected_share)
+    return lambda one, other: is_disconnected & (part[one] != part[other])
+
+
+def _with_errors(draw: Draws, rtt_ms: jax.Array) -> jax.Array:
+    """In a fifth of the worlds some values are grossly wrong: another unit, a clock that jumped, a digit too many."""
+    is_wrong = draw.chance(draw.sometimes(0.2, draw.log_uniform(0.003, 0.15)), rtt_ms.shape)
+    tenfold = jnp.where(draw.chance(0.5, rtt_ms.shape), 10.0, 0.1)
+    factor = jnp.where(draw.chance(0.4), tenfold, draw.log_uniform(1 / 30, 30.0, rtt_ms.shape))
+    return jnp.where(is_wrong, jnp.clip(rtt_ms * factor, MIN_MS, MAX_MS), rtt_ms)
 
 
 def _late_share(share: jax.Array, late: jax.Array, nodes: jax.Array) -> jax.Array:
@@ -263,11 +327,13 @@ def _ages(draw: Draws, s: WorldSettings, interval: jax.Array, pair: jax.Array, r
     return interval * (gap + latest[pair] + round_ + irregular)
 
 
-def _questions(s: WorldSettings, draw: Draws, w: Columns, near: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Pairs of the questions: all queried ones, others by weight and by how near they are."""
+def _questions(
+    s: WorldSettings, draw: Draws, w: Columns, near: jax.Array, is_chosen: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Pairs of the questions: all queried ones, others by weight and, if something was chosen, by how near they are."""
     distance = jnp.minimum(near[0, w.one] + near[1, w.other], near[0, w.other] + near[1, w.one])
     often = w.weight * jnp.where(w.known[: s.pairs], _SEEN_WEIGHT, 1.0)
-    weight = jnp.clip(often, 0.05, 20.0) / (distance + QUESTION_REACH_MS)
+    weight = jnp.clip(often, 0.05, 20.0) / jnp.where(is_chosen, distance + QUESTION_REACH_MS, 1.0)
     is_queried_pair = (jnp.minimum(w.one, w.other) == 0) & w.is_queried[jnp.maximum(w.one, w.other)]
     late = jnp.where(is_queried_pair, 0.0, draw.exponential(distance.shape) / weight)
     late = jnp.where(w.may_be_queried, late, jnp.inf)

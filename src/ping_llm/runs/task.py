@@ -137,11 +137,10 @@ def _contexts(worlds: WorldSettings, data: Columns | None, share: float, batch: 
     parts = [measured_batch(worlds, data, *(column[:real] for column in numbers))] if real else []
     if real < len(numbers[0]):
         parts.append(worlds_of(worlds, *(column[real:] for column in numbers)))
-    most_nodes = max(part["node_groups"].shape[1] for part in parts)
+    most_nodes = max(part["node_words"].shape[1] for part in parts)
     for part in parts:
-        part["node_groups"] = jnp.pad(
-            part["node_groups"], ((0, 0), (0, most_nodes - part["node_groups"].shape[1]), (0, 0))
-        )
+        room = most_nodes - part["node_words"].shape[1]
+        part["node_words"] = jnp.pad(part["node_words"], ((0, 0), (0, room), (0, 0)))
     return {name: jnp.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 

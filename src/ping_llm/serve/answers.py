@@ -64,7 +64,7 @@ def queries_of(source: str, destinations: Iterable[str], time_s: float) -> list[
 def steady_predictor(where: Any, context: int) -> Predictor:
     """A model with few shapes. A CPU computes contexts no faster together than one by one."""
     per_call = 1 if jax.default_backend() == "cpu" else 16
-    predictor = Predictor.from_pretrained(where, context=context, contexts_per_call=per_call)
+    predictor = Predictor.from_pretrained(where, context=context, whole=context, contexts_per_call=per_call)
     if isinstance(predictor.model, LanguageModel):
         vars(predictor)["model"] = replace(predictor.model, steady=True)
     return predictor
@@ -238,8 +238,7 @@ class ModelAnswers:
             counts: tuple[int, ...] = (1, 2, STEADY_QUESTIONS)
         else:
             histories = [_example(4, tokens) for tokens in (self.max_context * _TOKENS[4], _TOKENS[4])]
-            settings = self.model.prediction
-            counts = (1,) if settings.contexts_per_call == 1 else (1, settings.questions_per_context + 1)
+            counts = (1, 2, 17)  # one of each of the shapes
         for count, history in product(counts, histories):
             source, destination = history.nodes
             queries = queries_of(source, [destination] * count, np.nan)

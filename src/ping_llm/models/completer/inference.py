@@ -1,20 +1,22 @@
-"""In-context prediction: from known measurements and questions to distributions.
+"""In-context prediction: from known measurements and queries to distributions.
 
-`prior.selection` chooses the context of a question from all known measurements. Questions with one source and one time
-(or one destination, where there are fewer of those) can share a context, and share that work. `Completer` runs the
-network on batches of such contexts, and `BinDistribution` is what it answers.
+What a query looks at is its context, and `History` decides it from the history, the query and the settings alone, so
+the answer depends on nothing else: not on what else is queried, nor in which order.
 
-What a question may look at was measured strictly before it: its own answer, and anything later, plays no part. Nodes
-are numbered in the order in which a context names them, so their ids make no difference.
+    the whole history   where it has at most `whole` measurements, and the query has no time
+    a part of it        drawn for no query, where the settings say `quick`
+    chosen for a pair   by `prior.selection`, where the query has a time: from what was measured strictly before it
+    chosen for a few    pairs: those of the source with all destinations that are near the queried one (`clusters`)
+
+A context is encoded once for all queries that share it, and what is encoded for everybody is kept.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from typing import Any, Final
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 from flax import nnx
@@ -22,45 +24,56 @@ from flax import nnx
 from ping_llm.core.console import Advance
 from ping_llm.core.errors import PingLlmError
 from ping_llm.core.rtt import CODE_MS, Floats, Ints, Observations, Questions, RttDistribution, search_rows
-from ping_llm.models.completer.model import FINE, Bins, CompleterSettings, SetTransformer
-from ping_llm.prior.selection import Arrays, ContextIndex, group_questions, no_prefix_groups, prefix_groups
+from ping_llm.models.completer.model import (
+    FINE,
+    Bins,
+    CompleterSettings,
+    Encoded,
+    Measurements,
+    SetTransformer,
+    identities,
+)
+from ping_llm.prior.selection import LEVELS, ContextIndex, behind_empty_slot, node_words, words_of_numbers
 
 # mypy: disallow-untyped-calls=False
 
 Nodes = Sequence[str] | None
 """Addresses of the nodes' numbers, if there are any."""
 
-_CONTEXT_SIZES: Final = (64, 256, 1024)
-"""Shapes to compile for, below the largest context: a few, each some seconds of compiling."""
+_CONTEXT_SIZES: Final = (64, 256, 1024, 2048, 4096)
+_QUERY_SIZES: Final = (1, 16, 256)
+"""Shapes to compile for: a few, each some seconds of compiling."""
+_NOBODY: Final = np.array([[1] * (1 + LEVELS), [2] * (1 + LEVELS)], np.uint32)
+"""Words of a source and of a destination that are not known by any address."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PredictionSettings:
-    context: int = 512
-    """Measurements to look at, at most."""
-    questions_per_context: int = 1
-    """Questions of one source and time that share a context: 8 are answered in the time of one, each from a context
-    that was chosen for all of them."""
+    context: int = 1024
+    """Measurements that are chosen for a query, at most, from a history that is larger than `whole`."""
+    whole: int = 2048
+    """Measurements of a history that is looked at whole, at most; and of a part that `quick` draws."""
+    quick: bool = False
+    """Answer all queries without a time from one part of a larger history: seconds for tens of thousands of queries,
+    and less accurate."""
+    cluster: int = 8
+    """Destinations near each other whose queries share a context."""
     votes: int = 1
     """Draws of identities whose answers are averaged."""
-    contexts_per_call: int = 16
-    """What is computed at once. Memory grows with it, and speed up to what the device can do in parallel."""
+    contexts_per_call: int = 8
+    """What is encoded at once. Memory grows with it, and speed up to what the device can do in parallel."""
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name, least in {"context": 8, "questions_per_context": 1, "votes": 1, "contexts_per_call": 1}.items():
-            if not isinstance(value := getattr(self, name), int | np.integer) or value < least:
-                raise PingLlmError(f"{name} must be a whole number of at least {least}, not {value!r}")
-
-    @property
-    def question_slots(self) -> int:
-        """Of a context: whole eights, which attention on a GPU needs."""
-        return -(-self.questions_per_context // 8) * 8
+        least = {"context": 8, "whole": 8, "cluster": 1, "votes": 1, "contexts_per_call": 1}
+        for name, fewest in least.items():
+            if not isinstance(value := getattr(self, name), int | np.integer) or value < fewest:
+                raise PingLlmError(f"{name} must be a whole number of at least {fewest}, not {value!r}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Completer:
-    """A trained set transformer that answers questions from measurements it has never seen.
+    """A trained set transformer that answers queries from measurements it has never seen.
 
     >>> completer = Completer(settings=settings, weights=weights)
     >>> completer.predict(known, questions).median
@@ -70,6 +83,8 @@ class Completer:
     weights: Any
     """State of a `SetTransformer`."""
     prediction: PredictionSettings = PredictionSettings()
+    _kept: list["History"] = field(default_factory=list, repr=False, compare=False)
+    """The last history, which a second call with the same measurements finds encoded."""
 
     def predict(
         self, known: Observations, questions: Questions, nodes: Nodes = None, advance: Advance | None = None
@@ -88,58 +103,175 @@ class Completer:
         self, known: Observations, questions: Questions, nodes: Nodes = None, advance: Advance | None = None
     ) -> Iterator[tuple[Ints, "BinDistribution"]]:
         """The same as they come, some dozens at a time: rows of the questions, and their answers."""
-        p = self.prediction
-        if nodes is None:
-            ends = known.source, known.destination, questions.source, questions.destination
-            prefixes = no_prefix_groups(1 + max((int(column.max()) for column in ends if len(column)), default=0))
-        else:
-            prefixes = prefix_groups(nodes)
-        index = ContextIndex(known, p.context - 1, prefixes)
-        groups = list(group_questions(questions, p.questions_per_context))
-        for start in range(0, len(groups), p.contexts_per_call):
-            part = groups[start : start + p.contexts_per_call]
-            batch = _stacked([index.fill(questions, group, p.question_slots) for group in part], p)
-            is_question = np.arange(p.question_slots) < np.array([len(group.rows) for group in part])[:, None]
-            votes = [self._answers(batch, vote) for vote in range(p.votes)]
-            bins, failed = (
-                np.mean([answers[: len(part)][is_question] for answers in of_all], axis=0)
-                for of_all in zip(*votes, strict=True)
-            )
-            rows = np.concatenate([group.rows for group in part])
-            yield rows, BinDistribution(p_failed=failed, probability=bins)
-            if advance is not None:
-                advance(len(rows))
+        return self.history(known, nodes, questions).answer(questions, advance)
 
-    def _answers(self, batch: Arrays, vote: int) -> tuple[Floats, Floats]:
-        of_vote = jax.random.key_data(jax.random.fold_in(jax.random.key(self.prediction.seed), vote))
-        keys = jnp.broadcast_to(of_vote, (len(batch["context_length"]), *of_vote.shape))  # whatever else is queried
-        bins, failed = _compiled(self.settings)(self.weights, {**batch, "identity_key": keys})
-        return np.asarray(bins), np.asarray(failed, np.float64)
+    def history(self, known: Observations, nodes: Nodes, questions: Questions) -> "History":
+        """Known measurements, ready for these questions."""
+        if self._kept and self._kept[0].known is known and self._kept[0].nodes == nodes:
+            return self._kept[0]
+        ends = known.source, known.destination, questions.source, questions.destination
+        if nodes is None:
+            words = words_of_numbers(1 + max((int(column.max()) for column in ends if len(column)), default=0))
+        else:
+            is_known = np.ones(len(nodes), bool)
+            is_known[np.concatenate(ends[2:])] = False
+            is_known[np.concatenate(ends[:2])] = True  # a node that is only queried decides nothing
+            words = node_words(nodes, is_known)
+        self._kept[:] = [History(self, known, nodes, ContextIndex(known, words))]
+        return self._kept[0]
+
+
+@dataclass(frozen=True)
+class _Context:
+    """What some queries look at."""
+
+    rows: Ints
+    """Of the index."""
+    time_s: float
+    queries: Ints
+    is_whole: bool
+
+
+class History:
+    """Known measurements, ready to be queried. What is encoded for all queries is kept."""
+
+    def __init__(self, completer: Completer, known: Observations, nodes: Nodes, index: ContextIndex) -> None:
+        self.completer, self.known, self.nodes, self.index = completer, known, nodes, index
+        self.settings = completer.prediction
+        self.words = np.concatenate([index.words, _NOBODY])
+        self._whole: list[Encoded] = []
+
+    def answer(self, questions: Questions, advance: Advance | None = None) -> Iterator[tuple[Ints, "BinDistribution"]]:
+        """Rows of the questions and their answers."""
+        waiting: list[_Context] = []
+        for context in self._contexts(questions):
+            waiting.append(context)
+            if len(waiting) == self.settings.contexts_per_call or context.is_whole:
+                yield from self._answers(questions, waiting, advance)
+                waiting = []
+        if waiting:
+            yield from self._answers(questions, waiting, advance)
+
+    def context(self, source: int, destination: int, time_s: float) -> Ints:
+        """Which of the known measurements a query looks at, most informative first."""
+        question = Questions(source=np.array([source]), destination=np.array([destination]), time_s=np.array([time_s]))
+        (context,) = self._contexts(question)
+        best = self.index.choose(source, question.destination, time_s, len(self.index))
+        return self.index.given[best[np.isin(best, context.rows)]]
+
+    def _contexts(self, questions: Questions) -> Iterator[_Context]:
+        s, index = self.settings, self.index
+        timed = ~np.isnan(questions.time_s)
+        if s.quick or len(index) < s.whole:
+            if not timed.all():
+                yield _Context(index.sample(np.nan, s.whole - 1), np.nan, np.flatnonzero(~timed), True)
+        else:
+            yield from self._chosen(questions, np.flatnonzero(~timed))
+        for row in np.flatnonzero(timed).tolist():
+            source, destination, time_s = (column[row].item() for column in vars(questions).values())
+            rows = index.choose(source, np.array([destination]), time_s, s.context - 1)
+            yield _Context(rows, time_s, np.array([row]), False)
+
+    def _chosen(self, questions: Questions, rows: Ints) -> Iterator[_Context]:
+        """Contexts of questions without a time: one for each source and cluster of destinations."""
+        source, destination = questions.source[rows], questions.destination[rows]
+        cluster = np.where(destination >= 0, self._cluster_of_node[destination], -1 - np.arange(len(rows)))
+        order = np.lexsort((cluster, source))
+        is_new = (np.diff(source[order], prepend=-9) != 0) | (np.diff(cluster[order], prepend=-9) != 0)
+        for members in np.split(order, np.flatnonzero(is_new)[1:]) if len(order) else []:
+            mine = cluster[members[0]]
+            near = np.flatnonzero(self._cluster_of_node == mine) if mine >= 0 else destination[members[:1]]
+            chosen = self.index.choose(int(source[members[0]]), near, np.nan, self.settings.context - 1)
+            yield _Context(chosen, np.nan, rows[members], False)
+
+    @cached_property
+    def _cluster_of_node(self) -> Ints:
+        """Of every node; one that was never measured is alone."""
+        found = np.arange(len(self.index.words))
+        nodes = self.index.nodes
+        found[nodes] = nodes[self.index.clusters(self.settings.cluster)]
+        return found
+
+    def _answers(
+        self, questions: Questions, contexts: list[_Context], advance: Advance | None
+    ) -> Iterator[tuple[Ints, "BinDistribution"]]:
+        """Answers to queries of some contexts, which are encoded together."""
+        encoded = [self._encoded(contexts, vote) for vote in range(self.settings.votes)]
+        at_once = _QUERY_SIZES[-1]
+        for start in range(0, max(len(context.queries) for context in contexts), at_once):
+            parts = [context.queries[start : start + at_once] for context in contexts]
+            slots = _size(max(map(len, parts)), _QUERY_SIZES)
+            empty = [np.zeros(0, np.int64)] * (len(encoded[0].length) - len(parts))
+            filled = np.stack([np.pad(part, (0, slots - len(part)), constant_values=-1) for part in parts + empty])
+            ends = (
+                np.where(end[filled] >= 0, end[filled], len(self.words) - 2 + which)
+                for which, end in enumerate((questions.source, questions.destination))
+            )
+            source, destination = ends
+            is_query = filled >= 0
+            votes = []
+            for vote, of_vote in enumerate(encoded):
+                table, run = self._identities[vote], _compiled(self.completer.settings)[1]
+                bins, failed = run(self.completer.weights, of_vote, table[source], table[destination])
+                votes.append((np.asarray(bins)[is_query], np.asarray(failed, np.float64)[is_query]))
+            bins, failed = (np.mean(of_all, axis=0) for of_all in zip(*votes, strict=True))
+            yield filled[is_query], BinDistribution(p_failed=failed, probability=bins)
+            if advance is not None:
+                advance(int(is_query.sum()))
+
+    def _encoded(self, contexts: list[_Context], vote: int) -> Encoded:
+        if contexts[0].is_whole and vote < len(self._whole):
+            return self._whole[vote]
+        slots = _size(1 + max(len(context.rows) for context in contexts), _CONTEXT_SIZES)
+        columns = [
+            behind_empty_slot(self.index.columns(context.rows, context.time_s, slots - 1)) for context in contexts
+        ]
+        if len(columns) > 1:  # a single question does not wait for the padding of a whole batch
+            columns += columns[:1] * (self.settings.contexts_per_call - len(columns))
+        batch: dict[str, Any] = {name: np.stack([one[name] for one in columns]) for name in columns[0]}
+        ends = {end: self._identities[vote][batch[end]] for end in ("source", "destination")}
+        encode = _compiled(self.completer.settings)[0]
+        encoded: Encoded = encode(self.completer.weights, Measurements(**(batch | ends)))
+        if contexts[0].is_whole:
+            self._whole.append(encoded)
+        return encoded
+
+    @cached_property
+    def _identities(self) -> list[npt.NDArray[np.float32]]:
+        """Of all nodes, for each vote."""
+        salts = np.random.default_rng(self.settings.seed).integers(1 << 32, size=self.settings.votes, dtype=np.uint32)
+        count = len(self.words)
+        words = np.pad(self.words, ((0, (1 << max(8, (count - 1).bit_length())) - count), (0, 0)))  # few shapes
+        size = self.completer.settings.identity
+        return [np.asarray(_identity_table((words ^ salt)[None], size))[0, :count] for salt in salts]
+
+
+_identity_table = jax.jit(identities, static_argnums=1)
+
+
+def _size(count: int, sizes: tuple[int, ...]) -> int:
+    """The least of a few sizes that holds so many, or just so many."""
+    return next((size for size in sizes if count <= size), count)
 
 
 @cache
-def _compiled(settings: CompleterSettings) -> Any:
+def _compiled(settings: CompleterSettings) -> tuple[Any, Any]:
+    """Encoding of contexts, and answers from them."""
     if jax.default_backend() == "cpu" and settings.dtype != "float32":  # which computes 16 bits slower than 32
-        settings = replace(settings, dtype="float32", attention="plain")
+        settings = replace(settings, dtype="float32")
+    settings = replace(settings, attention="plain")
     graph = nnx.split(nnx.eval_shape(lambda: SetTransformer(settings, nnx.Rngs(0))))[0]
 
     @jax.jit
-    def run(weights: Any, batch: Any) -> tuple[jax.Array, jax.Array]:
-        answers = nnx.merge(graph, weights)(batch)
+    def encode(weights: Any, context: Measurements) -> Encoded:
+        return nnx.merge(graph, weights).encode(context)
+
+    @jax.jit
+    def answer(weights: Any, encoded: Encoded, source: Any, destination: Any) -> tuple[jax.Array, jax.Array]:
+        answers = nnx.merge(graph, weights).answer(encoded, source, destination)
         return answers.probabilities(), jax.nn.sigmoid(answers.failure_logit)
 
-    return run
-
-
-def _stacked(rows: list[Arrays], p: PredictionSettings) -> Arrays:
-    """A batch of one of two sizes, its contexts cut to the least of a few sizes that holds them."""
-    if len(rows) > 1:  # a single question is not to wait for the padding of a whole batch
-        rows = rows + rows[:1] * (p.contexts_per_call - len(rows))
-    longest = max(int(row["context_length"]) for row in rows)
-    room = next((size for size in _CONTEXT_SIZES if longest <= size < p.context), p.context)
-    batch = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
-    cut = {name: column[:, :room] for name, column in batch.items() if name.startswith("context") and column.ndim > 1}
-    return batch | cut
+    return encode, answer
 
 
 # The distribution of an answer. Distribution function and quantiles come from quadratic equations, not from sampling.

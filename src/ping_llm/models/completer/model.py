@@ -1,19 +1,24 @@
-"""The completer's network: a set transformer with one position for each measurement and each question.
+"""The completer's network: a set transformer with one position for each measurement and each query.
 
     identity   a random vector that stands for a node, drawn afresh for every context, and more or less like those of
                nodes in the same shared-prefix groups. The model can only compare: do two measurements share a node, or
                have nodes with a common prefix? So it works for any address, and memorises none
-    context    positions of measurements: two identities, RTT or failure, age. Their order carries no meaning
-    question   positions of two identities. They attend to the context, and nothing attends to them: each is answered as
-               if alone
+    context    positions of measurements: two identities, RTT or failure, age. Their order carries no meaning. They
+               attend to each other only, so they are encoded once, and their keys and values (`Encoded`) serve any
+               number of queries
+    query      positions of two identities. They attend to the context, and nothing attends to them: each is answered
+               as if alone
 
-It outputs a mixture of bins of ln RTT, and of narrow kernels around RTTs copied from the context.
+Attention over more keys is spread thinner. So queries are multiplied by a power of the number of keys, which each head
+chooses for each query (a query-aware scalable softmax), and contexts may be longer than those of training.
 
-Bins are equally wide in ln RTT, 2 % for 512 of them. A value between the centres of two bins belongs to both, by how
+It outputs a mixture of bins of ln RTT, and of narrow kernels around RTTs copied from the measurements.
+
+Bins are equally wide in ln RTT, 2 % for 592 of them. A value between the centres of two bins belongs to both, by how
 near it is to each: a bin's probability stands for a triangle over its neighbours, and the density is the straight line
 from centre to centre. So a certain prediction is exact to a fraction of a bin.
 
-A quiet pair repeats itself to a few per mille, though. So a question also points at measurements of its context, the
+A quiet pair repeats itself to a few per mille, though. So a query also points at measurements of its context, the
 pointer (or copy) mechanism of language models: "about what this one took", in one of several precisions. How much of
 the answer is in the bins and how much in each precision is for the model to say. A small model (4 layers of 192, 1,000
 steps) with pointers is at 2.49 nats where the pair was measured before and at 5.03 elsewhere, without them at 3.02 and
@@ -32,7 +37,8 @@ from flax import nnx
 from ping_llm.core.errors import PingLlmError
 from ping_llm.core.rtt import Floats
 from ping_llm.models.layers import Layer, LayerSettings, choose_attention, linear, rms_norm
-from ping_llm.prior.selection import ANSWERED, EMPTY, LEVELS, Singles
+from ping_llm.prior.prng import hash32, hash_with, unit_interval
+from ping_llm.prior.selection import ANSWERED, EMPTY, Singles
 
 # mypy: disallow-untyped-calls=False
 
@@ -63,12 +69,20 @@ _CYCLES_S: Final = np.array([_DAY_S, _DAY_S / 2, 7 * _DAY_S])
 VALUE_FEATURES: Final = 2 * len(_VALUE_SCALES) + 1
 TIME_FEATURES: Final = 2 * len(_AGE_SCALES) + 2 * len(_CYCLES_S) + 2
 
+_POWER: Final = 0.1
+"""Of the number of keys, for each unit of what a head asks for: sharpness reacts to it exponentially."""
+_USUAL_KEYS: Final = 512
+"""Keys for which attention is as sharp as without the scalable softmax."""
+
 MIN_MS: Final = 0.05
-MAX_MS: Final = 2000.0
+BINS: Final = 592
+"""2.07 % each."""
+MAX_MS: Final = MIN_MS * 40_000 ** (BINS / 512)
+"""10.5 s."""
 KERNEL_WIDTHS: Final = (0.0015, 0.006, 0.025, 0.1, 0.3)
 """Of the Laplace kernel of each precision, in ln RTT."""
 PRECISIONS: Final = len(KERNEL_WIDTHS)
-FINE: Final = 4096
+FINE: Final = 8 * BINS
 """Bins of the grid, 0.26 % each."""
 
 
@@ -130,9 +144,8 @@ class Mixture:
         share = jnp.exp(self.log_share)
         found = share[..., :1] * (jax.nn.softmax(self.bin_logits, axis=-1) @ _refined(self.bins, fine))
         lower, part = fine.between(self.context_log_rtt)
-        for precision, width in enumerate(KERNEL_WIDTHS):
-            weight = jnp.exp(self.pointer_log_share) * share[..., 1 + precision, None]
-            found += _convolved(jax.vmap(_on_grid)(weight, lower, part), _laplace(width, fine))
+        pointed_at = jax.vmap(_on_grid)(jnp.exp(self.pointer_log_share), lower, part)
+        found += _convolved(pointed_at, share[..., 1:], _kernels(fine))
         return found / jnp.sum(found, axis=-1, keepdims=True)
 
 
@@ -149,20 +162,20 @@ def _on_grid(weight: jax.Array, lower: jax.Array, part: jax.Array) -> jax.Array:
     return empty.at[:, lower].add(weight * (1 - part)).at[:, lower + 1].add(weight * part)
 
 
-def _laplace(width: float, fine: Bins) -> Singles:
-    """Shares of the bins around the middle one: odd many, until nothing is left."""
-    reach = min(int(np.ceil(12 * width / fine.width)), FINE // 4)
-    edge = (np.arange(-reach, reach + 2) - 0.5) * fine.width / width
+def _kernels(fine: Bins) -> Singles:
+    """[precisions, odd]: shares of the bins around the middle one, until nothing is left of the widest kernel."""
+    reach = min(int(np.ceil(12 * max(KERNEL_WIDTHS) / fine.width)), FINE // 4)
+    edge = (np.arange(-reach, reach + 2) - 0.5) * fine.width / np.array(KERNEL_WIDTHS)[:, None]
     until = np.where(edge < 0, np.exp(np.minimum(edge, 0)) / 2, 1 - np.exp(-np.maximum(edge, 0)) / 2)
     share = np.diff(until)
-    return (share / share.sum()).astype(np.float32)
+    return (share / share.sum(axis=1, keepdims=True)).astype(np.float32)
 
 
-def _convolved(columns: jax.Array, kernel: Singles) -> jax.Array:
-    size = FINE + len(kernel) - 1
-    product = jnp.fft.rfft(columns, size) * np.fft.rfft(kernel, size).astype(np.complex64)
-    reach = len(kernel) // 2
-    return jnp.maximum(jnp.fft.irfft(product, size)[..., reach : reach + FINE], 0.0)
+def _convolved(columns: jax.Array, shares: jax.Array, kernels: Singles) -> jax.Array:
+    """Columns spread by a sum of kernels, of each its share."""
+    size, reach = FINE + kernels.shape[1] - 1, kernels.shape[1] // 2
+    spread = shares.astype(jnp.complex64) @ np.fft.rfft(kernels, size).astype(np.complex64)
+    return jnp.maximum(jnp.fft.irfft(jnp.fft.rfft(columns, size) * spread, size)[..., reach : reach + FINE], 0.0)
 
 
 def loss_sums(mixture: Mixture, batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
@@ -199,8 +212,8 @@ class CompleterSettings(LayerSettings):
     mlp_width: int = 1024
     identity: int = 128
     """Length of the random vectors that stand for nodes. Cosines between 400 of them stay below 0.45."""
-    bins: int = 512
-    """Of ln RTT from 0.05 to 2000 ms: 2 % each, and finer where neighbours share the probability."""
+    bins: int = BINS
+    """Of ln RTT from 0.05 ms to 10.5 s: 2 % each, and finer where neighbours share the probability."""
 
     def __post_init__(self) -> None:
         if 2 * self.identity >= self.width:
@@ -209,7 +222,7 @@ class CompleterSettings(LayerSettings):
     @property
     def parameters(self) -> int:
         embedding = 2 * self.identity + VALUE_FEATURES + TIME_FEATURES + 4
-        head = self.bins + 1 + 2 * self.head_dim + 1 + PRECISIONS
+        head = self.bins + 1 + 2 * self.head_dim + 1 + PRECISIONS + self.layers * self.heads
         return self.layer_parameters + (embedding + head) * self.width
 
     def flops_per_context(self, context: int, questions: int) -> int:
@@ -218,8 +231,36 @@ class CompleterSettings(LayerSettings):
         return 6 * self.parameters * positions + 12 * self.layers * self.heads * self.head_dim * context * positions
 
 
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, kw_only=True)
+class Measurements:
+    """Of contexts, [contexts, slots]; only the first `length` slots of each count."""
+
+    source: jax.Array
+    """[contexts, slots, identity], as is `destination`"""
+    destination: jax.Array
+    kind: jax.Array
+    log_rtt: jax.Array
+    age_s: jax.Array
+    length: jax.Array
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, kw_only=True)
+class Encoded:
+    """Contexts that were read: all that queries need of them."""
+
+    layers: list[tuple[jax.Array, jax.Array]]
+    """Keys and values, [contexts, slots, heads, size] each."""
+    pointed_at: jax.Array
+    """[contexts, slots, size]: keys of the pointer"""
+    is_answered: jax.Array
+    log_rtt: jax.Array
+    length: jax.Array
+
+
 class SetTransformer(nnx.Module):
-    """Call it with a batch (of `prior.worlds` or of `inference`) for answers to every question."""
+    """Call it with a batch of `prior.worlds` for answers to every query, or `encode` once and `answer` many."""
 
     def __init__(self, settings: CompleterSettings, rngs: nnx.Rngs) -> None:
         self.settings = settings
@@ -239,74 +280,110 @@ class SetTransformer(nnx.Module):
         _init_pointer(self, rngs)
 
     def __call__(self, batch: Batch) -> Mixture:
-        s = self.settings
-        dtype = jnp.dtype(s.dtype)
-        implementation = choose_attention(s.attention, s.dtype)
-        context, questions = batch["context_source"].shape[1], batch["question_source"].shape[1]
-        source = jnp.concatenate([batch["context_source"], batch["question_source"]], axis=1)
-        destination = jnp.concatenate([batch["context_destination"], batch["question_destination"]], axis=1)
-        identity = identities(batch["identity_key"], batch["node_groups"], s.identity).astype(dtype)
-        x = self.source(_looked_up(identity, source)) + self.destination(_looked_up(identity, destination))
-        features = jnp.pad(self._context_features(batch, dtype), ((0, 0), (0, questions), (0, 0)))
-        kind = jnp.pad(batch["context_kind"], ((0, 0), (0, questions)), constant_values=_KINDS)
-        x = jnp.where((kind == EMPTY)[..., None], 0.0, x)
-        x = x + features + jax.nn.one_hot(kind, _KINDS + 1, dtype=dtype) @ self.kind_embedding[...].astype(dtype)
+        table = identities(batch["node_words"], self.settings.identity)
+        ends = (_looked_up(table, batch[f"context_{end}"]) for end in ("source", "destination"))
+        columns = {name: batch[f"context_{name}"] for name in ("kind", "log_rtt", "age_s", "length")}
+        encoded = self.encode(Measurements(**dict(zip(("source", "destination"), ends, strict=True)), **columns))
+        return self.answer(encoded, *(_looked_up(table, batch[f"question_{end}"]) for end in ("source", "destination")))
+
+    def encode(self, context: Measurements) -> Encoded:
+        """Of the last layer, only keys and values are needed."""
+        implementation = choose_attention(self.settings.attention, self.settings.dtype)
+        x = self._embedded(context)
         *blocks, last = self.blocks
+        layers = []
         for block in blocks:
-            x = block(x, context, batch["context_length"], implementation)
-        measured = x[:, :context]
-        x = rms_norm(last(x, context, batch["context_length"], implementation, first=context))
+            query, key, value = block.read(x, context.length)
+            layers.append((key, value))
+            x = block.add(x, _attend(query, key, value, context.length, implementation))
+        layers.append(last.read(x, context.length)[1:])
+        return Encoded(
+            layers=layers,
+            pointed_at=rms_norm(self.point_at(rms_norm(x))),
+            is_answered=_counts(context.kind, context.length) & (context.kind == ANSWERED),
+            log_rtt=context.log_rtt,
+            length=context.length,
+        )
+
+    def answer(self, encoded: Encoded, source: jax.Array, destination: jax.Array) -> Mixture:
+        """To queries by the identities of their ends, [contexts, queries, identity]."""
+        implementation = choose_attention(self.settings.attention, self.settings.dtype)
+        x = self._ends(source, destination) + self.kind_embedding[...][_KINDS].astype(self.settings.dtype)
+        for block, (key, value) in zip(self.blocks, encoded.layers, strict=True):
+            query = block.read(x, encoded.length)[0]
+            x = block.add(x, _attend(query, key, value, encoded.length, implementation))
+        x = rms_norm(x)
         logits = self.head(x).astype(jnp.float32)
-        counts = jnp.arange(context) < batch["context_length"][:, None]
-        log_share, pointer = self._pointer(x, rms_norm(measured), counts & (batch["context_kind"] == ANSWERED))
+        log_share, pointer = self._pointer(x, encoded)
         return Mixture(
             bin_logits=logits[..., :-1],
             failure_logit=logits[..., -1],
             log_share=log_share,
             pointer_log_share=pointer,
-            context_log_rtt=batch["context_log_rtt"],
+            context_log_rtt=encoded.log_rtt,
         )
 
-    def _pointer(self, x: jax.Array, measured: jax.Array, is_answered: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Log shares of bins and precisions, and of the measurements that have an RTT to copy."""
-        query, key = rms_norm(self.point_from(x)), rms_norm(self.point_at(measured))
-        score = jnp.einsum("bqh,bkh->bqk", query * _SHARPNESS, key, preferred_element_type=jnp.float32)
-        score = jnp.where(is_answered[:, None], score / query.shape[-1] ** 0.5, _NEVER)
-        choice = self.choice(x).astype(jnp.float32) + jnp.array([_BINS_AHEAD] + [0.0] * PRECISIONS)
-        nothing = ~jnp.any(is_answered, axis=-1)[:, None, None] & (jnp.arange(1 + PRECISIONS) > 0)
-        return jax.nn.log_softmax(jnp.where(nothing, _NEVER, choice)), jax.nn.log_softmax(score)
+    def _ends(self, source: jax.Array, destination: jax.Array) -> jax.Array:
+        dtype = jnp.dtype(self.settings.dtype)
+        return self.source(source.astype(dtype)) + self.destination(destination.astype(dtype))
 
-    def _context_features(self, batch: Batch, dtype: Any) -> jax.Array:
-        """What a measurement says beside its ends. A failure says when, an empty slot says nothing."""
-        kind = batch["context_kind"]
-        value = jnp.where((kind == ANSWERED)[..., None], _value_features(batch["context_log_rtt"]), 0.0)
-        time = jnp.where((kind != EMPTY)[..., None], _time_features(batch["context_age_s"]), 0.0)
-        return self.value(value.astype(dtype)) + self.time(time.astype(dtype))
+    def _embedded(self, m: Measurements) -> jax.Array:
+        """Ends, and what a measurement says beside them. A failure says when, an empty slot says nothing."""
+        dtype = jnp.dtype(self.settings.dtype)
+        is_measurement = (m.kind != EMPTY)[..., None]
+        value = jnp.where((m.kind == ANSWERED)[..., None], _value_features(m.log_rtt), 0.0)
+        time = jnp.where(is_measurement, _time_features(m.age_s), 0.0)
+        kind = jax.nn.one_hot(m.kind, _KINDS + 1, dtype=dtype) @ self.kind_embedding[...].astype(dtype)
+        features = self.value(value.astype(dtype)) + self.time(time.astype(dtype))
+        return jnp.where(is_measurement, self._ends(m.source, m.destination), 0.0) + features + kind
+
+    def _pointer(self, x: jax.Array, encoded: Encoded) -> tuple[jax.Array, jax.Array]:
+        """Log shares of bins and precisions, and of the measurements that have an RTT to copy."""
+        query = rms_norm(self.point_from(x)) * _SHARPNESS
+        score = jnp.einsum("bqh,bkh->bqk", query, encoded.pointed_at, preferred_element_type=jnp.float32)
+        score = jnp.where(encoded.is_answered[:, None], score / query.shape[-1] ** 0.5, _NEVER)
+        choice = self.choice(x).astype(jnp.float32) + jnp.array([_BINS_AHEAD] + [0.0] * PRECISIONS)
+        nothing = ~jnp.any(encoded.is_answered, axis=-1)[:, None, None] & (jnp.arange(1 + PRECISIONS) > 0)
+        return jax.nn.log_softmax(jnp.where(nothing, _NEVER, choice)), jax.nn.log_softmax(score)
 
 
 class ContextBlock(Layer):
-    """A layer in which context and questions attend to the measurements of the context."""
+    """A layer whose attention grows sharper with the number of keys."""
 
-    def __call__(self, x: jax.Array, context: int, length: jax.Array, implementation: str, first: int = 0) -> jax.Array:
-        """Positions from `first` on: the last layer needs the questions only. `length` slots count, at least one."""
+    def __init__(self, settings: LayerSettings, rngs: nnx.Rngs) -> None:
+        super().__init__(settings, rngs)
+        self.sharpen = linear(settings, settings.width, settings.heads, rngs)
+        self.sharpen.kernel[...] = jnp.zeros_like(self.sharpen.kernel[...])
+
+    def read(self, x: jax.Array, keys: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Query, key and value of each position; `keys` are how many each context's positions attend to."""
         query, key, value = self.query_key_value(x)
-        query, x = query[:, first:], x[:, first:]
-        query, key, value = rms_norm(query) * _SHARPNESS, rms_norm(key[:, :context]), value[:, :context]
-        mask: dict[str, Any]
-        if implementation == "cudnn":  # which skips what lies behind the lengths; a mask would become a bias, slower
-            positions = jnp.full_like(length, query.shape[1])
-            mask = {"query_seq_lengths": positions, "key_value_seq_lengths": length, "implementation": "cudnn"}
-        else:
-            counts = jnp.arange(context) < length[:, None]
-            mask = {"mask": counts[:, None, None, :], "implementation": "xla"}
-        return self.add(x, jax.nn.dot_product_attention(query, key, value, **mask))
+        power = _POWER * self.sharpen(rms_norm(x)).astype(jnp.float32)
+        more = jnp.log(keys.astype(jnp.float32) / _USUAL_KEYS)[:, None, None]
+        sharpness = _SHARPNESS * jnp.exp(jnp.clip(power * more, -2.0, 2.0))
+        return (rms_norm(query) * sharpness[..., None]).astype(x.dtype), rms_norm(key), value
+
+
+def _attend(query: jax.Array, key: jax.Array, value: jax.Array, length: jax.Array, implementation: str) -> jax.Array:
+    """To the first `length` keys of each context, at least one."""
+    mask: dict[str, Any]
+    if implementation == "cudnn":  # which skips what lies behind the lengths; a mask would become a bias, slower
+        positions = jnp.full_like(length, query.shape[1])
+        mask = {"query_seq_lengths": positions, "key_value_seq_lengths": length, "implementation": "cudnn"}
+    else:
+        mask = {"mask": _counts(key, length)[:, None, None, :], "implementation": "xla"}
+    return jax.nn.dot_product_attention(query, key, value, **mask)
+
+
+def _counts(slots: jax.Array, length: jax.Array) -> jax.Array:
+    return jnp.arange(slots.shape[1]) < length[:, None]
 
 
 # Features: sines and cosines at several scales, so that a matrix can read near and far alike.
 
 
 def _value_features(log_rtt: jax.Array) -> jax.Array:
-    value = (jnp.clip(log_rtt, -4.0, 9.0) - _MIDDLE)[..., None]
+    value = (jnp.clip(log_rtt, -4.0, 9.4) - _MIDDLE)[..., None]
     return jnp.concatenate([*_waves(value, _VALUE_SCALES), value / 2], axis=-1)
 
 
@@ -328,18 +405,18 @@ def _waves(value: jax.Array, scales: npt.NDArray[np.floating[Any]]) -> tuple[jax
     return jnp.sin(angle), jnp.cos(angle)
 
 
-def identities(keys: jax.Array, groups: jax.Array, size: int) -> jax.Array:
+def identities(words: jax.Array, size: int) -> jax.Array:
     """[contexts, nodes, size]: random directions, all of length 3, closer together where prefixes are shared.
 
-    One vector is drawn for each node; rotated by some coordinates, it also stands for each prefix of which this is the
-    first node.
+    `words`, [contexts, nodes, 1 + levels], are a number of the node's own and one of each of its shared-prefix groups:
+    equal numbers stand for equal vectors, and anything that changes a number draws another.
     """
-    nodes = groups.shape[1]
-    drawn = jax.vmap(lambda key: jax.random.normal(jax.random.wrap_key_data(key), (nodes, size)))(keys)
-    identity = OWN_SHARE**0.5 * drawn
-    for level, share in enumerate(LEVEL_SHARES):
-        rolled = jnp.roll(drawn, (level + 1) * size // (1 + LEVELS), axis=-1)
-        identity += share**0.5 * _looked_up(rolled, groups[..., level])
+    index = hash_with(jnp.arange(size, dtype=jnp.uint32), 1)
+    identity = jnp.zeros((*words.shape[:2], size))
+    for level, share in enumerate((OWN_SHARE, *LEVEL_SHARES)):
+        stream = hash_with(words[..., level].astype(jnp.uint32), 2 + level)
+        uniform = unit_interval(hash32(hash32(stream)[..., None] ^ index))
+        identity += share**0.5 * jax.lax.erf_inv(2.0 * uniform - 1.0)
     return 3.0 * identity / jnp.linalg.norm(identity, axis=-1, keepdims=True)
 
 
