@@ -85,9 +85,9 @@ $(VENV_MAXTEXT)/.ready: requirements-maxtext.lock pyproject.toml
 	@touch $@
 
 bench: setup
-	@$(BIN)/ping-llm bench prepare --measurements 20000000
-	@$(BIN)/ping-llm bench pipeline --workers 2
-	@$(BIN)/ping-llm bench pipeline --rows big
+	@$(BIN)/python bench/prepare_speed.py --measurements 20000000
+	@$(BIN)/python bench/pipeline_speed.py --workers 2
+	@$(BIN)/python bench/pipeline_speed.py --rows big
 
 dist: setup
 	@rm -rf dist

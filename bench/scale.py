@@ -23,7 +23,7 @@ import psutil
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from ping_llm.benchmarks.prepare_speed import run_measured
+from prepare_speed import run_measured
 
 PROGRAM: Final = [sys.executable, "-m", "ping_llm"]
 MEASUREMENTS_PER_ROW: Final = 4

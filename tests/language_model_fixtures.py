@@ -13,13 +13,13 @@ import numpy.typing as npt
 import optax
 from flax import nnx
 
-from ping_llm.benchmarks.plain_encoder import encode_one
 from ping_llm.config import Config
 from ping_llm.models.lm import ModelSettings, Transformer
 from ping_llm.predict.language_model import LanguageModel
 from ping_llm.predict.prompts import spell
 from ping_llm.rows.format import ProbeRow
 from ping_llm.tokens import FIELD_ORDERS
+from plain_encoder import encode_one
 
 TINY = ModelSettings(layers=2, width=32, heads=2, head_dim=16, mlp_width=48, dtype="float32", attention="plain")
 LENGTH = 96

@@ -1,16 +1,17 @@
-"""`ping-llm bench`: what it measures, not how fast this machine is."""
+"""The benchmarks of speed: what they measure, not how fast this machine is."""
 
 import sys
 from pathlib import Path
 
 import pytest
 
+from backend_speed import measure_backends
 from conftest import random_measurements
-from ping_llm.benchmarks.backends import measure_backends
-from ping_llm.benchmarks.pipeline import measure_pipeline
-from ping_llm.benchmarks.prepare_speed import measure_prepare, measure_rates, run_measured
+from ping_llm.cli.benchmarks import measure_rates
 from ping_llm.core.errors import PingLlmError
 from pipeline_fixtures import prepare_table
+from pipeline_speed import compared
+from prepare_speed import measure_prepare, run_measured
 
 
 @pytest.mark.slow
@@ -31,7 +32,7 @@ def test_a_folder_that_is_not_the_c4_sample_is_an_error(tmp_path: Path) -> None:
 
 def test_batches_are_measured_beside_the_plain_encoder() -> None:
     dataset = prepare_table(random_measurements(3_000))
-    found = measure_pipeline(str(dataset.folder), batch_size=4, length=256, seconds=0.1)
+    found = compared(dataset.folder, workers=0, batch_size=4, length=256, seconds=0.1)
     assert found["speedup"] == pytest.approx(found["real_tokens_per_s"] / found["reference_tokens_per_s"], abs=0.06)
     assert 0 <= found["padding_fraction"] < 1
 

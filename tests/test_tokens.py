@@ -14,12 +14,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from ping_llm.benchmarks.plain_encoder import encode_one, rtt_code
 from ping_llm.core.measurements import ADDRESS_BYTES, format_address
 from ping_llm.core.rtt import CODES, decode_rtt, encode_rtt
 from ping_llm.tokens import BYTES_AFTER, FIELD_ORDERS, FIRST_BYTE, VOCABULARY_SIZE, Role, TimeKind, token_counts
 from ping_llm.tokens.decode import Decoded, Fault, as_json, decode, render
 from ping_llm.tokens.encode import encode
+from plain_encoder import encode_one, rtt_code
 
 NOON = 1_704_110_400  # 2024-01-01 12:00:00 UTC
 SMALLEST = {TimeKind.NONE: 0, TimeKind.ABSOLUTE: -(2**63), TimeKind.DELTA1: 0, TimeKind.DELTA4: 0}

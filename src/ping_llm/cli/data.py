@@ -239,7 +239,7 @@ def plan(
         ping-llm plan --measurements 35e9 --workers 64
         ping-llm plan --input "data/raw/*.parquet" --workers 2 --shared-disk --measure
     """
-    from ping_llm.benchmarks.prepare_speed import measure_rates
+    from ping_llm.cli.benchmarks import measure_rates
     from ping_llm.rows.estimate import GIB, MEASURED, Workload, estimate
     from ping_llm.rows.prepare import PrepareSettings, make_plan
 

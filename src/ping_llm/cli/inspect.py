@@ -1,11 +1,11 @@
-"""`ping-llm inspect`: what the other commands made; `ping-llm bench`: how fast they make it on this machine."""
+"""`ping-llm inspect`: what the other commands made; `ping-llm bench`: how fast this machine makes batches of it."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from ping_llm.cli.options import BatchSize, Json, Length, Workers, show
+from ping_llm.cli.options import BatchSize, Json, Length, show
 from ping_llm.core.console import out, progress
 from ping_llm.core.errors import PingLlmError
 
@@ -176,27 +176,6 @@ def _spec(
     return spec_from_config(load_config(config, changes or []), split)
 
 
-def bench_prepare(
-    measurements: Annotated[int, Option(min=1000, help="Simulated measurements to prepare.")] = 5_000_000,
-    workers: Workers = None,
-    memory_limit_gb: Annotated[float, Option(help="Limit given to `prepare`.")] = 4.0,
-    scratch: Annotated[Path | None, Option(help="Folder for temporary files.", show_default="system's")] = None,
-    json_output: Json = False,
-) -> None:
-    """Speed and memory of `prepare`, beside a one-at-a-time converter and a bare DuckDB sort of the same input.
-
-    Example:
-
-        ping-llm bench prepare --measurements 20000000 --json
-    """
-    from ping_llm.benchmarks.prepare_speed import measure_prepare
-
-    if scratch is not None and not scratch.is_dir():
-        raise PingLlmError(f"--scratch {scratch}: no such folder")
-    figures = measure_prepare(measurements, workers=workers, memory_limit_gb=memory_limit_gb, inside=scratch)
-    _show_figures(figures, json_output)
-
-
 def bench_pipeline(
     rows: Annotated[str, Option(help="`typical` or `big` simulated rows, or a prepared folder.")] = "typical",
     workers: Annotated[int, Option(min=0, help="Also measure what so many worker processes deliver.")] = 0,
@@ -205,49 +184,17 @@ def bench_pipeline(
     seconds: Annotated[float, Option(min=0.5, help="How long to measure.")] = 10.0,
     json_output: Json = False,
 ) -> None:
-    """Speed of making batches in one process, beside a plain encoder that takes one measurement at a time.
+    """Speed of making batches of your rows in one process, stage by stage, and what worker processes make of it.
 
     Examples:
 
         ping-llm bench pipeline --workers 2 --json
         ping-llm bench pipeline --rows big
     """
-    from ping_llm.benchmarks.pipeline import measure_pipeline
+    from ping_llm.cli.benchmarks import benchmark_rows, measure_pipeline
 
-    figures = measure_pipeline(rows, workers=workers, batch_size=batch_size, length=length, seconds=seconds)
-    _show_figures(figures, json_output)
-
-
-def bench_backends(
-    data: Annotated[Path, Option(help="A small sample of C4, laid out as docs/backends.md says.")] = Path(
-        "../shared/data/c4-minimal"
-    ),
-    only: Annotated[list[str] | None, Option(help="Measure this one only; may be repeated.")] = None,
-    workers: Annotated[int, Option(min=0, help="Worker processes, of those that use any.")] = 0,
-    batch_size: BatchSize = 64,
-    length: Length = 1024,
-    seconds: Annotated[float, Option(min=0.2, help="How long to measure each.")] = 5.0,
-    json_output: Json = False,
-) -> None:
-    """Speed of all input backends on the same documents, beside a tokenizer that takes one document at a time.
-
-    Backends whose packages are not installed are left out, and named.
-
-    Example:
-
-        ping-llm bench backends --json
-    """
-    from ping_llm.benchmarks.backends import measure_backends
-
-    sizes: dict[str, Any] = {"workers": workers, "batch_size": batch_size, "length": length}
-    result = measure_backends(data, **sizes, seconds=seconds, only=only or ())
-    if not json_output:
-        for name, figures in result.pop("backends").items():
-            rate = figures.get("tokens_per_core_s", figures.get("real_tokens_per_s"))
-            result[name] = figures.get("skipped", rate)
-    _show_figures(result, json_output)
-
-
-def _show_figures(figures: dict[str, Any], json_output: bool) -> None:
-    texts = {name: f"{value:,}" if type(value) in {int, float} else str(value) for name, value in figures.items()}
-    show(figures, json_output, *(f"{name:28} {text}" for name, text in texts.items()))
+    shape: dict[str, Any] = {"batch_size": batch_size, "length": length}
+    with benchmark_rows(rows) as folder:
+        found = measure_pipeline(folder, workers=workers, seconds=seconds, **shape)
+    texts = {name: f"{value:,}" if type(value) in {int, float} else str(value) for name, value in found.items()}
+    show(found, json_output, *(f"{name:28} {text}" for name, text in texts.items()))

@@ -36,10 +36,8 @@ inspect_app.command("rows")(inspect.inspect_rows)
 inspect_app.command("batches")(inspect.inspect_batches)
 inspect_app.command("batch")(inspect.inspect_batch)
 app.add_typer(inspect_app, name="inspect")
-bench_app = Typer(help="Measure the speed of the parts on this machine.", no_args_is_help=True)
-bench_app.command("prepare")(inspect.bench_prepare)
+bench_app = Typer(help="Measure how fast this machine is.", no_args_is_help=True)
 bench_app.command("pipeline")(inspect.bench_pipeline)
-bench_app.command("backends")(inspect.bench_backends)
 app.add_typer(bench_app, name="bench")
 
 

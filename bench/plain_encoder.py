@@ -1,6 +1,6 @@
 """The token grammar spelled out for one measurement, in plain Python.
 
-It is the yardstick of `ping-llm bench pipeline`, and the specification to which the tests hold the other encoders. It
+It is the yardstick of `bench/pipeline_speed.py`, and the specification to which the tests hold the other encoders. It
 shares no code with them. All arithmetic is on whole numbers, so nothing here rounds but where it says so.
 """
 

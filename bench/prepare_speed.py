@@ -1,4 +1,4 @@
-"""How fast preparation is on this machine: beside two yardsticks, and as rates for `ping-llm plan --measure`.
+"""Speed and memory of `ping-llm prepare` beside two yardsticks: `python bench/prepare_speed.py`.
 
 The *naive* way is how such converters are usually written: one dict per measurement, grouped in Python, one Arrow IPC
 record per probe. The *sort* is the least that any preparation must do: DuckDB ordering the input by source and time
@@ -6,59 +6,46 @@ into an Arrow stream, with as many threads as preparation has workers. All are m
 input.
 """
 
+import argparse
+import json
 import subprocess
 import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import duckdb
-import numpy as np
 import psutil
 import pyarrow as pa
 import pyarrow.dataset as ds
 from array_record.python.array_record_module import ArrayRecordWriter
 
+from ping_llm.cli.benchmarks import simulated_input
 from ping_llm.core.console import progress
 from ping_llm.core.errors import PingLlmError
-from ping_llm.rows.estimate import MEASURED, Rates
-from ping_llm.rows.manifest import INDEX_TYPES
-from ping_llm.rows.prepare import PrepareSettings, prepare
-from ping_llm.rows.shards import index_table, join_indexes
-from ping_llm.sources.simulator import SimulatorSettings, simulate
-from ping_llm.sources.simulator.world import SimulationSummary
-from ping_llm.tasks.engines import Timing
+from ping_llm.sources.simulator import SimulatorSettings
 from ping_llm.tasks.pool import available_cores
 
 _NAIVE_SAMPLE: Final = 300_000
 """The naive way takes minutes for what the others do in seconds; its rate shows on a sample."""
-_INDEX_ROWS: Final = 2_000_000
 
 
-@contextmanager
-def simulated_input(
-    settings: SimulatorSettings, inside: Path | None = None
-) -> Iterator[tuple[Path, SimulationSummary]]:
-    """A temporary folder (`inside` this one) with simulated measurements in `raw`."""
-    with tempfile.TemporaryDirectory(prefix="ping-llm-bench-", dir=inside, ignore_cleanup_errors=True) as name:
-        with progress("simulating the input", total=settings.measurements) as advance:
-            summary = simulate(settings, Path(name) / "raw", on_progress=advance)
-        yield Path(name), summary
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--measurements", type=int, default=5_000_000, help="to simulate and prepare")
+    parser.add_argument("--workers", type=int, default=available_cores())
+    parser.add_argument("--memory-limit-gb", type=float, default=4.0, help="limit given to prepare")
+    parser.add_argument("--inside", type=Path, metavar="FOLDER", help="for temporary files: 100 bytes per measurement")
+    sys.stdout.write(json.dumps(measure_prepare(**vars(parser.parse_args())), indent=1) + "\n")
 
 
 def measure_prepare(
-    measurements: int = 5_000_000,
-    *,
-    workers: int | None = None,
-    memory_limit_gb: float = 4.0,
-    inside: Path | None = None,
+    measurements: int, *, workers: int, memory_limit_gb: float = 4.0, inside: Path | None = None
 ) -> dict[str, Any]:
-    """`inside` is a folder for input and output; they need about 100 bytes per measurement."""
-    workers = workers or available_cores()
     with simulated_input(SimulatorSettings(measurements=measurements), inside) as (scratch, _):
         pattern = str(scratch / "raw" / "*.parquet")
         with progress("measuring", total=3) as advance:
@@ -145,29 +132,5 @@ def run_measured(command: Sequence[str], *, every_s: float = 0.05) -> MeasuredRu
         return MeasuredRun(seconds, peak / 1e6, output.read())
 
 
-def measure_rates(measurements: int = 8_000_000) -> tuple[Rates, float]:
-    """Rates of one worker on this machine, and the bytes that a simulated measurement takes as Parquet.
-
-    The rate of the Atlas import is not measured: it needs real dumps.
-    """
-    with simulated_input(SimulatorSettings(measurements=measurements)) as (folder, raw):
-        timings: list[Timing] = []
-        # So little memory that tasks of step one merge several runs, as they do when there are billions.
-        inputs, output, memory = (str(folder / "raw"),), folder / "rows", 512 << 20
-        prepare(PrepareSettings(inputs=inputs, output=output, workers=1, memory_limit_bytes=memory), timings.append)
-        seconds = {s: sum(t.seconds for t in timings if t.stage == s) for s in ("partition", "shard")}
-        rates = Rates(
-            partition=measurements / seconds["partition"],
-            shard=measurements / seconds["shard"],
-            index=_index_rate(folder),
-            atlas=MEASURED.atlas,
-            where=f"measured on this machine with {measurements:,} measurements and one worker",
-        )
-        return rates, raw.size_bytes / measurements
-
-
-def _index_rate(folder: Path) -> float:
-    part = index_table([np.zeros(_INDEX_ROWS // 4, kind) for kind in INDEX_TYPES.values()])
-    started = time.perf_counter()
-    join_indexes([part] * 4, _INDEX_ROWS, folder / "joined.index")
-    return _INDEX_ROWS / (time.perf_counter() - started)
+if __name__ == "__main__":
+    main()

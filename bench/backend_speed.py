@@ -1,11 +1,14 @@
-"""How fast each backend makes batches, all in one run on the same documents, in one process.
+"""Speed of every backend on the same documents: `python bench/backend_speed.py --data ../shared/data/c4-minimal`.
 
 Beside each stands the usual way, measured right before it: one document at a time through the same tokenizer, then
-packed. Rates per core are by the time that the process really had, so that other work on the machine hardly matters.
+packed. Backends whose packages are not installed are left out, and named. Rates per core are by the time that the
+process really had, so that other work on the machine hardly matters.
 """
 
+import argparse
 import importlib.util
 import json
+import sys
 import tempfile
 import time
 from collections.abc import Collection
@@ -25,6 +28,17 @@ from ping_llm.data.tokenizer import load_tokenizer
 
 _NEEDS: Final = {"hf": "datasets", "tfds": "tensorflow_datasets", "c4_mlperf": "tensorflow_datasets"}
 _WARM_UP: Final = 4
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, default=Path("../shared/data/c4-minimal"), help="a sample of C4")
+    parser.add_argument("--only", nargs="*", default=(), help="backends to measure")
+    parser.add_argument("--workers", type=int, default=0)
+    parser.add_argument("--batch-size", type=int, default=64)
+    parser.add_argument("--length", type=int, default=1024)
+    parser.add_argument("--seconds", type=float, default=5.0, help="for each")
+    sys.stdout.write(json.dumps(measure_backends(**vars(parser.parse_args())), indent=1) + "\n")
 
 
 def measure_backends(
@@ -133,3 +147,7 @@ def _one_at_a_time(path: Path, texts: list[str], length: int, seconds: float) ->
             row = row[length:]
         tokens += len(document)
     return tokens / (time.process_time() - cpu)
+
+
+if __name__ == "__main__":
+    main()
