@@ -14,7 +14,7 @@ import pytest
 from werkzeug.serving import WSGIRequestHandler, make_server
 
 from ping_llm.storage import Location, locate
-from ping_llm.storage.location import file_system
+from ping_llm.storage.stores import file_system
 
 Environ = dict[str, Any]
 Application = Callable[[Environ, Any], Any]

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from ping_llm.core.errors import PingLlmError
 from ping_llm.storage import Location, MissingError, StorageError, locate
-from ping_llm.storage.location import file_system, split_pattern
+from ping_llm.storage.location import split_pattern
+from ping_llm.storage.stores import file_system
 from storage_fixtures import BUCKET, S3Server, bucket, run_python, s3, s3_server, slow, status, truncated
 
 __all__ = ["bucket", "s3", "s3_server"]

@@ -13,7 +13,7 @@ from ping_llm.core.errors import PingLlmError
 from ping_llm.storage import Location
 from ping_llm.storage.cache import Cache
 from ping_llm.storage.mirror import LEDGER, STATE, Ledger, Mirror, fetch
-from ping_llm.storage.retry import retried
+from ping_llm.storage.stores import retried
 from storage_fixtures import S3Server, bucket, s3, s3_server, status
 
 __all__ = ["bucket", "s3", "s3_server"]

@@ -30,7 +30,7 @@ from ping_llm.core.errors import PingLlmError, explained
 from ping_llm.core.files import file_sha256, sha256_digest, sync
 from ping_llm.core.randomness import Ints
 from ping_llm.storage.location import Location, RandomFile
-from ping_llm.storage.retry import number_from_environment
+from ping_llm.storage.stores import number_from_environment
 
 DIRECTORY_VARIABLE: Final = "PING_LLM_CACHE_DIR"
 LIMIT_VARIABLE: Final = "PING_LLM_CACHE_GB"

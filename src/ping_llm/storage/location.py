@@ -2,7 +2,7 @@
 
 A `Location` is a name and nothing more: it can be compared, pickled and sent to other processes and machines;
 connections are opened where it is used, with the credentials, region and endpoint that the environment names
-(docs/storage.md). `pyarrow.fs` does the work. Added to it here: transient failures are retried (`retry.py`), every
+(docs/storage.md). `pyarrow.fs` does the work. Added to it here: transient failures are retried (`stores.py`), every
 remote read is checked for its length, writes are atomic, and an error is one line.
 """
 
@@ -16,27 +16,16 @@ import uuid
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
-from functools import cache
 from glob import has_magic
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, Final
-from urllib.parse import urlsplit
 
 import pyarrow as pa
 from pyarrow import fs
 
 from ping_llm.core.errors import PingLlmError
 from ping_llm.core.files import atomic_file, write_atomically
-from ping_llm.storage.retry import (
-    FAILURES,
-    MissingError,
-    Result,
-    StorageError,
-    TruncatedError,
-    number_from_environment,
-    retried,
-)
+from ping_llm.storage.stores import FAILURES, MissingError, Result, StorageError, TruncatedError, file_system, retried
 
 COPY_BYTES: Final = 8 << 20
 
@@ -305,12 +294,9 @@ class RandomFile(io.RawIOBase):
     def __init__(self, location: Location) -> None:
         super().__init__()
         self._location = location
-        self._file: Any = location.attempt(self._connect)
+        self._file: pa.NativeFile = location.attempt(lambda: location.store.open_input_file(location.path))
         self._size: int = self._file.size()
         self._position = 0
-
-    def _connect(self) -> pa.NativeFile:
-        return self._location.store.open_input_file(self._location.path)
 
     def size(self) -> int:
         return self._size
@@ -320,16 +306,9 @@ class RandomFile(io.RawIOBase):
         expected = max(0, min(nbytes, self._size - offset))
 
         def read() -> bytes:
-            file = self._file  # another thread may put it aside meanwhile
-            if file is None:
-                file = self._file = self._connect()
-            try:
-                data: bytes = file.read_at(expected, offset)
-                if len(data) != expected:
-                    raise TruncatedError(f"{len(data):,} bytes came instead of {expected:,}")
-            except OSError:
-                self._file = None
-                raise
+            data: bytes = self._file.read_at(expected, offset)
+            if len(data) != expected:
+                raise TruncatedError(f"{len(data):,} bytes came instead of {expected:,}")
             return data
 
         return self._location.attempt(read) if expected else b""
@@ -353,44 +332,3 @@ class RandomFile(io.RawIOBase):
 
     def seekable(self) -> bool:
         return True
-
-
-@cache
-def file_system(scheme: str) -> fs.FileSystem:
-    """The store of a scheme, connected at first use in each process. It knows its files by `Location.path`."""
-    anonymous = os.environ.get("PING_LLM_ANONYMOUS", "").lower() in {"1", "true", "yes"}
-    if scheme == "gs":
-        emulator = _endpoint("STORAGE_EMULATOR_HOST")
-        return fs.GcsFileSystem(
-            anonymous=anonymous or bool(emulator), retry_time_limit=timedelta(seconds=10), **emulator
-        )
-    if scheme == "s3":
-        endpoint = _endpoint("AWS_ENDPOINT_URL_S3") or _endpoint("AWS_ENDPOINT_URL")
-        region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
-        return fs.S3FileSystem(
-            anonymous=anonymous,
-            # Stores that are not Amazon's seldom care, but a request must name one.
-            region=region or ("us-east-1" if endpoint else None),
-            tls_ca_file_path=os.environ.get("AWS_CA_BUNDLE") or None,
-            connect_timeout=10.0,
-            request_timeout=max(1.0, number_from_environment("PING_LLM_STALL_S", 20.0)),
-            # One attempt: retries are ours (`retry.py`), so that their number and time are what the user set.
-            retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=1),
-            allow_delayed_open=True,  # a small object is one request, not three
-            **endpoint,
-        )
-    return fs.LocalFileSystem()
-
-
-os.register_at_fork(after_in_child=file_system.cache_clear)
-
-
-def _endpoint(variable: str) -> dict[str, str]:
-    """Options for another server than the provider's own, if the variable names one."""
-    text = os.environ.get(variable)
-    if not text:
-        return {}
-    parts = urlsplit(text if "//" in text else f"https://{text}")
-    if parts.scheme not in {"http", "https"} or not parts.netloc or parts.path.strip("/"):
-        raise PingLlmError(f"{variable}={text!r} is not an address such as https://storage.example.org:9000")
-    return {"scheme": parts.scheme, "endpoint_override": parts.netloc}

@@ -23,7 +23,7 @@ from ping_llm.core.errors import PingLlmError, one_line
 from ping_llm.core.files import atomic_folder, file_sha256, relative_name, sha256_digest
 from ping_llm.storage.cache import model_folder
 from ping_llm.storage.location import Location
-from ping_llm.storage.retry import MissingError, StorageError
+from ping_llm.storage.stores import MissingError, StorageError
 
 LEDGER: Final = ".upload.json"
 STATE: Final = "mirror.json"

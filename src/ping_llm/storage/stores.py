@@ -1,4 +1,4 @@
-"""Which failures of an object store are worth another attempt, and what a user is told about the others.
+"""Object stores: how they are reached, which failures are worth another attempt, and what a user is told of the others.
 
     transient   timeouts, refused and broken connections, a body that ends too early, 408, 429 and 5xx
     final       no such object or bucket, forbidden, wrong credentials, any other refusal
@@ -11,9 +11,13 @@ text says what happened, hence the patterns.
 import os
 import re
 from collections.abc import Callable
+from datetime import timedelta
+from functools import cache
 from typing import Final, TypeVar
+from urllib.parse import urlsplit
 
 import pyarrow as pa
+from pyarrow import fs
 
 from ping_llm.core.errors import PingLlmError
 
@@ -99,3 +103,44 @@ def _cause(error: BaseException) -> str:
     while (shorter := _NOISE.sub("", text).strip()) != text:
         text = shorter
     return text[:300] or type(error).__name__
+
+
+@cache
+def file_system(scheme: str) -> fs.FileSystem:
+    """The store of a scheme, connected at first use in each process. It knows its files by `Location.path`."""
+    anonymous = os.environ.get("PING_LLM_ANONYMOUS", "").lower() in {"1", "true", "yes"}
+    if scheme == "gs":
+        emulator = _endpoint("STORAGE_EMULATOR_HOST")
+        return fs.GcsFileSystem(
+            anonymous=anonymous or bool(emulator), retry_time_limit=timedelta(seconds=10), **emulator
+        )
+    if scheme == "s3":
+        endpoint = _endpoint("AWS_ENDPOINT_URL_S3") or _endpoint("AWS_ENDPOINT_URL")
+        region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
+        return fs.S3FileSystem(
+            anonymous=anonymous,
+            # Stores that are not Amazon's seldom care, but a request must name one.
+            region=region or ("us-east-1" if endpoint else None),
+            tls_ca_file_path=os.environ.get("AWS_CA_BUNDLE") or None,
+            connect_timeout=10.0,
+            request_timeout=max(1.0, number_from_environment("PING_LLM_STALL_S", 20.0)),
+            # One attempt: retries are ours (`retried`), so that their number and time are what the user set.
+            retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=1),
+            allow_delayed_open=True,  # a small object is one request, not three
+            **endpoint,
+        )
+    return fs.LocalFileSystem()
+
+
+os.register_at_fork(after_in_child=file_system.cache_clear)
+
+
+def _endpoint(variable: str) -> dict[str, str]:
+    """Options for another server than the provider's own, if the variable names one."""
+    text = os.environ.get(variable)
+    if not text:
+        return {}
+    parts = urlsplit(text if "//" in text else f"https://{text}")
+    if parts.scheme not in {"http", "https"} or not parts.netloc or parts.path.strip("/"):
+        raise PingLlmError(f"{variable}={text!r} is not an address such as https://storage.example.org:9000")
+    return {"scheme": parts.scheme, "endpoint_override": parts.netloc}
