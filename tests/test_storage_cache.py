@@ -155,8 +155,7 @@ class TestBlocks:
         return Remote(bucket, count=1, size=5 * BLOCK + 1000)
 
     def fetch(self, file: BlockFile, begin: int, end: int) -> None:
-        blocks, _ = file.blocks(np.array([begin]), np.array([end]))
-        for read in file.reads(blocks[file.missing(blocks)]):
+        for read in file.missing(np.array([begin]), np.array([end]))[1]:
             file.fetch(*read)
 
     def test_only_the_blocks_of_a_range_are_fetched_in_one_request(
@@ -165,7 +164,10 @@ class TestBlocks:
         file = self.file(remote, tmp_path)
         self.fetch(file, BLOCK + 10, 3 * BLOCK + 10)
         assert file.array[BLOCK : 4 * BLOCK].tobytes() == remote.data[0][BLOCK : 4 * BLOCK]
-        assert file.missing(np.arange(6)).tolist() == [True, False, False, False, True, True]
+        starts = np.arange(6) * BLOCK
+        missing, reads = file.missing(starts, starts + 1)
+        assert missing.tolist() == [0, 4, 5]
+        assert reads == [(0, BLOCK), (4 * BLOCK, 5 * BLOCK + 1000)]
         assert s3.count("GET", "file-0") == 1
 
     def test_the_last_block_is_shorter(self, remote: Remote, tmp_path: Path) -> None:

@@ -236,13 +236,9 @@ class RowSet:
                 continue
             part = self._parts[shard]
             chosen = np.flatnonzero(shards == shard)
-            blocks, owner = part.blocks(begin[chosen], end[chosen])
-            missing = part.missing(blocks)
-            came.append(rows[chosen[np.unique(owner[missing])]])
-            new = [(part, *read) for read in part.reads(np.unique(blocks[missing]))]
-            if new:
-                part.touch()
-                reads += new
+            missing, ranges = part.missing(begin[chosen], end[chosen])
+            came.append(rows[chosen[missing]])
+            reads += [(part, *read) for read in ranges]
         if reads:
             self._make_room(self._cache, sum(end - begin for _, begin, end in reads))
             self._pool = self._pool or ThreadPoolExecutor(READS_AT_ONCE, thread_name_prefix="rows")

@@ -19,7 +19,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import IO, Final
 
@@ -64,9 +65,6 @@ def _key(location: Location) -> str:
     return f"{location.name}-{hashlib.sha256(str(location).encode()).hexdigest()[:12]}"
 
 
-_UNFINISHED: Final = ".part"
-
-
 @dataclass(frozen=True, kw_only=True)
 class Cache:
     folder: Path
@@ -78,18 +76,18 @@ class Cache:
         limit = number_from_environment(LIMIT_VARIABLE, 0.0)
         if not limit >= 0:
             raise PingLlmError(f"{LIMIT_VARIABLE}={limit} must not be negative")
-        cache = cls(folder=cache_folder(), limit_bytes=int(limit * 1e9))
+        given = cls(folder=cache_folder(), limit_bytes=int(limit * 1e9))
         if limit:
-            return cache
-        with cache._usable():
-            cache.folder.mkdir(parents=True, exist_ok=True)
-            free = shutil.disk_usage(cache.folder).free
-        return replace(cache, limit_bytes=(free + cache.used_bytes()) // 2)
+            return given
+        with given._usable():
+            given.folder.mkdir(parents=True, exist_ok=True)
+            free = shutil.disk_usage(given.folder).free
+        return cls(folder=given.folder, limit_bytes=(free + given.used_bytes()) // 2)
 
     def whole(self, source: Location, *, size: int, sha256: str) -> Path:
         """A local copy of a remote file, verified. It may be removed at any time, so open it soon."""
         path = self._path(sha256)
-        unfinished = path.with_suffix(_UNFINISHED)
+        unfinished = path.with_suffix(".part")
         with self._usable():
             path.parent.mkdir(parents=True, exist_ok=True)
             while (found := self.find(size=size, sha256=sha256)) is None:
@@ -138,7 +136,7 @@ class Cache:
             for path, stat in entries:
                 if excess <= 0:
                     break
-                if path.suffix != _UNFINISHED or _is_abandoned(path):
+                if path.suffix != ".part" or _is_abandoned(path):
                     path.unlink(missing_ok=True)
                     excess -= stat.st_blocks * 512
 
@@ -213,8 +211,7 @@ class BlockFile:
 
     def __init__(self, path: Path, size: int, connect: Callable[[], RandomFile]) -> None:
         self._size = size
-        self._connect = connect
-        self._remote: RandomFile | None = None
+        self._connect = cache(connect)
         self._connecting = threading.Lock()
         blocks = -(-size // BLOCK)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -234,38 +231,34 @@ class BlockFile:
     def is_evicted(self) -> bool:
         return os.fstat(self._file.fileno()).st_nlink == 0
 
-    def blocks(self, begin: Ints, end: Ints) -> tuple[Ints, Ints]:
-        """The blocks of byte ranges, concatenated, and the range that each belongs to."""
-        first, last = begin // BLOCK, (end - 1) // BLOCK
-        counts = last - first + 1
+    def missing(self, begin: Ints, end: Ints) -> tuple[Ints, list[tuple[int, int]]]:
+        """Which of these byte ranges are not here as a whole, and what to fetch for them.
+
+        That is whole blocks, neighbours together, up to LONGEST_READ.
+        """
+        counts = (end - 1) // BLOCK - begin // BLOCK + 1
         owner = np.repeat(np.arange(len(begin)), counts)
-        return first[owner] + np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts), owner
-
-    def missing(self, blocks: Ints) -> npt.NDArray[np.bool_]:
-        return self._marks[blocks] == 0
-
-    def reads(self, blocks: Ints) -> list[tuple[int, int]]:
-        """Byte ranges that cover distinct blocks, in order: neighbours together, up to LONGEST_READ."""
-        runs = np.split(blocks, np.flatnonzero(np.diff(blocks) > 1) + 1) if len(blocks) else []
+        blocks = (begin // BLOCK)[owner] + np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)
+        absent = self._marks[blocks] == 0
+        if not absent.any():
+            return owner[absent], []
+        os.utime(self._file.fileno())  # it is used: the least recently used are removed first
+        needed = np.unique(blocks[absent])
+        runs = np.split(needed, np.flatnonzero(np.diff(needed) > 1) + 1)
         ranges = [(int(run[0]) * BLOCK, min((int(run[-1]) + 1) * BLOCK, self._size)) for run in runs]
-        return [(b, min(b + LONGEST_READ, end)) for begin, end in ranges for b in range(begin, end, LONGEST_READ)]
+        reads = [(b, min(b + LONGEST_READ, end)) for begin, end in ranges for b in range(begin, end, LONGEST_READ)]
+        return np.unique(owner[absent]), reads
 
     def fetch(self, begin: int, end: int) -> None:
         """Fetch a range of whole blocks. May be called by several threads."""
         with self._connecting:
-            if self._remote is None:
-                self._remote = self._connect()
-        data = self._remote.read_at(end - begin, begin)
-        os.pwrite(self._file.fileno(), data, begin)
+            remote = self._connect()
+        os.pwrite(self._file.fileno(), remote.read_at(end - begin, begin), begin)
         self._marks[begin // BLOCK : -(-end // BLOCK)] = 1
 
     def forget(self, begin: int, end: int) -> None:
         """Have the blocks of a range fetched again."""
         self._marks[begin // BLOCK : -(-end // BLOCK)] = 0
-
-    def touch(self) -> None:
-        """Note that the file was used: the least recently used are removed first."""
-        os.utime(self._file.fileno())
 
     def close(self) -> None:
         """The map goes when its last user has let go of `array`."""
