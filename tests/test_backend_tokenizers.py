@@ -2,8 +2,11 @@
 
 import itertools
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,15 +20,15 @@ from ping_llm.data.tokenizer import Tokenizer, load_tokenizer, tokenizer_of
 WORDS = "the cat sat on the mat and the dog ate the cat's dinner, 1234 times: naïve façades – 測試 🙂"
 
 
-def hugging_face_folder(folder: Path) -> Path:
+def hugging_face_folder(folder: Path, words: str = WORDS, special: str = "<begin>") -> Path:
     tokenizers = pytest.importorskip("tokenizers", reason="the package tokenizers is not installed")
     model = tokenizers.Tokenizer(tokenizers.models.BPE())
     model.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel()
     alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
     trainer = tokenizers.trainers.BpeTrainer(
-        vocab_size=300, special_tokens=["<begin>", "<end>"], initial_alphabet=alphabet, show_progress=False
+        vocab_size=300, special_tokens=[special, "<end>"], initial_alphabet=alphabet, show_progress=False
     )
-    model.train_from_iterator([WORDS], trainer)
+    model.train_from_iterator([words], trainer)
     folder.mkdir()
     model.save(str(folder / "tokenizer.json"))
     config = {"bos_token": {"content": "<begin>"}, "eos_token": "<end>"}
@@ -68,6 +71,28 @@ def test_many_documents_are_tokenised_as_each_alone(tokenizer: Tokenizer) -> Non
     alone = [tokenizer.encode([document]) for document in documents]
     assert np.array_equal(together[0], np.concatenate([tokens for tokens, _ in alone]))
     assert np.array_equal(together[1], np.concatenate([lengths for _, lengths in alone]))
+
+
+@pytest.mark.parametrize("named", [{"bos_token": None, "eos_token": "<end>"}, {"eos_token": {"content": "<end>"}}])
+def test_a_first_token_that_the_folder_does_not_name_is_not_added(tmp_path: Path, named: dict[str, Any]) -> None:
+    folder = hugging_face_folder(tmp_path / "qwen", words="None of None", special="None")
+    (folder / "tokenizer_config.json").write_text(json.dumps(named))
+    tokenizer = load_tokenizer("huggingface", str(folder))
+    assert (tokenizer.bos, tokenizer.eos) == (None, 1)
+
+
+def test_a_name_on_the_hub_is_read_as_the_same_folder_is(tmp_path: Path) -> None:
+    repository = tmp_path / "models--Qwen--Qwen3-0.6B"  # as Hugging Face keeps what it has downloaded
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text("c0ffee")
+    (repository / "snapshots").mkdir()
+    folder = hugging_face_folder(repository / "snapshots" / "c0ffee")
+    code = "from ping_llm.data.tokenizer import load_tokenizer as load\nt = load('huggingface', 'Qwen/Qwen3-0.6B')\n"
+    environment = os.environ | {"HF_HUB_CACHE": str(tmp_path), "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, "-c", code + "print(t.digest, t.bos, t.eos)"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=True)
+    there = load_tokenizer("huggingface", str(folder))
+    assert done.stdout.split() == [there.digest, str(there.bos), str(there.eos)] == [there.digest, "0", "1"]
 
 
 @settings(max_examples=50, deadline=None)

@@ -5,6 +5,7 @@ import hashlib
 import itertools
 import json
 import os
+import re
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -27,6 +28,10 @@ _LLAMA3_WORDS: Final = (
 )
 """How tiktoken files are cut into words: they do not say it themselves. This is Llama 3's rule, as in MaxText."""
 _LLAMA3_SPECIAL: Final = 256
+_HUB_NAME: Final = r"\w[\w.-]*(/[\w.-]+)?(?<!\.json)"
+_ENCODING_NAME: Final = r"\w+"
+"""What is no file may be such a name: `Qwen/Qwen3-0.6B` on the Hub, or `o200k_base` of tiktoken."""
+_SPECIAL_TOKENS: Final = "tokenizer_config.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,36 +102,37 @@ def _huggingface(path: str, access_token: str) -> Tokenizer:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # as above
     module = need("tokenizers", "text", "tokenizer_type=huggingface")
     file = Path(path, "tokenizer.json") if Path(path).is_dir() else Path(path)
-    if not file.exists() and _looks_like_a_path(path):
+    if not file.exists() and not re.fullmatch(_HUB_NAME, path):
         raise PingLlmError(f"tokenizer_path={path}: there is no {file}")
     with _must_be("a tokenizer of Hugging Face", "huggingface", path):
-        if file.exists():
-            model = module.Tokenizer.from_file(str(file))
-        else:
-            model = module.Tokenizer.from_pretrained(path, token=access_token or None)
-    names = _special_names(file.parent / "tokenizer_config.json") if file.exists() else {}
+        if not file.exists():
+            hub = need("huggingface_hub", "text", "tokenizer_type=huggingface")
+            both = ["tokenizer.json", _SPECIAL_TOKENS]
+            file = Path(hub.snapshot_download(path, allow_patterns=both, token=access_token or None), both[0])
+        model = module.Tokenizer.from_file(str(file))
+    bos, eos = _special_tokens(file.with_name(_SPECIAL_TOKENS))
     return Tokenizer(
         vocabulary=model.get_vocab_size(with_added_tokens=True),
         digest=_digest(model.to_str().encode()),
-        bos=model.token_to_id(names.get("bos_token", "<s>")),
-        eos=model.token_to_id(names.get("eos_token", "</s>")),
+        bos=model.token_to_id(bos or ""),
+        eos=model.token_to_id(eos or ""),
         spell=lambda texts: [found.ids for found in model.encode_batch(texts, add_special_tokens=False)],
     )
 
 
-def _special_names(file: Path) -> dict[str, str]:
-    """What `tokenizer_config.json` says the first and the last token of a document are."""
+def _special_tokens(file: Path) -> tuple[str | None, str | None]:
+    """The first and the last token of a document by `tokenizer_config.json`, in which null means that there is none."""
     if not file.exists():
-        return {}
-    with explained(f"{file} cannot be read", ValueError, AttributeError):
-        config = json.loads(file.read_text())
-        named = {name: config.get(name) for name in ("bos_token", "eos_token")}
-    return {name: str(v["content"] if isinstance(v, dict) else v) for name, v in named.items()}  # "None": there is none
+        return "<s>", "</s>"
+    with explained(f"{file} cannot be read", ValueError, AttributeError, KeyError):
+        named = json.loads(file.read_text())
+        bos, eos = (v["content"] if isinstance(v := named.get(k), dict) else v for k in ("bos_token", "eos_token"))
+    return bos, eos
 
 
 def _tiktoken(path: str) -> Tokenizer:
     module = need("tiktoken", "text", "tokenizer_type=tiktoken")
-    if Path(path).exists() or _looks_like_a_path(path):
+    if Path(path).exists() or not re.fullmatch(_ENCODING_NAME, path):
         data = _read(path)
         model, bos, eos = _from_ranks(module, path, data)
     else:
@@ -170,10 +176,6 @@ def _read(path: str) -> bytes:
 def _must_be(what: str, kind: str, path: str) -> AbstractContextManager[None]:
     """Whatever the package raises, mostly kinds of its own."""
     return explained(f"tokenizer_path={path} is not {what} (tokenizer_type={kind})", limit=160)
-
-
-def _looks_like_a_path(path: str) -> bool:
-    return path.startswith((".", "/", "~")) or path.count("/") > 1 or bool(Path(path).suffix)
 
 
 def _digest(data: bytes) -> str:
