@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from ping_llm.config import Config
 from ping_llm.core.console import progress
 from ping_llm.core.errors import PingLlmError
-from ping_llm.data.documents import Documents, TextFiles
+from ping_llm.data.documents import Documents, matching
 from ping_llm.data.registry import make_train_loader
 from ping_llm.data.tokenizer import load_tokenizer
 
@@ -55,7 +55,7 @@ def measure_backends(
     if not tokenizer.exists():
         raise PingLlmError(f"{data} is not laid out as the C4 sample: there is no {tokenizer}")
     records = f"{data}/c4/en/3.0.1/c4-train.array_record*"
-    documents = Documents(TextFiles.find(records, "--data"), "text")
+    documents = Documents(matching(records, "--data", "arrayrecord"), "text")
     texts = documents.texts(np.arange(len(documents)))
     text = Config(
         dataset_type="grain",

@@ -5,9 +5,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
-from backend_fixtures import text_config, texts, write_files
+from backend_fixtures import reading, take, text_config, texts, write_files
 from config_fixtures import refusal
 from ping_llm.config import Config
 from ping_llm.core.errors import PingLlmError
@@ -38,7 +40,8 @@ def test_files_of_another_type_are_refused_with_the_key_to_change(
     if expected == given:
         check_files(config)
     else:
-        assert said(config).endswith(f"file; set grain_file_type={given}")
+        article = "an" if given == "arrayrecord" else "a"
+        assert f" is {article} {given} file; set grain_file_type={given}" in said(config).lower()
 
 
 def test_files_of_no_known_type_are_refused(tmp_path: Path) -> None:
@@ -127,6 +130,48 @@ def test_a_missing_package_is_answered_with_how_to_install_it(
     monkeypatch.setitem(sys.modules, package, None)
     config = text_config(tmp_path, dataset_type=dataset_type, dataset_path=str(tmp_path))
     assert f'needs the package {package}: pip install "ping-llm[{extra}]"' in said(config)
+
+
+@pytest.mark.parametrize("kind", ["arrayrecord", "parquet", "tfrecord", "hf"])
+@pytest.mark.parametrize("split", ["train", "eval"])
+def test_a_column_that_is_not_there_is_said_before_the_start(tmp_path: Path, kind: str, split: str) -> None:
+    if kind == "hf":
+        pytest.importorskip("datasets", reason="the package datasets is not installed")
+    pattern = write_files(tmp_path / "files", "json" if kind == "hf" else kind, [texts(5), texts(5, seed=1)])
+    keys = reading(kind, pattern)
+    keys |= {name.replace("train", "eval"): value for name, value in keys.items() if name.endswith("files")}
+    config = text_config(tmp_path, **keys, eval_interval=5)
+    check_files(config)
+    assert "'body'" in said(config.replace(**{f"{split}_data_columns": "body"}))
+
+
+def test_the_file_without_the_column_is_named(tmp_path: Path) -> None:
+    pattern = write_files(tmp_path, "parquet", [texts(5)])
+    pq.write_table(pa.table({"body": ["x"]}), tmp_path / "part-001.parquet")
+    message = said(text_config(tmp_path, grain_file_type="parquet", grain_train_files=pattern))
+    assert message == f"{tmp_path}/part-001.parquet has no column 'text', only body"
+
+
+@pytest.mark.parametrize("damage", ["cut off", "overwritten"])
+@pytest.mark.parametrize("kind", ["arrayrecord", "parquet", "hf"])
+def test_a_damaged_file_is_named(tmp_path: Path, kind: str, damage: str) -> None:
+    if kind == "hf":
+        pytest.importorskip("datasets", reason="the package datasets is not installed")
+    suffix = "json" if kind == "hf" else kind
+    config = text_config(
+        tmp_path, **reading(kind, write_files(tmp_path, suffix, [texts(500), texts(500)])), num_epoch=1
+    )
+    file = tmp_path / f"part-001.{suffix}"
+    content = bytearray(file.read_bytes())
+    if damage == "cut off":
+        del content[-9:]
+    else:
+        content[2000:3000] = bytes(1000)
+    file.write_bytes(content)
+    with pytest.raises(PingLlmError) as caught:
+        take(config, 60)
+    assert f"part-001.{suffix}" in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1
 
 
 def test_training_ends_in_that_line_and_leaves_nothing_behind(tmp_path: Path, files: dict[str, str]) -> None:

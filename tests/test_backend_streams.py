@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -29,7 +30,7 @@ from ping_llm.batches.spec import Batch
 from ping_llm.config import Config
 from ping_llm.core.errors import PingLlmError
 from ping_llm.data.documents import EpochStream, file_stream, interleaved, reader_of, share
-from ping_llm.data.registry import Part, make_eval_loader, make_train_loader
+from ping_llm.data.registry import Part, check_files, make_eval_loader, make_train_loader
 
 pytest.importorskip("tiktoken", reason="the package tiktoken is not installed")
 
@@ -81,6 +82,20 @@ def test_hugging_face_reads_files_of_every_form(tmp_path: Path, form: str) -> No
         write_for_hugging_face(tmp_path / f"part-{number}.{form}", form, part)
     keys = {"dataset_type": "hf", "hf_path": form, "hf_train_files": str(tmp_path / f"*.{form}"), "num_epoch": 1}
     assert sorted(texts_in(batches_until_padding(text_config(tmp_path, **keys)))) == sorted(documents)
+
+
+def test_hugging_face_is_given_urls_as_they_are(tmp_path: Path) -> None:
+    pytest.importorskip("datasets", reason="the package datasets is not installed")
+    memory, documents = fsspec.filesystem("memory"), texts(40)
+    for number, part in enumerate(cut(documents, 2)):
+        write(tmp_path / "part.json", part)
+        memory.pipe(f"/of-this-test/part-{number}.json", (tmp_path / "part.json").read_bytes())
+    keys = {"dataset_type": "hf", "hf_path": "json", "hf_train_files": "memory://of-this-test/*.json", "num_epoch": 1}
+    config = text_config(tmp_path, **keys, hf_eval_files="memory://of-this-test/part-1.json", eval_interval=5)
+    check_files(config)
+    assert sorted(texts_in(batches_until_padding(config))) == sorted(documents)
+    with make_eval_loader(config) as loader:
+        assert texts_in(list(loader)) == list(cut(documents, 2)[1])
 
 
 class TestOneHost:

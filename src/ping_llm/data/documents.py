@@ -11,8 +11,7 @@ tokenising takes 200) they would cost a third of the speed; interleaving mixes e
 import hashlib
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -21,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from array_record.python.array_record_data_source import ArrayRecordDataSource
+from array_record.python.array_record_module import ArrayRecordReader
 from google.protobuf import descriptor_pool, message_factory, text_format
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from google.protobuf.message import DecodeError
@@ -32,6 +32,7 @@ from ping_llm.data.registry import ONE_HOST, Part
 Unread = Callable[[], Any]
 """A document that has not been read: text, or a list of tokens where it was tokenised before."""
 
+Files = tuple[Path, ...]
 Reader = Callable[[Path], Iterator[Unread]]
 
 Position = Any
@@ -41,7 +42,7 @@ T = TypeVar("T")
 
 OPEN_FILES: Final = 16
 
-_KINDS: Final = {"arrayrecord": "ArrayRecord", "parquet": "Parquet", "tfrecord": "TFRecord"}
+_KINDS: Final = {"arrayrecord": "an ArrayRecord", "parquet": "a Parquet", "tfrecord": "a TFRecord"}
 _RIEGELI: Final = bytes.fromhex("83af70d10d884a3f0000000000000000")
 """The header that every ArrayRecord file begins with."""
 _FINGERPRINTED: Final = 1 << 16
@@ -52,7 +53,7 @@ _LONGEST_RECORD: Final = 1 << 31
 # Files.
 
 
-def matching(pattern: str, key: str, kind: str | None = None) -> tuple[Path, ...]:
+def matching(pattern: str, key: str, kind: str | None = None) -> Files:
     """The files that a pattern names, in the order of their names; all of one kind, if it is given."""
     if "://" in pattern:
         raise PingLlmError(f"{key}: {pattern} is not a local path; documents are read from this machine's disks only")
@@ -63,9 +64,10 @@ def matching(pattern: str, key: str, kind: str | None = None) -> tuple[Path, ...
     for file in found if kind else ():
         actual = _kind(file)
         if actual != kind:
-            what = f"is a {_KINDS[actual]} file" if actual else "is not"
+            what = f"is {_KINDS[actual]} file" if actual else "is not"
             advice = f"; set grain_file_type={actual}" if actual and key.startswith("grain") else ""
-            raise PingLlmError(f"{key}: {_KINDS[kind or '']} files are expected, but {file} {what}{advice}")
+            expected = _KINDS[kind or ""].split()[1]
+            raise PingLlmError(f"{key}: {expected} files are expected, but {file} {what}{advice}")
     return found
 
 
@@ -84,7 +86,7 @@ def _kind(file: Path) -> str | None:
     return "tfrecord" if size == 0 or (len(head) > 12 and length + 16 <= size) else None
 
 
-def fingerprint(files: tuple[Path, ...]) -> str:
+def fingerprint(files: Files) -> str:
     """Of names, sizes, and the first and last bytes of files, where their tables of contents are: not all is read."""
     hashed = hashlib.sha256()
     for file in files:
@@ -156,47 +158,59 @@ def _feature(record: bytes, name: str) -> Any:
 # ArrayRecord: any document by its number.
 
 
-@dataclass(frozen=True, kw_only=True)
-class TextFiles:
-    """ArrayRecord files of one source of documents."""
-
-    pattern: str
-    files: tuple[str, ...]
-    fingerprint: str
-
-    @classmethod
-    def find(cls, pattern: str, key: str) -> "TextFiles":
-        files = matching(pattern, key, "arrayrecord")
-        return cls(pattern=pattern, files=tuple(map(str, files)), fingerprint=fingerprint(files))
-
-
 class Documents:
     """The documents of some ArrayRecord files by number."""
 
-    def __init__(self, files: TextFiles, column: str) -> None:
-        self._pattern, self._column = files.pattern, column
-        with explained(self._pattern):  # whatever a damaged file makes the reader raise
-            self._records: Any = ArrayRecordDataSource(list(files.files))
-            self._count = len(self._records)
-        if not self._count:
-            raise PingLlmError(f"{self._pattern}: the files hold no document")
+    def __init__(self, files: Sequence[Path], column: str) -> None:
+        self._files, self._column = files, column
+        counts = list(map(_count_records, files))
+        self._first = np.append(0, np.cumsum(counts))
+        """Number of each file's first document, and of all documents."""
+        if not len(self):
+            raise PingLlmError(f"{files[0].parent}: the files hold no document")
+        self._records: Any = ArrayRecordDataSource([f"{file}[0:{n}]" for file, n in zip(files, counts, strict=True)])
 
     def __len__(self) -> int:
-        return self._count
+        return int(self._first[-1])
 
     def texts(self, numbers: Ints) -> list[str]:
         if not len(numbers):
             return []
-        with explained(f"{self._pattern} is damaged"):
+        try:
             records = self._records.__getitems__(numbers.tolist())
+        except Exception:  # of any kind, without the file
+            records = list(map(self._record, numbers.tolist()))
         texts = []
         for record, number in zip(records, numbers.tolist(), strict=True):
             try:
                 texts.append(text_feature(record, self._column))
             except RecordError as error:
-                where = f"record {number} of {self._pattern}"
+                file, position = self._locate(number)
+                where = f"record {position} of {file}"
                 raise PingLlmError(f"{where} cannot be used: {error}; train_data_columns names the text") from None
         return texts
+
+    def check(self) -> None:
+        """Read the first document of each file."""
+        self.texts(self._first[:-1][np.diff(self._first) > 0])
+
+    def _record(self, number: int) -> bytes:
+        with explained(f"{self._locate(number)[0]} is damaged"):
+            return bytes(self._records[number])
+
+    def _locate(self, number: int) -> tuple[Path, int]:
+        """The file of a document, and its position there."""
+        file = int(np.searchsorted(self._first, number, side="right")) - 1
+        return self._files[file], number - int(self._first[file])
+
+
+def _count_records(file: Path) -> int:
+    with explained(f"{file} is damaged"):  # whatever that makes the reader raise
+        reader: Any = ArrayRecordReader(str(file))
+        count = int(reader.num_records())
+    if not reader.ok():  # without its end a file counts as empty
+        raise PingLlmError(f"{file} is damaged: it is cut off")
+    return count
 
 
 # Parquet and TFRecord: one document after the other.
@@ -205,11 +219,21 @@ class Documents:
 def reader_of(kind: str, column: str) -> Reader:
     """How files of a kind are read."""
     if kind == "parquet":
-        return partial(parquet_documents, column=column)
+        return partial(_parquet_documents, column=column)
     return partial(tfrecord_documents, decode=partial(text_feature, name=column))
 
 
-def parquet_documents(path: Path, column: str) -> Iterator[Unread]:
+def check_documents(files: Sequence[Path], kind: str, column: str) -> None:
+    """Is the text where each file should have it? Parquet says so itself; of other files a document is read."""
+    if kind == "arrayrecord":
+        return Documents(files, column).check()
+    for documents in map(reader_of(kind, column), files):
+        first = next(documents, None)
+        if first and kind != "parquet":
+            first()
+
+
+def _parquet_documents(path: Path, column: str) -> Iterator[Unread]:
     with explained(f"{path} cannot be read", pa.ArrowInvalid, OSError):
         file = pq.ParquetFile(path)
     with file:
@@ -219,21 +243,17 @@ def parquet_documents(path: Path, column: str) -> Iterator[Unread]:
         kind = schema.field(column).type
         if not pa.types.is_string(kind) and not pa.types.is_large_string(kind):
             raise PingLlmError(f"column {column!r} of {path} holds no text, but {kind}")
+
+        def text_at(group: int, row: int) -> str:
+            return texts_of(group)[row] or ""
+
+        @lru_cache(maxsize=1)
+        def texts_of(group: int) -> list[str | None]:  # read with the first document wanted of it
+            with explained(f"{path} is damaged", pa.ArrowInvalid, OSError):
+                return list(file.read_row_group(group, columns=[column])[0].to_pylist())
+
         for group in range(file.num_row_groups):
-            yield from _group_documents(path, file, group, column)
-
-
-def _group_documents(path: Path, file: pq.ParquetFile, group: int, column: str) -> Iterator[Unread]:
-    @cache
-    def texts() -> list[str | None]:  # read with the first document wanted of it
-        with explained(f"{path} is damaged", pa.ArrowInvalid, OSError):
-            return list(file.read_row_group(group, columns=[column])[0].to_pylist())
-
-    def text_at(row: int) -> str:
-        return texts()[row] or ""
-
-    for row in range(file.metadata.row_group(group).num_rows):
-        yield partial(text_at, row)
+            yield from (partial(text_at, group, row) for row in range(file.metadata.row_group(group).num_rows))
 
 
 def tfrecord_documents(path: Path, decode: Callable[[bytes], Any]) -> Iterator[Unread]:

@@ -31,7 +31,16 @@ from ping_llm.batches.spec import ContextSettings, DataSpec, DataState, EvalLoad
 from ping_llm.config import Blend, Config, parse_blend
 from ping_llm.core.errors import PingLlmError, explained
 from ping_llm.core.randomness import Purpose, key, permute
-from ping_llm.data.documents import Documents, EpochStream, TextFiles, file_stream, fingerprint, matching, reader_of
+from ping_llm.data.documents import (
+    Documents,
+    EpochStream,
+    Files,
+    check_documents,
+    file_stream,
+    fingerprint,
+    matching,
+    reader_of,
+)
 from ping_llm.data.registry import ONE_HOST, Part, loader_settings
 from ping_llm.data.stream import (
     EMPTY,
@@ -43,6 +52,7 @@ from ping_llm.data.stream import (
     joined,
     max_segments,
     pack,
+    text_identity,
 )
 from ping_llm.data.tokenizer import tokenizer_of
 
@@ -61,7 +71,7 @@ _READ_TOGETHER: Final = 256
 def train_loader(config: Config, part: Part, state: DataState | None) -> TrainLoader:
     if config.grain_file_type == "arrayrecord":
         return TextLoader(TextSpec.of(config, part), loader_settings(config, part), state)
-    files = _train_files(config)
+    [(files, _)] = _train_sources(config)
     reader = reader_of(config.grain_file_type, config.train_data_columns)
     documents = file_stream(files, reader, part, seed=config.data_shuffle_seed, epochs=config.num_epoch)
     return StreamLoader(config, part, documents, data={"files": fingerprint(files)}, state=state)
@@ -70,33 +80,31 @@ def train_loader(config: Config, part: Part, state: DataState | None) -> TrainLo
 def eval_loader(config: Config, part: Part) -> EvalLoader:
     files, kind, column = _eval_files(config), config.grain_file_type, config.eval_data_columns
     if kind == "arrayrecord":
-        found = TextFiles(pattern=config.grain_eval_files, files=tuple(map(str, files)), fingerprint="")
-        documents = EpochStream(partial(_all_in_order, Documents(found, column)))
+        documents = EpochStream(partial(_all_in_order, Documents(files, column)))
     else:
         documents = file_stream(files, reader_of(kind, column))
     return StreamEvalLoader(config, part, documents)
 
 
 def check(config: Config) -> None:
-    """Are the files there, of the right kind, and is there a tokenizer?"""
+    """Are the files there, of the right kind, with the text where it should be, and is there a tokenizer?"""
     tokenizer_of(config)
-    if config.grain_file_type == "arrayrecord":
-        for pattern, _ in _blend(config):
-            matching(pattern, "grain_train_files", "arrayrecord")
-    else:
-        _train_files(config)
+    found = [(files, config.train_data_columns) for files, _ in _train_sources(config)]
     if config.eval_interval > 0:
-        _eval_files(config)
+        found.append((_eval_files(config), config.eval_data_columns))
+    for files, column in found:
+        check_documents(files, config.grain_file_type, column)
 
 
-def _train_files(config: Config) -> tuple[Path, ...]:
-    blend = _blend(config)
-    if len(blend) > 1:
-        raise PingLlmError(f"grain_file_type={config.grain_file_type} cannot blend: only ArrayRecord files can")
-    return matching(blend[0][0], "grain_train_files", config.grain_file_type)
+def _train_sources(config: Config) -> list[tuple[Files, Fraction]]:
+    """The files of each source of documents, with its share."""
+    kind, blend = config.grain_file_type, _blend(config)
+    if len(blend) > 1 and kind != "arrayrecord":
+        raise PingLlmError(f"grain_file_type={kind} cannot blend: only ArrayRecord files can")
+    return [(matching(pattern, "grain_train_files", kind), weight) for pattern, weight in blend]
 
 
-def _eval_files(config: Config) -> tuple[Path, ...]:
+def _eval_files(config: Config) -> Files:
     if not config.grain_eval_files:
         raise PingLlmError("grain_eval_files is not set: name the evaluation files, or set eval_interval to -1")
     patterns = [pattern for pattern, _ in parse_blend(config.grain_eval_files)]
@@ -146,16 +154,21 @@ class TextSpec:
     """`batch = f(spec, step)`, as `DataSpec` is for probe rows."""
 
     config: Config
-    sources: tuple[TextFiles, ...]
+    sources: tuple[Files, ...]
+    fingerprints: tuple[str, ...]
     weights: tuple[Fraction, ...]
-    global_batch_size: int
+    part: Part
     block_documents: int = 1024
 
     @classmethod
     def of(cls, config: Config, part: Part = ONE_HOST) -> "TextSpec":
-        patterns, weights = zip(*_blend(config), strict=True)
-        sources = tuple(TextFiles.find(pattern, "grain_train_files") for pattern in patterns)
-        return cls(config=config, sources=sources, weights=weights, global_batch_size=part.batch_size(config))
+        sources, weights = zip(*_train_sources(config), strict=True)
+        fingerprints = tuple(map(fingerprint, sources))
+        return cls(config=config, sources=sources, fingerprints=fingerprints, weights=weights, part=part)
+
+    @property
+    def global_batch_size(self) -> int:
+        return self.part.batch_size(self.config)
 
     @property
     def chunk(self) -> int:
@@ -164,19 +177,8 @@ class TextSpec:
 
     def identity(self) -> dict[str, Any]:
         """What a data state is checked against. Weights are not part of it: they may change."""
-        return {
-            "dataset_type": "grain",
-            "sources": [source.fingerprint for source in self.sources],
-            "tokenizer": tokenizer_of(self.config).digest,
-            "add_bos": self.config.add_bos,
-            "add_eos": self.config.add_eos,
-            "column": self.config.train_data_columns,
-            "seed": self.config.data_shuffle_seed,
-            "global_batch_size": self.global_batch_size,
-            "length": self.config.max_target_length,
-            "most_segments": max_segments(self.config),
-            "text_version": TEXT_VERSION,
-        }
+        settings = text_identity(self.config, self.part)
+        return {**settings, "sources": list(self.fingerprints), "text_version": TEXT_VERSION}
 
     def start(self) -> DataState:
         return DataState(next_step=0, identity=self.identity(), mixture=Mixture.of(self.weights))
@@ -188,7 +190,7 @@ class TextSpec:
         """
         allow_change = self.config.allow_data_change
         before = list(state.identity.get("sources", []))
-        now = {source.fingerprint: (source, weight) for source, weight in zip(self.sources, self.weights, strict=True)}
+        now = dict(zip(self.fingerprints, zip(self.sources, self.weights, strict=True), strict=True))
         gone = [source for source in before if source not in now]
         if gone and not allow_change:
             raise PingLlmError(
@@ -200,7 +202,7 @@ class TextSpec:
             return self, replace(self.start(), next_step=state.next_step)
         order = [*before, *(source for source in now if source not in before)]
         sources, weights = zip(*(now[source] for source in order), strict=True)
-        spec = replace(self, sources=sources, weights=weights)
+        spec = replace(self, sources=sources, fingerprints=tuple(order), weights=weights)
         identity = spec.identity()
         if not allow_change:
             replace(state, identity={**state.identity, "sources": order}).check(identity)
@@ -213,7 +215,7 @@ class TextSpec:
 class TextPlan:
     """The sequences of one source, each by its number alone."""
 
-    def __init__(self, files: TextFiles, spec: TextSpec, stages: Stages) -> None:
+    def __init__(self, files: Files, spec: TextSpec, stages: Stages) -> None:
         config = spec.config
         self._documents = Documents(files, config.train_data_columns)
         self._tokenizer = tokenizer_of(config)

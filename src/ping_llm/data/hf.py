@@ -2,13 +2,12 @@
 
 import logging
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, Final
 
 from ping_llm.batches.spec import DataState
 from ping_llm.config import Config
 from ping_llm.core.errors import PingLlmError, explained, need
-from ping_llm.data.documents import EpochStream, Position, fingerprint, matching, share, shuffled
+from ping_llm.data.documents import EpochStream, Files, Position, fingerprint, matching, share, shuffled
 from ping_llm.data.registry import ONE_HOST, Part
 from ping_llm.data.stream import StreamEvalLoader, StreamLoader
 from ping_llm.data.tokenizer import tokenizer_of
@@ -21,7 +20,7 @@ _log = logging.getLogger(__name__)
 def train_loader(config: Config, part: Part, state: DataState | None) -> StreamLoader:
     arguments, files = _arguments(config, "train")
     seed, epochs = config.data_shuffle_seed, config.num_epoch
-    documents = HfStream(_load(arguments), config.train_data_columns, part, seed=seed, epochs=epochs)
+    documents = HfStream(arguments, config.train_data_columns, part, seed=seed, epochs=epochs)
     if state is not None and "data_files" not in arguments:
         _log.warning("%s comes from the Hub: a run resumes exactly only if it has not changed there", config.hf_path)
     named = {"name": config.hf_name, "folder": config.hf_data_dir, "split": arguments["split"]}
@@ -30,20 +29,21 @@ def train_loader(config: Config, part: Part, state: DataState | None) -> StreamL
 
 
 def eval_loader(config: Config, part: Part) -> StreamEvalLoader:
-    documents = HfStream(_load(_arguments(config, "eval")[0]), config.eval_data_columns)
-    return StreamEvalLoader(config, part, documents)
+    return StreamEvalLoader(config, part, HfStream(_arguments(config, "eval")[0], config.eval_data_columns))
 
 
 def check(config: Config) -> None:
-    """Are the files there, and is there a tokenizer?"""
+    """Are the files there, with the text where it should be, and is there a tokenizer?"""
     need("datasets", "hf", "dataset_type=hf")
     tokenizer_of(config)
-    _arguments(config, "train")
+    looked_at = [(_arguments(config, "train")[0], config.train_data_columns)]
     if config.eval_interval > 0:
-        _arguments(config, "eval")
+        looked_at.append((_arguments(config, "eval")[0], config.eval_data_columns))
+    for arguments, column in looked_at:
+        HfStream(arguments, column).read()
 
 
-def _arguments(config: Config, split: str) -> tuple[dict[str, Any], tuple[Path, ...]]:
+def _arguments(config: Config, split: str) -> tuple[dict[str, Any], Files]:
     """The arguments of `datasets.load_dataset`, and the local files that it is to read."""
     pattern, named = getattr(config, f"hf_{split}_files"), getattr(config, f"hf_{split}_split")
     if not config.hf_path:
@@ -65,12 +65,6 @@ def _arguments(config: Config, split: str) -> tuple[dict[str, Any], tuple[Path, 
     return {"path": path, "split": name} | {k: v for k, v in optional.items() if v}, files
 
 
-def _load(arguments: dict[str, Any]) -> Any:
-    datasets = need("datasets", "hf", "dataset_type=hf")
-    with explained(f"hf_path={arguments['path']}"):  # its own kinds, the network's, and those of the formats
-        return datasets.load_dataset(**arguments, streaming=True)
-
-
 class HfStream(EpochStream):
     """This host's documents of a streamed dataset: whole files, or every k-th document where there are too few.
 
@@ -80,11 +74,15 @@ class HfStream(EpochStream):
     """
 
     def __init__(
-        self, dataset: Any, column: str, part: Part = ONE_HOST, *, seed: int | None = None, epochs: int = 1
+        self, arguments: dict[str, Any], column: str, part: Part = ONE_HOST, *, seed: int | None = None, epochs: int = 1
     ) -> None:
         super().__init__(self._read_files, epochs)
-        self._dataset, self._column, self._seed = dataset, column, seed
-        self._files, self._first, self._step = share(range(dataset.num_shards), part)
+        datasets = need("datasets", "hf", "dataset_type=hf")
+        with explained(f"hf_path={arguments['path']}"):  # its own kinds, the network's, and those of the formats
+            self._dataset = datasets.load_dataset(**arguments, streaming=True)
+        [self._names] = arguments.get("data_files", {"": [arguments["path"]]}).values()
+        self._column, self._seed = column, seed
+        self._files, self._first, self._step = share(range(self._dataset.num_shards), part)
         self._file = self._number = 0
         """Of the files of this epoch; and of its documents, those of other hosts included."""
         self._reading: Any = None
@@ -101,27 +99,30 @@ class HfStream(EpochStream):
             self._reading = self._open()
             self._reading.load_state_dict(position["state"])
 
+    def _number_of_file(self) -> int:
+        return shuffled(self._files, self._seed, self._epoch)[self._file]
+
     def _open(self) -> Any:
-        file = shuffled(self._files, self._seed, self._epoch)[self._file]
-        return self._dataset.shard(self._dataset.num_shards, file)
+        return self._dataset.shard(self._dataset.num_shards, self._number_of_file())
 
     def _read_files(self, epoch: int, skip: int) -> Iterator[str]:
         """From where `_file` and `_reading` say."""
         while self._file < len(self._files):
             self._reading = self._open() if self._reading is None else self._reading
-            for document in _readable(self._reading):
+            for document in self._documents_of_file():
                 self._number += 1
                 if (self._number - 1) % self._step == self._first:
                     yield self._text(document)
             self._file, self._reading = self._file + 1, None
         self._file = self._number = 0
 
+    def _documents_of_file(self) -> Iterator[Any]:
+        number, count = self._number_of_file(), self._dataset.num_shards
+        name = self._names[number] if len(self._names) == count else f"file {number + 1} of {self._names[0]}"
+        with explained(f"hf_path: {name} cannot be read"):  # for instance because it is of another type
+            yield from self._reading
+
     def _text(self, document: Any) -> str:
         if self._column not in document:
             raise PingLlmError(f"the dataset has no column {self._column!r}, only {', '.join(document)}")
         return str(document[self._column] or "")
-
-
-def _readable(dataset: Any) -> Iterator[Any]:
-    with explained("hf_path: a file cannot be read"):  # for instance because it is of another type
-        yield from dataset

@@ -48,6 +48,21 @@ def max_segments(config: Config) -> int:
     return limit if limit > 0 else max(8, config.max_target_length // 32)
 
 
+def text_identity(config: Config, part: Part) -> dict[str, Any]:
+    """What decides the batches of every text backend, for the state of a run: but not where the text is."""
+    return {
+        "dataset_type": config.dataset_type,
+        "column": config.train_data_columns,
+        "tokenizer": tokenizer_of(config).digest,
+        "add_bos": config.add_bos,
+        "add_eos": config.add_eos,
+        "seed": config.data_shuffle_seed,
+        "global_batch_size": part.batch_size(config),
+        "length": config.max_target_length,
+        "most_segments": max_segments(config),
+    }
+
+
 Packed = tuple[Tokens, Ints]
 """Tokens of a sequence, and the sizes of its segments."""
 
@@ -171,24 +186,11 @@ class StreamLoader(TrainLoader):
         self, config: Config, part: Part, documents: EpochStream, *, data: Mapping[str, Any], state: DataState | None
     ) -> None:
         """`data` says what is read, for the state of the run: resuming with something else is refused."""
-        tokenizer, seed, window = tokenizer_of(config), config.data_shuffle_seed, config.shuffle_window
+        encode, seed, window = tokenizer_of(config).encode, config.data_shuffle_seed, config.shuffle_window
         rows = part.rows(config)
         self._part, self._batch_size = part, rows.stop - rows.start
-        self._sequences = SequenceStream(config, documents, tokenizer.encode, window=window, seed=seed)
-        identity = {
-            "dataset_type": config.dataset_type,
-            **data,
-            "column": config.train_data_columns,
-            "tokenizer": tokenizer.digest,
-            "add_bos": config.add_bos,
-            "add_eos": config.add_eos,
-            "seed": seed,
-            "shuffle_window": window,
-            "global_batch_size": part.batch_size(config),
-            "length": self._sequences.length,
-            "most_segments": self._sequences.max_segments,
-            "stream_version": STREAM_VERSION,
-        }
+        self._sequences = SequenceStream(config, documents, encode, window=window, seed=seed)
+        identity = {**text_identity(config, part), **data, "shuffle_window": window, "stream_version": STREAM_VERSION}
         self._state = DataState(next_step=0, identity=identity)
         self._said_that_it_ended = False
         self.report = PipelineReport(self.stages, workers=0)

@@ -29,21 +29,25 @@ def train_loader(config: Config, part: Part, state: DataState | None) -> StreamL
 
 
 def eval_loader(config: Config, part: Part) -> StreamEvalLoader:
-    if not _is_tokenised(config):
-        builder = _builder(config, "eval")
-        texts = partial(_texts, builder, config.eval_split, config.eval_data_columns, ONE_HOST, None)
-        return StreamEvalLoader(config, part, EpochStream(texts))
-    decode = partial(_token_ids, vocabulary=config.vocab_size or tokenizer_of(config).vocabulary)
-    documents = file_stream(_token_files(config), partial(tfrecord_documents, decode=decode))
-    return StreamEvalLoader(config, part, documents, is_tokenised=True)
+    return StreamEvalLoader(config, part, _eval_documents(config), is_tokenised=_is_tokenised(config))
 
 
 def check(config: Config) -> None:
-    """Are the datasets there, and is there a tokenizer?"""
+    """Are the datasets there, with the text where it should be, and is there a tokenizer?"""
     _builder(config, "train")
     tokenizer_of(config)
     if config.eval_interval > 0:
-        _ = _token_files(config) if _is_tokenised(config) else _builder(config, "eval")
+        _eval_documents(config).read()
+
+
+def _eval_documents(config: Config) -> EpochStream:
+    if not _is_tokenised(config):
+        builder = _builder(config, "eval")
+        return EpochStream(partial(_texts, builder, config.eval_split, config.eval_data_columns, ONE_HOST, None))
+    pattern = f"{_folder(config, config.eval_dataset_name)}/*-{config.eval_split}.tfrecord*"
+    files = matching(pattern, "eval_dataset_name, eval_split", "tfrecord")
+    decode = partial(_token_ids, vocabulary=config.vocab_size or tokenizer_of(config).vocabulary)
+    return file_stream(files, partial(tfrecord_documents, decode=decode))
 
 
 def _tensorflow(dataset_type: str) -> tuple[Any, Any]:
@@ -104,11 +108,6 @@ def _texts(builder: Any, split: str, column: str, part: Part, seed: int | None, 
 
 def _is_tokenised(config: Config) -> bool:
     return config.dataset_type == "c4_mlperf" and "tokenized" in config.eval_split
-
-
-def _token_files(config: Config) -> tuple[Path, ...]:
-    pattern = f"{_folder(config, config.eval_dataset_name)}/*-{config.eval_split}.tfrecord*"
-    return matching(pattern, "eval_dataset_name, eval_split", "tfrecord")
 
 
 def _token_ids(record: bytes, vocabulary: int) -> list[int]:
