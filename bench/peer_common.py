@@ -62,26 +62,26 @@ class Loader(Protocol):
     def close(self) -> None: ...
 
 
-class UnitRecords:
-    """The record of each unit's row, by the number of the unit. Readers are opened in the process that uses them."""
+class SampleRecords:
+    """The record of the row of each sample, by number. Readers are opened in the process that uses them."""
 
     def __init__(self, task: Task) -> None:
         with RowSet(Path(task.rows), "train") as rows:
             self._paths = [str(rows.folder / shard.file) for shard in rows.info.shards]
-            units = ContextSettings(length=task.length).per_row(rows.column("count"))
-            self._shard = np.repeat(rows.column("shard"), units)
-            self._position = np.repeat(rows.column("position"), units)
+            samples = ContextSettings(length=task.length).per_row(rows.column("count"))
+            self._shard = np.repeat(rows.column("shard"), samples)
+            self._position = np.repeat(rows.column("position"), samples)
         self._readers: dict[int, Any] = {}
 
     def __len__(self) -> int:
         return len(self._position)
 
-    def __getitem__(self, unit: int) -> bytes:
-        shard = int(self._shard[unit])
+    def __getitem__(self, sample: int) -> bytes:
+        shard = int(self._shard[sample])
         if shard not in self._readers:
             # Without read-ahead, as the product reads single rows: the default reads far more than is wanted.
             self._readers[shard] = ArrayRecordReader(self._paths[shard], "readahead_buffer_size:0,max_parallelism:0")
-        return self._readers[shard].read([int(self._position[unit])])[0]
+        return self._readers[shard].read([int(self._position[sample])])[0]
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_readers": {}}
@@ -186,9 +186,9 @@ class FirstFit:
 
 def contexts_per_batch(task: Task) -> int:
     """How many contexts to pack into a batch when the number is fixed."""
-    records = UnitRecords(task)
+    records = SampleRecords(task)
     sampled = np.random.default_rng(task.seed).integers(len(records), size=2000).tolist()
-    sizes = [len(draw_context(records[unit], generator(task.seed, unit), task.length)) for unit in sampled]
+    sizes = [len(draw_context(records[sample], generator(task.seed, sample), task.length)) for sample in sampled]
     return max(1, int(FILL * task.sequences * task.length / np.mean(sizes)))
 
 

@@ -17,9 +17,9 @@ from peer_common import (
     BINS,
     PREFETCH,
     Batch,
+    SampleRecords,
     Task,
     Tokens,
-    UnitRecords,
     complete,
     contexts_per_batch,
     draw_context,
@@ -52,7 +52,7 @@ class GrainLoader:
 def _contexts(task: Task) -> grain.MapDataset[Any]:
     if not flags.FLAGS.is_parsed():  # Grain's worker processes ask for absl flags
         flags.FLAGS.mark_as_parsed()
-    dataset = grain.MapDataset.source(UnitRecords(task)).seed(task.seed).shuffle().repeat()
+    dataset = grain.MapDataset.source(SampleRecords(task)).seed(task.seed).shuffle().repeat()
     return dataset.random_map(Draw(task))
 
 

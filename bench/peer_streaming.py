@@ -12,9 +12,9 @@ import torch
 
 from peer_common import (
     Batch,
+    SampleRecords,
     Task,
     Tokens,
-    UnitRecords,
     contexts_per_batch,
     draw_context,
     generator,
@@ -47,10 +47,10 @@ def shards(task: Task) -> Path:
 
 def prepare(task: Task) -> None:
     """Write the shards, uncompressed."""
-    records = UnitRecords(task)
+    records = SampleRecords(task)
     with streaming.MDSWriter(out=str(shards(task)), columns={"row": "bytes"}) as writer:
-        for unit in range(len(records)):
-            writer.write({"row": records[unit]})
+        for sample in range(len(records)):
+            writer.write({"row": records[sample]})
 
 
 class Contexts(streaming.StreamingDataset):  # type: ignore[misc, name-defined]
@@ -75,7 +75,7 @@ class Pack:
 
 class CountingLoader(streaming.StreamingDataLoader):  # type: ignore[misc, name-defined]
     def _get_batch_size(self, batch: Batch) -> int:
-        """Samples in a batch. As it is, the library counts packed sequences, and would resume at the wrong place."""
+        """Samples in a batch. As it is, the library counts packed sequences, and would resume at the wrong position."""
         return self.batch_size
 
 

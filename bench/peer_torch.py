@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from peer_common import BINS, PREFETCH, Batch, FirstFit, Task, Tokens, UnitRecords, draw_context, generator, lay_out
+from peer_common import BINS, PREFETCH, Batch, FirstFit, SampleRecords, Task, Tokens, draw_context, generator, lay_out
 
 
 class TorchLoader:
@@ -54,17 +54,17 @@ def tensors(batch: Batch) -> Batch:
 
 
 class Contexts(Dataset[Tokens]):
-    """One context for each unit."""
+    """One context for each sample."""
 
     def __init__(self, task: Task) -> None:
         self._task = task
-        self._records = UnitRecords(task)
+        self._records = SampleRecords(task)
 
     def __len__(self) -> int:
         return len(self._records)
 
-    def __getitem__(self, unit: int) -> Tokens:
-        return draw_context(self._records[unit], generator(self._task.seed, unit), self._task.length)
+    def __getitem__(self, sample: int) -> Tokens:
+        return draw_context(self._records[sample], generator(self._task.seed, sample), self._task.length)
 
 
 class Pad:
@@ -92,11 +92,11 @@ def padding(task: Task, workers: int, state: Any, *, resumable: bool) -> TorchLo
 
 
 class PackedBatches(IterableDataset[Batch]):
-    """Batches of packed contexts. Each worker takes every n-th unit of the epoch's order and packs on its own."""
+    """Batches of packed contexts. Each worker takes every n-th sample of the epoch's order and packs on its own."""
 
     def __init__(self, task: Task) -> None:
         self._task = task
-        self._records = UnitRecords(task)
+        self._records = SampleRecords(task)
         self._first = 0
         self._given = 0
 
@@ -104,12 +104,12 @@ class PackedBatches(IterableDataset[Batch]):
         worker = get_worker_info()
         number, workers = (worker.id, worker.num_workers) if worker else (0, 1)
         mine = np.random.default_rng(self._task.seed).permutation(len(self._records))[number::workers]
-        skip, place = self._given, self._first
+        skip, at = self._given, self._first
         packing = FirstFit(BINS, self._task.length)
-        while place < len(mine):
-            unit = int(mine[place])
-            tokens = draw_context(self._records[unit], generator(self._task.seed, unit), self._task.length)
-            place += 1
+        while at < len(mine):
+            sample = int(mine[at])
+            tokens = draw_context(self._records[sample], generator(self._task.seed, sample), self._task.length)
+            at += 1
             if packing.add(tokens):
                 continue
             for given, batch in enumerate(packing.batches(self._task.sequences)):
@@ -118,7 +118,7 @@ class PackedBatches(IterableDataset[Batch]):
                 self._given = given + 1
                 yield tensors(batch)
             skip = 0
-            self._first, self._given = place - 1, 0  # the context that found no room opens the next group
+            self._first, self._given = at - 1, 0  # the context that found no room opens the next group
             packing = FirstFit(BINS, self._task.length)
             packing.add(tokens)
         self._first = 0

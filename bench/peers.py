@@ -6,7 +6,7 @@
     .venv-peers/bin/python bench/peers.py
 
 For each loader: real (non-padding) tokens per second with no, one and two worker processes; the share of padding; and
-whether a run that is saved with two workers goes on with exactly the same batches with two, one and three. All of them
+whether a run that is saved with two workers resumes with exactly the same batches with two, one and three. All of them
 give batches of the same six arrays. Every figure comes from a process of its own. Rounds go through all loaders in turn
 and the ratio is taken within a round, because a machine is rarely as fast now as it was a minute ago.
 """
@@ -181,7 +181,7 @@ class Bench:
         return json.loads(result.read_text())
 
     def resume(self, peer: str) -> dict[str, str]:
-        """What happens when a run is saved and goes on with so many workers."""
+        """What happens when a run is saved and resumed with so many workers."""
         saved = self.run(peer, "save", SAVED_WITH)
         if "error" in saved:
             return {f"{SAVED_WITH}→{workers}": f"cannot be saved: {saved['error']}" for workers in RESUMED_WITH}
@@ -323,7 +323,7 @@ def _check_rows(folder: Path, parser: argparse.ArgumentParser) -> None:
     from ping_llm.rows.dataset import RowSet
 
     try:
-        RowSet(folder, "train").close()
+        RowSet(folder, "train")
     except PingLlmError as error:
         parser.error(str(error))
 

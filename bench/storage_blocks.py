@@ -29,9 +29,9 @@ def asked_rows(plan: SequencePlan, step: int) -> "np.ndarray[tuple[int], np.dtyp
     """Distinct rows of a batch."""
     parts = []
     for sequence in range(step * BATCH, (step + 1) * BATCH):
-        epoch, number, place = plan.locate(sequence)
+        epoch, number, index = plan.locate(sequence)
         block = plan.block(epoch, number)
-        parts.append(block.units.row[int(block.first[place]) : int(block.first[place + 1])])
+        parts.append(block.samples.row[int(block.first[index]) : int(block.first[index + 1])])
     return np.unique(np.concatenate(parts)).astype(np.int64)
 
 

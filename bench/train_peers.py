@@ -139,7 +139,7 @@ def _ours(options: argparse.Namespace, *keys: str, scan: bool = False) -> dict[s
         state, values = compiled(state, placed[i % 8])
     jax.block_until_ready(values)
     step_s = (time.perf_counter() - began) / TIMED
-    memory = compiled.memory_analysis().temp_size_in_bytes / 2**30
+    memory = getattr(compiled.memory_analysis(), "temp_size_in_bytes", 0) / 2**30
     return _result(options, real, step_s, compile_s=compile_s, memory_gib=memory, loss=float(values["loss"]))
 
 
