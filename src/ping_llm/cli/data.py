@@ -251,7 +251,7 @@ def plan(
         each = input_bytes_per_measurement or 39.0
         measurements = sum(f.measurements if f.measurements is not None else f.bytes / each for f in found.files)
         input_bytes_per_measurement = sum(file.bytes for file in found.files) / max(1, measurements)
-        tasks = len(found.sizes.piece_groups(found.pieces))
+        tasks = len(found.settings.sizes.piece_groups(found.pieces))
     if not measurements or not 1 <= measurements < 1e15:
         raise PingLlmError("--measurements must be a number from 1 to 1e15")
     rates, measured_bytes = measure_rates() if measure else (MEASURED, None)

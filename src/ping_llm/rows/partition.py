@@ -13,11 +13,10 @@ task was cut into batches.
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import cache, partial
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
-from typing import Any, BinaryIO, ClassVar, Final, NamedTuple
+from typing import Any, BinaryIO, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -52,13 +51,7 @@ _BATCH_ROWS: Final = 131_072
 """Spans of many runs are joined up to about this size: DuckDB handles few large batches faster than many small ones."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class PartitionTask(Task):
-    KIND: ClassVar[str] = "run"
-    pieces: tuple[Piece, ...]
-
-
-def partition(task: PartitionTask) -> Marker:
+def partition(task: Task[tuple[Piece, ...]]) -> Marker:
     """Read, check and cut some pieces. The marker says what was read of each, and what of it was dropped.
 
     Batches are cut one after the other into one file, each as a run; several are merged in the end.
@@ -68,9 +61,9 @@ def partition(task: PartitionTask) -> Marker:
     strict, piece_rows = task.settings.strict, task.settings.sizes.piece_rows
     batch_rows = int(np.clip(task.memory_bytes // BYTES_PER_ROW_IN_FLIGHT, 65_536, piece_rows))
     with task.temporary_folder() as folder:
-        run, batches = folder / f"{task.name}.run", folder / "batches"
+        run, batches = folder / f"run-{task.number:05d}.run", folder / "batches"
         with batches.open("w+b") as file:
-            for piece in task.pieces:
+            for piece in task.input:
                 read, dropped = 0, Counter[str]()
                 for raw in files.read(piece, batch_rows, strict=strict):
                     valid = validate(raw.batch)
@@ -87,7 +80,7 @@ def partition(task: PartitionTask) -> Marker:
         if len(starts) == 1:
             batches.rename(run)
         size = run.stat().st_size if starts else 0
-        bytes_in = sum(piece.bytes for piece in task.pieces)
+        bytes_in = sum(piece.bytes for piece in task.input)
         return task.finish([run] if starts else [], pieces=counts, bytes_in=bytes_in, bytes_out=size)
 
 
@@ -168,7 +161,7 @@ class Span(NamedTuple):
     end: int
 
 
-def span_reader(folder: Location) -> Callable[[Sequence[Span]], Iterator[bytes]]:
+def span_reader(folder: Location) -> Callable[[Iterable[Span]], Iterator[bytes]]:
     """Gives the bytes of spans of the runs in a folder, in order. From a store many are read at a time."""
     opened = cache(lambda file: (folder / file).open_random())
 
@@ -181,24 +174,18 @@ def span_reader(folder: Location) -> Callable[[Sequence[Span]], Iterator[bytes]]
             raise PingLlmError(f"{folder / span.file} is shorter than when it was written; run the same command again")
         return data
 
-    return partial(map, read) if folder.is_local else partial(side_by_side, read)
+    return partial(map if folder.is_local else side_by_side, read)
 
 
 def record_batches(stored: Iterable[bytes], family: int) -> Iterator[pa.RecordBatch]:
     """Bytes of one family's measurements, from any number of runs, as Arrow batches of a good size."""
     waiting: list[bytes] = []
-    size = 0
-    for data in stored:
-        waiting.append(data)
-        size += len(data)
-        if size >= _BATCH_ROWS * RECORDS[family].itemsize:
-            yield _record_batch(waiting, family)
-            waiting, size = [], 0
-    if waiting:
-        yield _record_batch(waiting, family)
-
-
-def _record_batch(stored: list[bytes], family: int) -> pa.RecordBatch:
-    records = np.frombuffer(b"".join(stored), dtype=RECORDS[family])
-    names = list(records.dtype.names or ())
-    return pa.RecordBatch.from_arrays([pa.array(np.ascontiguousarray(records[name])) for name in names], names=names)
+    for data in chain(stored, [None]):  # None: the end
+        if data is not None:
+            waiting.append(data)
+        rows = sum(map(len, waiting)) // RECORDS[family].itemsize
+        if rows >= _BATCH_ROWS or (rows and data is None):
+            records = np.frombuffer(b"".join(waiting), dtype=RECORDS[family])
+            columns = {name: np.ascontiguousarray(records[name]) for name in records.dtype.names or ()}
+            yield pa.RecordBatch.from_pydict(columns)
+            waiting.clear()

@@ -13,44 +13,45 @@ Tasks are stateless: all they know is in the task, all they say is in the marker
 them anywhere, and a task without a marker is simply run again.
 """
 
+import errno
 import hashlib
+import itertools
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import numpy as np
 
-from ping_llm.core.console import Advance, progress
+from ping_llm.core.console import progress
 from ping_llm.core.errors import MeasurementError, PingLlmError
-from ping_llm.core.files import file_sha256, sync
-from ping_llm.rows.format import FORMAT_VERSION, Ints
+from ping_llm.core.files import file_sha256, sole_writer, sync
+from ping_llm.rows.format import FORMAT_VERSION
 from ping_llm.rows.manifest import MANIFEST, SPLITS, Manifest, ShardInfo, SplitInfo
 from ping_llm.rows.partition import (
     BUCKETS,
     FAMILIES,
     HEADER_BYTES,
-    PartitionTask,
     Span,
     bucket_bounds,
     partition,
     read_offsets,
     span_reader,
 )
-from ping_llm.rows.shards import ShardTask, join_indexes, read_index, write_shard
+from ping_llm.rows.shards import ShardInput, join_indexes, read_index, write_shard
 from ping_llm.rows.work_folder import (
     DATASET_SUFFIXES,
     Marker,
     Task,
-    WorkFolder,
+    adopt,
     deliver,
-    explain,
     finished,
     link,
+    locate_work,
     side_by_side,
     temporary_folder,
     write_json,
@@ -62,8 +63,6 @@ from ping_llm.storage.mirror import Ledger
 from ping_llm.tasks.engines import Engine, EngineChoice, OnTiming
 
 MIB: Final = 1 << 20
-
-AnyTask = TypeVar("AnyTask", bound=Task)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,12 +127,15 @@ class PrepareSettings(EngineChoice):
 class Plan:
     """What will be read, and the options that shape the rows. Its digest names the work."""
 
+    settings: PrepareSettings
     files: tuple[InputFile, ...]
     pieces: tuple[Piece, ...]
-    options: dict[str, Any]
-    sizes: TaskSizes
 
     @property
+    def options(self) -> dict[str, Any]:
+        return {"max_row_bytes": self.settings.max_row_bytes, "train_ratio": self.settings.train_ratio}
+
+    @cached_property
     def digest(self) -> str:
         content = {
             "format": FORMAT_VERSION,
@@ -141,8 +143,8 @@ class Plan:
             "columns": [p.columns for p in self.pieces],
             "options": self.options,
         }
-        if self.sizes != DEFAULT_SIZES:
-            content["sizes"] = asdict(self.sizes)
+        if self.settings.sizes != DEFAULT_SIZES:
+            content["sizes"] = asdict(self.settings.sizes)
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
@@ -153,12 +155,8 @@ def make_plan(settings: PrepareSettings) -> Plan:
         for result in side_by_side(describe, paths):
             described.append(result)
             advance()
-    return Plan(
-        files=tuple(file for file, _ in described),
-        pieces=tuple(piece for _, pieces in described for piece in pieces),
-        options={"max_row_bytes": settings.max_row_bytes, "train_ratio": settings.train_ratio},
-        sizes=settings.sizes,
-    )
+    pieces = tuple(piece for _, pieces in described for piece in pieces)
+    return Plan(settings=settings, files=tuple(file for file, _ in described), pieces=pieces)
 
 
 def prepare(settings: PrepareSettings, on_timing: OnTiming | None = None) -> tuple[Manifest, bool]:
@@ -167,31 +165,36 @@ def prepare(settings: PrepareSettings, on_timing: OnTiming | None = None) -> tup
     `on_timing` is told what each task of this run took.
     """
     plan = make_plan(settings)
-    output = locate(settings.output)
-    folder = WorkFolder.of(settings, plan.digest)
+    output, work = locate(settings.output), locate_work(settings, plan.digest)
+    # An output folder is for one preparation at a time. In a store nothing can be locked; of those that write to it,
+    # two of the same plan write the same bytes, and on one machine they share the work folder.
+    locked = output if output.is_local else work
     try:
-        if not folder.root.exists() and (manifest := _published(output, plan, settings)):
+        if not work.exists() and (manifest := _published(output, plan)):
             return manifest, False
         output.check_writable()
-        with settings.open() as engine, folder.locked():
-            if manifest := _published(output, plan, settings):  # what is left of the work was in its way
-                folder.root.delete_tree()
+        with settings.open() as engine, sole_writer(locked.local) if locked.is_local else nullcontext():
+            if manifest := _published(output, plan):  # what is left of the work was in its way
+                work.delete_tree()
                 return manifest, False
-            folder.adopt(plan.digest, overwrite=settings.overwrite)
+            adopt(work, output.absolute(), plan.digest, overwrite=settings.overwrite)
             try:
-                manifest = _run(plan, settings, engine, folder, on_timing or (lambda timing: None))
+                manifest = _run(plan, engine, work, on_timing or (lambda timing: None))
             except MeasurementError:  # which no rerun would finish, and which must not stand in the way of better input
-                folder.root.delete_tree()
+                work.delete_tree()
                 raise
-            folder.root.delete_tree()
+            work.delete_tree()
             return manifest, True
     except OSError as error:
-        raise PingLlmError(explain(error, output)) from error
+        where = f" ({error.filename})" if error.filename else ""
+        is_full = error.errno == errno.ENOSPC
+        advice = "; free some space and run the same command again: finished work is kept" if is_full else ""
+        raise PingLlmError(f"cannot write to {output}{where}: {error.strerror or error}{advice}") from error
 
 
-def _published(output: Location, plan: Plan, settings: PrepareSettings) -> Manifest | None:
+def _published(output: Location, plan: Plan) -> Manifest | None:
     """The dataset in the output folder, if there is one and it is not to be replaced."""
-    if settings.overwrite or not (output / MANIFEST).exists():
+    if plan.settings.overwrite or not (output / MANIFEST).exists():
         return None
     manifest = Manifest.load(output)
     if manifest.plan != plan.digest:
@@ -202,15 +205,35 @@ def _published(output: Location, plan: Plan, settings: PrepareSettings) -> Manif
     return manifest
 
 
-def _run(plan: Plan, settings: PrepareSettings, engine: Engine, folder: WorkFolder, on_timing: OnTiming) -> Manifest:
-    common: dict[str, Any] = {"settings": settings, "work": folder, "memory_bytes": engine.memory_bytes}
-    pieces = plan.pieces
+_STAGES: Final = {
+    "run": ("partition", "1/2 reading and partitioning"),
+    "shard": ("shard", "2/2 sorting and writing rows"),
+}
+"""By what is made: the name of the stage in timings, and for people."""
+
+
+def _run(plan: Plan, engine: Engine, work: Location, on_timing: OnTiming) -> Manifest:
+    settings, pieces = plan.settings, plan.pieces
+
+    def markers(kind: str, function: Callable[[Any], Marker], inputs: Iterable[Any], total: int) -> list[Marker]:
+        """Those of all tasks, in their order. What an earlier run finished is not run again."""
+        results, (stage, title) = finished(work / f"{kind}s"), _STAGES[kind]
+        common: dict[str, Any] = {"settings": settings, "work": work, "memory_bytes": engine.memory_bytes}
+        left = [number not in results for number in range(total)]
+        tasks = (Task(kind=kind, number=n, input=one, **common) for n, one in enumerate(inputs) if left[n])
+        with progress(title, total=total) as advance:
+            advance(len(results))
+            for marker, timing in engine.map(function, tasks):
+                results[marker["number"]] = marker
+                moved = {name: marker[name] for name in ("bytes_in", "bytes_out")}
+                on_timing(replace(timing, stage=stage, task=marker["number"], **moved))
+                advance()
+        return [results[number] for number in sorted(results)]
+
     if not engine.is_this_machine:
         pieces = tuple(replace(piece, path=str(locate(piece.path).absolute())) for piece in pieces)
     groups = settings.sizes.piece_groups(pieces)
-    tasks = [PartitionTask(number=number, pieces=group, **common) for number, group in enumerate(groups)]
-    with progress("1/2 reading and partitioning", total=len(tasks)) as advance:
-        parts = _run_tasks(engine, "partition", partition, tasks, folder.runs, advance, on_timing)
+    parts = markers("run", partition, groups, len(groups))
     account = _account(plan, parts)
     kept = account["read"] - sum(account["dropped"].values())
     if not kept:
@@ -218,48 +241,23 @@ def _run(plan: Plan, settings: PrepareSettings, engine: Engine, folder: WorkFold
         raise MeasurementError(f"no usable measurement in the input; dropped: {dropped}")
 
     runs = [run for part in parts for run in part["files"]]
-    headers = span_reader(folder.runs)([Span(run, 0, HEADER_BYTES) for run in runs])
+    headers = span_reader(work / "runs")(Span(run, 0, HEADER_BYTES) for run in runs)
     bounds = {run: bucket_bounds(read_offsets(header)) for run, header in zip(runs, headers, strict=True)}
+
+    def spans(first: int, last: int) -> ShardInput:
+        """Where the measurements of a range of buckets lie: by family, a span of every run that has any."""
+        return {
+            family: tuple(
+                Span(run, int(begins[number, first]), int(begins[number, last]))
+                for run, begins in bounds.items()
+                if begins[number, last] > begins[number, first]
+            )
+            for number, family in enumerate(FAMILIES)
+        }
+
     ranges = settings.sizes.bucket_ranges(kept)
-    shard_tasks = (
-        ShardTask(number=number, spans=_spans(bounds, *buckets), **common) for number, buckets in enumerate(ranges)
-    )
-    with progress("2/2 sorting and writing rows", total=len(ranges)) as advance:
-        shards = _run_tasks(engine, "shard", write_shard, shard_tasks, folder.shards, advance, on_timing)
-    return _publish(folder, shards, account)
-
-
-def _spans(bounds: Mapping[str, Ints], first: int, last: int) -> dict[int, tuple[Span, ...]]:
-    """Where the measurements of a range of buckets lie: by family, a span of every run that has any."""
-    return {
-        family: tuple(
-            Span(run, int(begins[number, first]), int(begins[number, last]))
-            for run, begins in bounds.items()
-            if begins[number, last] > begins[number, first]
-        )
-        for number, family in enumerate(FAMILIES)
-    }
-
-
-def _run_tasks(
-    engine: Engine,
-    stage: str,
-    function: Callable[[AnyTask], Marker],
-    tasks: Iterable[AnyTask],
-    folder: Location,
-    advance: Advance,
-    on_timing: OnTiming,
-) -> list[Marker]:
-    """The markers of all tasks of a stage, in their order. Those that an earlier run finished are not run again."""
-    done = finished(folder)
-    results = dict(done)
-    advance(len(done))
-    for marker, timing in engine.map(function, (task for task in tasks if task.number not in done)):
-        results[marker["number"]] = marker
-        moved = {name: marker[name] for name in ("bytes_in", "bytes_out")}
-        on_timing(replace(timing, stage=stage, task=marker["number"], **moved))
-        advance()
-    return [results[number] for number in sorted(results)]
+    shards = markers("shard", write_shard, itertools.starmap(spans, ranges), len(ranges))
+    return _publish(plan, work, shards, account)
 
 
 def _account(plan: Plan, parts: list[Marker]) -> dict[str, Any]:
@@ -281,19 +279,19 @@ def _account(plan: Plan, parts: list[Marker]) -> dict[str, Any]:
     }
 
 
-def _publish(folder: WorkFolder, markers: list[Marker], account: dict[str, Any]) -> Manifest:
+def _publish(plan: Plan, work: Location, markers: list[Marker], account: dict[str, Any]) -> Manifest:
     """Make the dataset in the output folder: name the shards, join their indexes, write the manifest last.
 
     It can be repeated after a kill at any point. Until the indexes are joined, a dataset that will be replaced stays.
     """
-    output, splits = folder.output, {}
+    output, shards, splits = locate(plan.settings.output).absolute(), work / "shards", {}
     sources: dict[str, Location] = {}  # of each file of the dataset
-    with temporary_folder(folder.scratch) as scratch:
+    with temporary_folder(work) as scratch:
         for split in SPLITS:
             found = [ShardInfo(**marker[split]) for marker in markers if marker[split]["rows"]]
             named = [replace(i, file=f"{split}-{n:05d}-of-{len(found):05d}.arrayrecord") for n, i in enumerate(found)]
-            sources |= {new.file: folder.shards / old.file for new, old in zip(named, found, strict=True)}
-            parts = [folder.shards / info.file.replace(*DATASET_SUFFIXES) for info in found]
+            sources |= {new.file: shards / old.file for new, old in zip(named, found, strict=True)}
+            parts = [shards / info.file.replace(*DATASET_SUFFIXES) for info in found]
             path = scratch / f"{split}.index"
             join_indexes(side_by_side(read_index, parts), sum(info.rows for info in found), path)
             splits[split] = SplitInfo(
@@ -302,7 +300,7 @@ def _publish(folder: WorkFolder, markers: list[Marker], account: dict[str, Any])
                 index_bytes=path.stat().st_size,
                 index_sha256=file_sha256(path),
             )
-            sources[path.name] = folder.shards / path.name
+            sources[path.name] = shards / path.name
             deliver(path, sources[path.name])
     manifest = Manifest(splits=splits, written=sum(split.measurements for split in splits.values()), **account)
     dropped = sum(manifest.dropped.values())
@@ -311,7 +309,11 @@ def _publish(folder: WorkFolder, markers: list[Marker], account: dict[str, Any])
             f"internal error: {manifest.read} measurements were read, but {manifest.written} written and {dropped} "
             "dropped; nothing was published"
         )
-    with _ledger(output) as ledger:
+    published: dict[str, str] = {}
+    with suppress(PingLlmError):  # there is none, or it is of another version
+        published = {name: sha256 for name, (_, sha256) in Manifest.load(output).files.items()}
+    # What need not be uploaded again: after a kill, or where an older dataset had the same shards.
+    with Ledger(output, published) if output.is_remote else nullcontext() as ledger:
         (output / MANIFEST).delete()  # from here on the old dataset, if any, is no dataset
         for file in output.list():
             if file.suffix in DATASET_SUFFIXES and file.name not in sources:
@@ -331,13 +333,3 @@ def _publish(folder: WorkFolder, markers: list[Marker], account: dict[str, Any])
             sync(output.local)  # the manifest comes after what it names
         write_json(output / MANIFEST, manifest.to_json())
     return manifest
-
-
-def _ledger(output: Location) -> AbstractContextManager[Ledger | None]:
-    """What need not be uploaded again: after a kill, or where an older dataset had the same shards."""
-    if output.is_local:
-        return nullcontext()
-    known: dict[str, str] = {}
-    with suppress(PingLlmError):  # there is none, or it is of another version
-        known = {name: sha256 for name, (_, sha256) in Manifest.load(output).files.items()}
-    return Ledger(output, known)

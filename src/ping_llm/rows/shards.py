@@ -9,9 +9,9 @@ import errno
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 import duckdb
 import numpy as np
@@ -50,20 +50,17 @@ _SPLIT_SALT: Final = np.uint64(0x5EED_0F_5B117)
 """Makes the split independent of the bucket, which is cut from the same hash."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ShardTask(Task):
-    KIND: ClassVar[str] = "shard"
-    spans: dict[int, tuple[Span, ...]]
-    """By family, where the shard's measurements lie in the runs."""
+ShardInput = dict[int, tuple[Span, ...]]
+"""By family, where the shard's measurements lie in the runs."""
 
 
-def write_shard(task: ShardTask) -> Marker:
+def write_shard(task: Task[ShardInput]) -> Marker:
     """Sort a range of buckets and write its rows. Sources go to the split that their hash says."""
-    read_spans, memory = span_reader(task.work.runs), int(task.memory_bytes * SORT_MEMORY_SHARE)
+    read_spans, memory = span_reader(task.work / "runs"), int(task.memory_bytes * SORT_MEMORY_SHARE)
     with task.temporary_folder() as scratch:
         writers = {split: ShardWriter(scratch / f"{split}-{task.number:05d}.arrayrecord") for split in SPLITS}
         for family in FAMILIES:
-            unsorted = record_batches(read_spans(task.spans[family]), family)
+            unsorted = record_batches(read_spans(task.input[family]), family)
             batches = sorted_batches(unsorted, family, memory_bytes=memory, scratch=scratch)
             for rows in cut_into_rows(batches, family, task.settings.max_row_bytes):
                 in_train = is_train(rows, task.settings.train_ratio)
@@ -72,7 +69,7 @@ def write_shard(task: ShardTask) -> Marker:
         infos = {split: asdict(writer.close()) for split, writer in writers.items()}
         return task.finish(
             [path for writer in writers.values() for path in (writer.path, writer.index_path)],
-            bytes_in=sum(span.end - span.start for spans in task.spans.values() for span in spans),
+            bytes_in=sum(span.end - span.start for spans in task.input.values() for span in spans),
             bytes_out=sum(info["bytes"] for info in infos.values()),
             **infos,
         )

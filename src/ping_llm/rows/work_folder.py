@@ -16,13 +16,13 @@ import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from ping_llm.core.errors import PingLlmError
-from ping_llm.core.files import sole_writer, sync
+from ping_llm.core.files import sync
 from ping_llm.rows.manifest import MANIFEST
 from ping_llm.storage import Location, MissingError, locate
 from ping_llm.storage.cache import work_folder
@@ -45,96 +45,65 @@ REQUESTS_AT_ONCE: Final = 16
 DATASET_SUFFIXES: Final = (".arrayrecord", ".index")
 
 
-@dataclass(frozen=True, kw_only=True)
-class WorkFolder:
-    root: Location
-    output: Location
+def locate_work(settings: "PrepareSettings", digest: str) -> Location:
+    """Where the work of a plan lies: in the folder given for it, in the output folder, or on this machine's disk if
+    that is where all tasks run and the output is remote."""
+    output = locate(settings.output).absolute()
+    if settings.work is not None:  # others may use it too
+        key = hashlib.sha256(f"{digest} {output}".encode()).hexdigest()[:16]
+        return locate(settings.work).absolute() / f"prepare-{key}"
+    if output.is_remote and settings.engine == "local":
+        return locate(work_folder(output))
+    return output / ".work"
 
-    @classmethod
-    def of(cls, settings: "PrepareSettings", digest: str) -> Self:
-        """Where the work of a plan lies: in the folder given for it, in the output folder, or on this machine's disk if
-        that is where all tasks run and the output is remote."""
-        output = locate(settings.output).absolute()
-        if settings.work is not None:  # others may use it too
-            key = hashlib.sha256(f"{digest} {output}".encode()).hexdigest()[:16]
-            root = locate(settings.work).absolute() / f"prepare-{key}"
-        elif output.is_remote and settings.engine == "local":
-            root = locate(work_folder(output))
-        else:
-            root = output / ".work"
-        return cls(root=root, output=output)
 
-    @property
-    def runs(self) -> Location:
-        return self.root / "runs"
-
-    @property
-    def shards(self) -> Location:
-        return self.root / "shards"
-
-    @property
-    def scratch(self) -> str | None:
-        """For temporary files of this machine."""
-        return None if self.root.is_remote else str(self.root.local / "scratch")
-
-    def locked(self) -> AbstractContextManager[None]:
-        """An output folder is for one preparation at a time. In a store nothing can be locked; of those that write to
-        it, two of the same plan write the same bytes, and on one machine they share the work folder."""
-        folder = self.output if self.output.is_local else self.root
-        return nullcontext() if folder.is_remote else sole_writer(folder.local)
-
-    def adopt(self, digest: str, *, overwrite: bool) -> None:
-        """Continue what lies here if it is of this plan; otherwise start anew, if that is allowed."""
-        mine, plan = {"digest": digest, "layout": LAYOUT}, self.root / "plan.json"
-        known = None
-        with suppress(MissingError, ValueError):  # damaged: begun again
-            known = json.loads(plan.read_text())
-        if known == mine:
-            return
-        if known is not None and known.get("digest") != digest and not overwrite:
-            raise PingLlmError(
-                f"{self.output} holds an unfinished preparation of other input or options; "
-                "finish that one, choose another --output, or discard it with --overwrite"
-            )
-        names = [file.name for file in self.output.list()]
-        foreign = [name for name in names if Path(name).suffix in DATASET_SUFFIXES]
-        if foreign and MANIFEST not in names and LEDGER not in names:
-            raise PingLlmError(
-                f"{self.output} holds files of another dataset ({foreign[0]}, …); choose another --output"
-            )
-        for folder in (self.runs, self.shards, self.root / "scratch"):
-            folder.delete_tree()
-            if folder.is_local:
-                folder.local.mkdir(parents=True)
-        write_json(plan, mine)
+def adopt(work: Location, output: Location, digest: str, *, overwrite: bool) -> None:
+    """Continue what lies in the work folder if it is of this plan; otherwise start anew, if that is allowed."""
+    mine, plan = {"digest": digest, "layout": LAYOUT}, work / "plan.json"
+    known = None
+    with suppress(MissingError, ValueError):  # damaged: begun again
+        known = json.loads(plan.read_text())
+    if known == mine:
+        return
+    if known is not None and known.get("digest") != digest and not overwrite:
+        raise PingLlmError(
+            f"{output} holds an unfinished preparation of other input or options; "
+            "finish that one, choose another --output, or discard it with --overwrite"
+        )
+    names = [file.name for file in output.list()]
+    foreign = [name for name in names if Path(name).suffix in DATASET_SUFFIXES]
+    if foreign and MANIFEST not in names and LEDGER not in names:
+        raise PingLlmError(f"{output} holds files of another dataset ({foreign[0]}, …); choose another --output")
+    for folder in (work / "runs", work / "shards", work / "scratch"):
+        folder.delete_tree()
+        if folder.is_local:
+            folder.local.mkdir(parents=True)
+    write_json(plan, mine)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Task:
+class Task(Generic[Item]):
     """A task of either step. All it knows is in the task, and all it says in the marker that it writes last."""
 
-    KIND: ClassVar[str]
+    kind: str
+    """`run` or `shard`: what it makes."""
     number: int
+    input: Item
     settings: "PrepareSettings"
-    work: WorkFolder
+    work: Location
     memory_bytes: int
     """That it may use."""
 
-    @property
-    def name(self) -> str:
-        return f"{self.KIND}-{self.number:05d}"
-
     def temporary_folder(self) -> AbstractContextManager[Path]:
-        """In the work folder, or on the disk of whatever machine the task runs on."""
-        return temporary_folder(self.work.scratch if self.settings.engine == "local" else None)
+        return temporary_folder(self.work if self.settings.engine == "local" else None)
 
     def finish(self, files: Sequence[Path], **facts: Any) -> Marker:
         """Deliver what was made, then the marker, which names it."""
         marker = {"number": self.number, "files": {path.name: path.stat().st_size for path in files}, **facts}
-        folder = self.work.root / f"{self.KIND}s"
+        folder = self.work / f"{self.kind}s"
         for path in files:
             deliver(path, folder / path.name)
-        write_json(folder / f"{self.name}.json", marker)
+        write_json(folder / f"{self.kind}-{self.number:05d}.json", marker)
         return marker
 
 
@@ -153,7 +122,9 @@ def side_by_side(function: Callable[[Item], Outcome], items: Iterable[Item]) -> 
 
 
 @contextmanager
-def temporary_folder(inside: str | None) -> Iterator[Path]:
+def temporary_folder(work: Location | None) -> Iterator[Path]:
+    """In the work folder, or on the disk of whatever machine this is."""
+    inside = work.local / "scratch" if work and work.is_local else None
     with tempfile.TemporaryDirectory(prefix="ping-llm-", dir=inside, ignore_cleanup_errors=True) as name:
         yield Path(name)
 
@@ -183,10 +154,3 @@ def link(source: Location, target: Location) -> None:
 
 def write_json(target: Location, value: Any) -> None:
     target.write_text(json.dumps(value, indent=1) + "\n")
-
-
-def explain(error: OSError, output: Location) -> str:
-    where = f" ({error.filename})" if error.filename else ""
-    is_full = error.errno == errno.ENOSPC
-    advice = "; free some space and run the same command again: finished work is kept" if is_full else ""
-    return f"cannot write to {output}{where}: {error.strerror or error}{advice}"
