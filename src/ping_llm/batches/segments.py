@@ -70,7 +70,7 @@ def write_segments(
         if fault != _SOUND:
             raise reader.rows.corrupt(int(rows[fault]), "its measurements are not as the index says")
     with stages("encode"):
-        tokens, written, field_order = _write(samples, reader.sources(rows), drawn, read, counts, sizes)
+        tokens, written, field_order = _write(samples, reader.rows.column("source")[rows], drawn, read, counts, sizes)
     packed = PackedTokens(tokens=tokens, sizes=sizes, sequence=sequence)
     return Segments(samples=samples, counts=counts, position=written, field_order=field_order, packed=packed)
 

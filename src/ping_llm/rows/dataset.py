@@ -31,7 +31,7 @@ import pyarrow as pa
 from array_record.python.array_record_module import ArrayRecordReader
 
 from ping_llm.core.console import Advance, err, progress
-from ping_llm.core.errors import PingLlmError, one_line
+from ping_llm.core.errors import PingLlmError, explained, one_line
 from ping_llm.core.files import file_sha256
 from ping_llm.rows.format import (
     BLOCK,
@@ -51,8 +51,7 @@ from ping_llm.tasks.pool import map_in_order
 
 READS_AT_ONCE: Final = 32
 WHOLE_FILES_AT_ONCE: Final = 8
-_SHARE_OF_LIMIT: Final = 0.9
-"""A dataset of at most this share of the cache is fetched whole."""
+_SHARE_OF_LIMIT: Final = 0.9  # a dataset of at most this share of the cache is fetched whole
 
 
 class CorruptRowError(PingLlmError):
@@ -80,10 +79,8 @@ class RowSet:
         if split not in splits:
             raise PingLlmError(f"{folder} has no split {split!r}, only {', '.join(splits)}")
         self.info: SplitInfo = splits[split]
-        self.sweep_every_s = 2.0
-        """How often to look whether what is mapped was evicted from the cache."""
+        self.sweep_every_s = 2.0  # how often to look whether what is mapped was evicted from the cache
         self._cache = None if self.folder.is_local else cache or Cache.from_environment()
-        self._columns: dict[str, npt.NDArray[Any]] = {}
         self._whole: dict[int, tuple[Bytes, int]] = {}
         self._parts: dict[int, BlockFile] = {}
         self._pool: ThreadPoolExecutor | None = None
@@ -114,15 +111,17 @@ class RowSet:
 
     # -- the index
 
+    def column(self, name: str) -> npt.NDArray[Any]:
+        """A column of the index, mapped rather than copied. Sources have shape (rows, 16)."""
+        return self._columns[name]
+
     @cached_property
-    def index(self) -> pa.Table:
-        """Its checksum is verified here and its numbers are checked, since kernels use them as they are."""
+    def _columns(self) -> dict[str, npt.NDArray[Any]]:
+        """The checksum of the index and its numbers are checked here, since kernels use them as they are."""
         path = self._index_path()
-        try:
+        with explained(f"cannot read {path}", OSError, pa.ArrowException):
             table = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
             table.validate(full=True)
-        except (OSError, pa.ArrowException) as error:
-            raise PingLlmError(f"cannot read {path}: {one_line(error)}") from error
         if table.schema != INDEX_SCHEMA:
             raise PingLlmError(f"{path} has other columns than this version of ping-llm reads; prepare the rows again")
         if len(table) != self.info.rows:
@@ -135,26 +134,18 @@ class RowSet:
         }
         if fault := index_fault(columns, self.info):
             raise PingLlmError(f"{path} is damaged: {fault}; prepare the rows again or restore the file")
-        self._columns = columns | {"source": columns["source"].view(np.uint8).reshape(-1, 16)}
-        return table
+        return columns | {"source": columns["source"].view(np.uint8).reshape(-1, 16)}
 
     def _index_path(self) -> Path:
-        path, expected = self._local(self.info.index_file), self.info.index_sha256
-        found = file_sha256(path)
-        if found != expected and self._cache is not None:  # what is damaged is the copy
+        name, expected = self.info.index_file, self.info.index_sha256
+        path = self._local(name)
+        if self._cache is not None and file_sha256(path) != expected:  # what is damaged is the copy
             self._cache.forget(expected)
-            path = self._local(self.info.index_file)
-            found = file_sha256(path)
-        if found != expected:
-            where = self.folder / self.info.index_file
+            path = self._local(name)
+        if file_sha256(path) != expected:
+            where = self.folder / name
             raise PingLlmError(f"{where}: checksum mismatch: the index was damaged or is of another dataset")
         return path
-
-    def column(self, name: str) -> npt.NDArray[Any]:
-        """A column of the index, mapped rather than copied. Sources have shape (rows, 16)."""
-        if not self._columns:
-            _ = self.index
-        return self._columns[name]
 
     def _local(self, name: str) -> Path:
         """The file itself, or its copy in the cache."""
@@ -182,12 +173,9 @@ class RowSet:
 
     def record(self, row: int) -> bytes:
         """The bytes of a row's record, taken from the mapped shard; the block headers in between are left out."""
-        shard, offset, size = (int(self.column(name)[row]) for name in ("shard", "offset", "size"))
-        begin, end = physical(offset), physical(offset + size - 1) + 1
-        file = self.shard_bytes(shard)
-        if end > len(file):
-            raise CorruptRecordError("the index places it beyond the end of its shard")
-        if end - begin == size:
+        (begin,), (end,) = self._extent(np.array([row]))
+        file = self.shard_bytes(int(self.column("shard")[row]))
+        if end - begin == self.column("size")[row]:
             return file[begin:end].tobytes()
         return file[begin:end][np.arange(begin, end) % BLOCK >= BLOCK_HEADER].tobytes()
 
@@ -299,7 +287,7 @@ class RowSet:
     def verify(self, advance: Advance) -> Iterator[str]:
         """Read everything and yield each fault found, naming the file. `advance` is told the bytes checked."""
         try:
-            _ = self.index
+            _ = self._columns
         except PingLlmError as error:
             yield str(error)
             return

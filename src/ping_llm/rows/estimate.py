@@ -17,33 +17,25 @@ from ping_llm.rows.work_folder import REQUESTS_AT_ONCE
 
 GIB: Final = 1 << 30
 
-_PART_BYTES: Final = 8 * MIB
-"""Of an upload in several parts, each of which is a request."""
-_READ_BYTES: Final = MIB
-"""Of an input file, in one request."""
+_PART_BYTES: Final = 8 * MIB  # of an upload in several parts, each of which is a request
+_READ_BYTES: Final = MIB  # of an input file, in one request
 _PROGRAM_BYTES: Final = 0.2 * GIB
 _SORT_FACTOR: Final = 3.0
 """Memory that DuckDB takes to sort, over the bytes that it sorts. Measured: 160 MB are sorted in memory with a limit of
 512 MB, on disk (in 1.7 times the time) with one of 256 MB."""
-_DUMP_BYTES: Final = 39.0
-"""Of a measurement in a bzip2 dump of RIPE Atlas."""
+_DUMP_BYTES: Final = 39.0  # of a measurement in a bzip2 dump of RIPE Atlas
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rates:
     """What one core does per second, and what an object store takes to answer."""
 
-    partition: float
-    """Measurements read, checked and cut."""
-    shard: float
-    """Measurements sorted and written as rows."""
-    index: float
-    """Rows whose index entries are joined."""
-    atlas: float
-    """Results imported from bzip2."""
+    partition: float  # measurements read, checked and cut
+    shard: float  # measurements sorted and written as rows
+    index: float  # rows whose index entries are joined
+    atlas: float  # results imported from bzip2
     request_s: float = 0.03
-    where: str
-    """How they were found."""
+    where: str  # how they were found
 
 
 MEASURED: Final = Rates(
@@ -62,20 +54,15 @@ class Workload:
 
     measurements: int
     workers: int
-    input_bytes_per_measurement: float = 8.0
-    """Of zstd Parquet, simulated measurements take 7.6."""
-    memory_bytes: int = 4 * GIB
-    """For each worker."""
-    bandwidth: float = 100e6
-    """Bytes per second for each worker, from and to where the data lies."""
+    input_bytes_per_measurement: float = 8.0  # of zstd Parquet, simulated measurements take 7.6
+    memory_bytes: int = 4 * GIB  # for each worker
+    bandwidth: float = 100e6  # bytes per second for each worker, from and to where the data lies
     ipv6_share: float = 0.423
     measurements_per_source: float = 118.0
     max_row_bytes: int = 8 * MIB
-    atlas: bool = False
-    """The input is bzip2 dumps that must be imported first."""
+    atlas: bool = False  # the input is bzip2 dumps that must be imported first
     object_store: bool = True
-    partition_tasks: int | None = None
-    """If the files were looked at."""
+    partition_tasks: int | None = None  # if the files were looked at
 
     def mean_bytes(self, ipv4: float, ipv6: float) -> float:
         """Of a measurement, from those of each family."""
@@ -89,12 +76,9 @@ class Stage:
     bytes_in: float
     bytes_out: float
     requests: int
-    cpu_s: float
-    """Of all tasks together."""
-    seconds: float
-    """Until the last one is done."""
-    memory_bytes: float
-    """The most that one worker uses."""
+    cpu_s: float  # of all tasks together
+    seconds: float  # until the last one is done
+    memory_bytes: float  # the most that one worker uses
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,10 +91,8 @@ class Estimate:
     shuffle_bytes: float
     dataset_bytes: float
     index_bytes: float
-    peak_store_bytes: float
-    """In the work folder and the output at once, the input not counted."""
-    scratch_bytes: float
-    """On the disk of each worker."""
+    peak_store_bytes: float  # in the work folder and the output at once, the input not counted
+    scratch_bytes: float  # on the disk of each worker
     driver_memory_bytes: float
     warnings: tuple[str, ...]
 

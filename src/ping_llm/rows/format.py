@@ -47,8 +47,7 @@ BLOCK_PAYLOAD: Final = BLOCK - BLOCK_HEADER
 FIRST_CHUNK: Final = 40
 """Logical offset of the first record's chunk: the file signature, an empty chunk, comes before it."""
 
-FARTHEST: Final = 1 << 50
-"""No shard is that large: offsets below it can be added up without an overflow."""
+FARTHEST: Final = 1 << 50  # no shard is that large: offsets below it can be added up without an overflow
 
 _CHUNK_HEADER: Final = 40
 
@@ -89,8 +88,7 @@ class ProbeRow:
     family: int
     source: bytes
     time_us: Ints
-    destinations: Bytes
-    """(measurements, 4 or 16)"""
+    destinations: Bytes  # (measurements, 4 or 16)
     rtt_ms: npt.NDArray[np.float32]
 
     def __len__(self) -> int:
@@ -106,12 +104,10 @@ class RowBatch:
     """Measurements of one family in row order, row after row: the first `counts[0]` are row 0, and so on."""
 
     family: int
-    sources: Bytes
-    """(rows, 16): the source address of each row, IPv4 in the first 4 bytes."""
+    sources: Bytes  # (rows, 16): the source address of each row, IPv4 in the first 4 bytes
     counts: Ints
     time_us: Ints
-    destinations: Bytes
-    """(measurements, 4 or 16)"""
+    destinations: Bytes  # (measurements, 4 or 16)
     rtt_ms: npt.NDArray[np.float32]
 
     def take(self, chosen: npt.NDArray[np.bool_]) -> "RowBatch":

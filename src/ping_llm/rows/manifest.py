@@ -105,15 +105,6 @@ class SplitInfo:
         shards = {shard.file: (shard.bytes, shard.sha256) for shard in self.shards}
         return shards | {self.index_file: (self.index_bytes, self.index_sha256)}
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "rows": self.rows,
-            "measurements": self.measurements,
-            "failed": self.failed,
-            "fingerprint": self.fingerprint,
-            **asdict(self),
-        }
-
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
@@ -125,8 +116,7 @@ class Manifest:
     read: Whole
     written: Whole
     dropped: dict[str, Whole]
-    plan: str
-    """Digest of inputs and options: tells whether the same command made this."""
+    plan: str  # digest of inputs and options: tells whether the same command made this
 
     @property
     def fingerprint(self) -> str:
@@ -143,7 +133,11 @@ class Manifest:
             "format_version": FORMAT_VERSION,
             "fingerprint": self.fingerprint,
             **asdict(self),
-            "splits": {name: split.to_json() for name, split in self.splits.items()},
+            "splits": {
+                name: {key: getattr(split, key) for key in ("rows", "measurements", "failed", "fingerprint")}
+                | asdict(split)
+                for name, split in self.splits.items()
+            },
         }
 
     @classmethod

@@ -24,8 +24,7 @@ from ping_llm.sources import files
 from ping_llm.sources.files import OPTIONAL_WITHOUT_TIME, Piece
 from ping_llm.storage import Location
 
-BATCH_ROWS: Final = 1_000_000
-"""Measurements in work at once; the memory beyond the result grows with it."""
+BATCH_ROWS: Final = 1_000_000  # measurements in work at once; the memory beyond the result grows with it
 
 
 _NOBODY: Final = np.zeros(0, dtype=np.int64)
@@ -39,8 +38,7 @@ class MeasurementSet:
     """Measurements and the addresses of their nodes: `nodes[observations.source[i]]` is who sent the i-th."""
 
     nodes: tuple[str, ...]
-    observations: Observations
-    """In time order; measurements of one time are in the order of the input."""
+    observations: Observations  # in time order; measurements of one time are in the order of the input
     dropped: Mapping[str, int] = field(default_factory=dict)
     """How many could not be used, by reason (see `measurements.DROP_REASONS`)."""
 

@@ -69,8 +69,7 @@ MIB: Final = 1 << 20
 class TaskSizes:
     """How work is cut into tasks. Only `shard_measurements` shapes the dataset."""
 
-    piece_rows: int = 2_000_000
-    """Of an input file, in one piece."""
+    piece_rows: int = 2_000_000  # of an input file, in one piece
     shard_measurements: int = 2_500_000
     """A shard has at most about so many (30-60 MB), until all 4096 buckets are shards of their own."""
     max_runs: int = 1024
@@ -100,8 +99,7 @@ DEFAULT_SIZES: Final = TaskSizes()
 
 @dataclass(frozen=True, kw_only=True)
 class PrepareSettings(EngineChoice):
-    inputs: tuple[str, ...]
-    """Files, folders or globs."""
+    inputs: tuple[str, ...]  # files, folders or globs
     output: Path | str
     max_row_bytes: int = 8 * MIB
     train_ratio: float = 0.9
@@ -109,8 +107,7 @@ class PrepareSettings(EngineChoice):
     """The files' names of schema columns that have other names there."""
     strict: bool = False
     overwrite: bool = False
-    work: str | None = None
-    """Folder for unfinished work, which all machines of the engine reach."""
+    work: str | None = None  # folder for unfinished work, which all machines of the engine reach
     sizes: TaskSizes = DEFAULT_SIZES
 
     def __post_init__(self) -> None:

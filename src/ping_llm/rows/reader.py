@@ -48,10 +48,8 @@ CHECKED_BYTES: Final = 1 << 20
 _ANY_SIZE: Final = 1 << 62
 _ALL_SOUND: Final = -1
 _SECOND: Final = TIME_UNITS_US[0]
-_ROWS_AHEAD: Final = 3
-"""Rows whose measurements are prefetched before they are picked."""
-_PER_LOAD: Final = 4
-"""Of measurements that lie side by side so many come with one load, at least."""
+_ROWS_AHEAD: Final = 3  # rows whose measurements are prefetched before they are picked
+_PER_LOAD: Final = 4  # of measurements that lie side by side so many come with one load, at least
 
 _HEADER_BYTES: Final = HEADER.itemsize
 _MAGIC: Final = int.from_bytes(MAGIC, "little")
@@ -261,11 +259,9 @@ def _check(rows: Array, checked: Array, index: Any, maps: Any) -> Any:
 class Picked(NamedTuple):
     """Measurements as columns, in the order in which they were requested."""
 
-    time_s: Ints
-    """Whole Unix seconds: what tokens can say."""
+    time_s: Ints  # whole Unix seconds: what tokens can say
     rtt_ms: npt.NDArray[np.float32]
-    destination: Bytes
-    """(measurements, 16), IPv4 in the first four bytes."""
+    destination: Bytes  # (measurements, 16), IPv4 in the first four bytes
 
 
 class RowReader:
@@ -277,10 +273,6 @@ class RowReader:
         self._checked = np.zeros(len(rows), dtype=np.uint8)
         self._maps = _Maps(*(np.zeros(len(rows.info.shards), dtype=np.int64) for _ in _Maps._fields))
         self._arrays: dict[int, Bytes] = {}
-
-    def sources(self, rows: Ints) -> Bytes:
-        """(rows, 16): source address of each row."""
-        return self.rows.column("source")[rows]
 
     def check(self, rows: Ints) -> None:
         """Have the rows here, and check those that this process has not used before."""

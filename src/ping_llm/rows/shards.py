@@ -43,15 +43,13 @@ from ping_llm.storage import Location
 
 SORTED_BATCH_ROWS: Final = 500_000
 
-SORT_MEMORY_SHARE: Final = 0.5
-"""DuckDB's part of a worker's memory; the rest is for what goes in and comes out."""
+SORT_MEMORY_SHARE: Final = 0.5  # duckDB's part of a worker's memory; the rest is for what goes in and comes out
 
 _SPLIT_SALT: Final = np.uint64(0x5EED_0F_5B117)
 """Makes the split independent of the bucket, which is cut from the same hash."""
 
 
-ShardInput = dict[int, tuple[Span, ...]]
-"""By family, where the shard's measurements lie in the runs."""
+ShardInput = dict[int, tuple[Span, ...]]  # by family, where the shard's measurements lie in the runs
 
 
 def write_shard(task: Task[ShardInput]) -> Marker:

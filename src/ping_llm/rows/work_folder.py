@@ -36,11 +36,9 @@ Item = TypeVar("Item")
 Outcome = TypeVar("Outcome")
 Marker = dict[str, Any]
 
-LAYOUT: Final = 3
-"""Work of a program version that laid files out in another way is not continued."""
+LAYOUT: Final = 3  # work of a program version that laid files out in another way is not continued
 
-REQUESTS_AT_ONCE: Final = 16
-"""To an object store."""
+REQUESTS_AT_ONCE: Final = 16  # to an object store
 
 DATASET_SUFFIXES: Final = (".arrayrecord", ".index")
 
@@ -85,14 +83,12 @@ def adopt(work: Location, output: Location, digest: str, *, overwrite: bool) -> 
 class Task(Generic[Item]):
     """A task of either step. All it knows is in the task, and all it says in the marker that it writes last."""
 
-    kind: str
-    """`run` or `shard`: what it makes."""
+    kind: str  # `run` or `shard`: what it makes
     number: int
     input: Item
     settings: "PrepareSettings"
     work: Location
-    memory_bytes: int
-    """That it may use."""
+    memory_bytes: int  # that it may use
 
     def temporary_folder(self) -> AbstractContextManager[Path]:
         return temporary_folder(self.work if self.settings.engine == "local" else None)

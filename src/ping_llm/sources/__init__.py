@@ -1,8 +1,5 @@
 """Where measurements come from: files that people have, RIPE Atlas, a simulated Internet."""
 
-WORLD_FILE = "world.json"
-"""What the simulator leaves beside its measurements; it is JSON, but not of measurements."""
-ROWS_FILE = "manifest.json"
-"""The same of prepared rows."""
-SPLIT_FILE = "split.json"
-"""What tells that a folder is a split: beside what may be learned from it holds the queries."""
+WORLD_FILE = "world.json"  # what the simulator leaves beside its measurements; it is JSON, but not of measurements
+ROWS_FILE = "manifest.json"  # the same of prepared rows
+SPLIT_FILE = "split.json"  # what tells that a folder is a split: beside what may be learned from it holds the queries

@@ -38,8 +38,7 @@ class Format:
 
     module: str
     suffixes: tuple[str, ...]
-    magic: bytes | None = None
-    """First bytes that tell the format whatever the file is called."""
+    magic: bytes | None = None  # first bytes that tell the format whatever the file is called
 
 
 FORMATS: Final = {
@@ -60,8 +59,7 @@ COLUMN_NAMES: Final = {
 """Names under which a file may have the columns of the schema, best first."""
 
 OPTIONAL_COLUMNS: Final = frozenset({"ip_version"})
-OPTIONAL_WITHOUT_TIME: Final = OPTIONAL_COLUMNS | {"event_time"}
-"""For readers to whom a table of RTTs is enough."""
+OPTIONAL_WITHOUT_TIME: Final = OPTIONAL_COLUMNS | {"event_time"}  # for readers to whom a table of RTTs is enough
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,8 +70,7 @@ class InputFile:
     format: str
     bytes: int
     mtime_ns: int
-    measurements: int | None
-    """Known without reading for Parquet only."""
+    measurements: int | None  # known without reading for Parquet only
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,8 +79,7 @@ class Piece:
 
     path: str
     format: str
-    columns: dict[str, str]
-    """The file's name of each schema column."""
+    columns: dict[str, str]  # the file's name of each schema column
     bytes: int
     row_groups: tuple[int, int] | None = None
     first_row: int = 0
@@ -97,8 +93,7 @@ class RawBatch:
     """Rows as they stand in the file, under the schema's names."""
 
     batch: pa.RecordBatch
-    first_row: int
-    """Number of the batch's first row in the file, counted from 0."""
+    first_row: int  # number of the batch's first row in the file, counted from 0
     dropped: Counter[str] = field(default_factory=Counter)
     """Rows that the reader itself could not make sense of, and that are not in the batch."""
 

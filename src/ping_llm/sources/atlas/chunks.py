@@ -32,8 +32,7 @@ from ping_llm.tasks.pool import map_in_order
 class ReadSizes:
     """Bytes in which a file is read."""
 
-    chunk: int = 4 << 20
-    """One task of a worker: some 9,000 results, 50 ms of parsing. Larger only costs memory."""
+    chunk: int = 4 << 20  # one task of a worker: some 9,000 results, 50 ms of parsing. Larger only costs memory.
     block: int = 1 << 20
     result: int = 16 << 20
     """A result has a few hundred bytes. A line this long is another kind of file, and would fill the memory."""
@@ -48,14 +47,11 @@ class Counts:
 
     results: int = 0
     measurements: int = 0
-    failed: int = 0
-    """Measurements without an answer, which are among the measurements."""
-    dropped: dict[str, int] = field(default_factory=dict)
-    """Results that gave no measurement, by reason."""
+    failed: int = 0  # measurements without an answer, which are among the measurements
+    dropped: dict[str, int] = field(default_factory=dict)  # results that gave no measurement, by reason
     examples: dict[str, str] = field(default_factory=dict)
     """Where the first result dropped for each reason is, and what is wrong with it."""
-    bytes: int = 0
-    """Of the input, as stored."""
+    bytes: int = 0  # of the input, as stored
 
     def add(self, part: "Counts") -> None:
         for name in ("results", "measurements", "failed", "bytes"):
@@ -70,11 +66,9 @@ class Chunk(NamedTuple):
 
     file: str
     data: bytes
-    first: int
-    """Number of the first line, from 1. In a JSON array each element counts as a line."""
+    first: int  # number of the first line, from 1. In a JSON array each element counts as a line.
     in_array: bool
-    position: int
-    """Bytes of the file, as stored, that were read up to here."""
+    position: int  # bytes of the file, as stored, that were read up to here
 
 
 class ParsedChunk(NamedTuple):

@@ -40,11 +40,9 @@ PARSER_VERSION: Final = 1
 """Raised when the same input gives other measurements than before; older entries are then imported again."""
 
 PATTERN: Final = "measurements-*.parquet"
-LEDGER: Final = "ledger"
-"""The folder that tells an import file by file."""
+LEDGER: Final = "ledger"  # the folder that tells an import file by file
 
-ROWS_PER_FILE: Final = 10_000_000
-"""50 to 70 MB of Parquet."""
+ROWS_PER_FILE: Final = 10_000_000  # 50 to 70 MB of Parquet
 ROWS_PER_GROUP: Final = 1 << 17
 """Readers take a row group as one task; this is about what DuckDB writes itself. 1 MB on disk."""
 REQUESTS_AT_ONCE: Final = 16
@@ -58,13 +56,11 @@ class LedgerEntry(Counts):
     modified_ns: int
     packets: str
     parser: int = PARSER_VERSION
-    output: str | None = None
-    """Its own Parquet file; there is none if the input held no ping, or could not be read."""
+    output: str | None = None  # its own Parquet file; there is none if the input held no ping, or could not be read
     output_bytes: int = 0
     sha256: str | None = None
     seconds: float = 0.0
-    error: str | None = None
-    """Why the input could not be read. It is tried again by the next import."""
+    error: str | None = None  # why the input could not be read. It is tried again by the next import.
 
     @property
     def name(self) -> str:
@@ -77,12 +73,9 @@ class ImportReport(Counts):
 
     seconds: float
     inputs: Sequence[LedgerEntry]
-    files: tuple[str, ...]
-    """The Parquet files."""
-    skipped: int = 0
-    """Inputs that were done before and have not changed."""
-    failures: dict[str, str] = field(default_factory=dict)
-    """Inputs that could not be read, and why."""
+    files: tuple[str, ...]  # the Parquet files
+    skipped: int = 0  # inputs that were done before and have not changed
+    failures: dict[str, str] = field(default_factory=dict)  # inputs that could not be read, and why
 
     def __post_init__(self) -> None:
         for one in self.inputs:

@@ -119,12 +119,10 @@ _ROUTE_CHANGE_SCATTER = 0.8  # of a period
 _REROUTE_STRETCH = (0.03, 0.3)  # least and most that a longer route adds to the propagation
 _REROUTE_MS = 4.0  # and at most, whatever the distance
 
-_CONGESTED_QUEUE = 0.4
-"""Queueing, relative to the delay that congestion adds."""
+_CONGESTED_QUEUE = 0.4  # queueing, relative to the delay that congestion adds
 
 _CALM_SIGMA, _BUSY_SIGMA, _SPIKE_SIGMA = 0.5, 0.8, 0.9
-_BUSY_QUEUE = 6.0
-"""Median of a busy queue, relative to an ordinary one."""
+_BUSY_QUEUE = 6.0  # median of a busy queue, relative to an ordinary one
 
 
 @dataclass(frozen=True)

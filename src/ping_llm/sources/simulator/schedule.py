@@ -14,8 +14,7 @@ from ping_llm.sources.simulator.topology import Columns, Endpoints, Geography, g
 INTERVALS = ((10, 0.03), (30, 0.08), (60, 0.56), (120, 0.15), (180, 0.13), (300, 0.03), (600, 0.016), (1800, 0.004))
 """Seconds between two measurements of a stream, and the share of the measurements made at that interval."""
 
-_INTERVAL_DRIFT_MS = 300
-"""No probe's clock is exact: at most this much is added to or taken from an interval, for good."""
+_INTERVAL_DRIFT_MS = 300  # no probe's clock is exact: at most this much is added to or taken from an interval, for good
 
 _STREAMS_EXPONENT = 0.4
 """A source with n measurements has about n^0.4 streams: a few for most, hundreds for the largest."""

@@ -65,8 +65,7 @@ _HOST_WANDER = 0.004
 
 _GOLDEN_ANGLE = np.pi * (3.0 - np.sqrt(5.0))
 
-_HOSTING_EVERY = 3
-"""Every third system of a region hosts servers; the others connect people."""
+_HOSTING_EVERY = 3  # every third system of a region hosts servers; the others connect people
 
 
 @dataclass(frozen=True)
@@ -187,8 +186,7 @@ _HOSTING_ACCESS, _HOSTING_QUEUE, _HOSTING_CONGESTION = 0.1, 0.15, 0.25
 _LOSSY_PROBES, _LOSSY_HAZARD = 0.02, 40.0
 _DEAD_TARGETS, _DEAD_HAZARD = 0.012, 300.0
 
-_POPULARITY = 0.7
-"""Zipf exponent of the targets: a few are measured by everybody."""
+_POPULARITY = 0.7  # Zipf exponent of the targets: a few are measured by everybody
 
 
 @dataclass(frozen=True)
@@ -325,8 +323,7 @@ _HOSTS_PER_24 = 254
 _SPECIAL_OCTETS = (0, 10, 100, 127, 169, 172, 192, 198, 203, *range(224, 256))
 """First octets that hold private, shared, loopback, documentation or multicast space."""
 
-_HOST_STEP = 89
-"""Coprime to 254·2^k, so that stepping by it visits every host number of a PoP once."""
+_HOST_STEP = 89  # coprime to 254·2^k, so that stepping by it visits every host number of a PoP once
 
 _IPV6_REGIONS = range(0x2400, 0x2D00)
 """First 16 bits: inside the space that is handed out today, away from 6to4, Teredo and documentation."""

@@ -156,8 +156,7 @@ def _column(values: Any) -> Any:
 # From a world to its measurements: one slice of time after the other, each of which can be made on its own.
 
 MEASUREMENTS_PER_SLICE = 250_000
-_LONGEST_SLICE_S = 65_536
-"""So that a second within a slice fits 16 bits, which sort ten times as fast as 64."""
+_LONGEST_SLICE_S = 65_536  # so that a second within a slice fits 16 bits, which sort ten times as fast as 64
 
 
 def generate(world: World) -> Iterator[pa.Table]:
