@@ -16,7 +16,6 @@ from ping_llm.core.rtt import Observations
 from ping_llm.data.registry import spec_from_config
 from ping_llm.evaluate.scores import Evaluation, ProtocolResult, ScoredAnswers, losses, save_evaluation
 from ping_llm.report import page
-from ping_llm.report.figures import status_of
 from ping_llm.report.page import write_at_end
 from ping_llm.report.run import Run
 from ping_llm.training import train
@@ -72,7 +71,7 @@ class TestAtTheEndOfARun:
         broken = tiny_config(rows, tmp_path, opt_type="adamw", learning_rate=1e30, warmup_steps_fraction=0.0, steps=9)
         with pytest.raises(PingLlmError, match="is nan"):
             train(broken.replace(gradient_clipping_threshold=0.0), at_end=write_at_end)
-        assert status_of(Run(folder_of(broken))).word == "failed"
+        assert Run(folder_of(broken)).status.word == "failed"
         assert "tiny failed" in Page((folder_of(broken) / "report.html").read_text()).text
 
     def test_a_report_that_fails_is_a_warning_and_not_the_end_of_the_run(

@@ -134,11 +134,10 @@ class Chart:
     @property
     def tables(self) -> list[Table]:
         """Lines with the same x share a table."""
-        groups: list[list[Line]] = []
+        groups: dict[bytes, list[Line]] = {}
         for line in self.lines:
-            same = next((group for group in groups if np.array_equal(group[0].x, line.x)), None)
-            groups.append([line]) if same is None else same.append(line)
-        return [self._table(group) for group in groups if len(group[0].x)]
+            groups.setdefault(line.x.tobytes(), []).append(line)
+        return [self._table(group) for x, group in groups.items() if x]
 
     def _table(self, group: Sequence[Line]) -> Table:
         x = group[0].x
@@ -172,7 +171,7 @@ def _json(value: float) -> float | int | None:
     return int(value) if value.is_integer() and abs(value) < 2**53 else float(f"{value:.5g}")
 
 
-def training_charts(runs: Sequence[Run], names: Sequence[str]) -> list[Chart]:
+def training_charts(runs: Sequence[Run]) -> list[Chart]:
     if not any(len(run.curves["step"]) for run in runs):
         return []
     columns: list[tuple[str, str, str, Style]] = [
@@ -186,7 +185,7 @@ def training_charts(runs: Sequence[Run], names: Sequence[str]) -> list[Chart]:
     last = max([1.0, *(run.curves["step"][-1] for run in runs if len(run.curves["step"]))])
     resumed = {session.first_step for session in runs[0].sessions[1:]} - {0} if len(runs) == 1 else set()
     common: dict[str, Any] = {"x_range": (0.0, last), "marks": [(step, "resumed") for step in sorted(resumed)]}
-    charts = [_loss(runs, names, common)]
+    charts = [_loss(runs, common)]
     for title, unit, column, style in columns:
         values = [run.padding if column == "padding" else run.curves[column] for run in runs]
         every = np.concatenate([value[np.isfinite(value)] for value in values])
@@ -197,7 +196,7 @@ def training_charts(runs: Sequence[Run], names: Sequence[str]) -> list[Chart]:
             Chart(
                 title=title,
                 unit=unit + (", logarithmic" if spiky else ""),
-                lines=_lines(runs, names, values, title.lower(), smooth=column in ("grad_norm", "padding")),
+                lines=_lines(runs, values, title.lower(), smooth=column in ("grad_norm", "padding")),
                 style=style,
                 from_zero=not spiky,
                 log_y=spiky,
@@ -207,38 +206,35 @@ def training_charts(runs: Sequence[Run], names: Sequence[str]) -> list[Chart]:
     return charts
 
 
-def _loss(runs: Sequence[Run], names: Sequence[str], common: Mapping[str, Any]) -> Chart:
+def _loss(runs: Sequence[Run], common: Mapping[str, Any]) -> Chart:
     several = len(runs) > 1
     evaluated = [
         Line(
-            name=f"{name}, evaluation" if several else "evaluation",
+            name=f"{run.label}, evaluation" if several else "evaluation",
             x=run.curves["evaluated_at"],
             y=run.curves["eval_loss"],
             colour=colour if several else 2,
             kind="dots",
             in_legend=not several,
         )
-        for colour, (run, name) in enumerate(zip(runs, names, strict=True), 1)
+        for colour, run in enumerate(runs, 1)
         if len(run.curves["eval_loss"])
     ]
-    trained = _lines(runs, names, [run.curves["loss"] for run in runs], "training", smooth=True)
+    trained = _lines(runs, [run.curves["loss"] for run in runs], "training", smooth=True)
     unit = f"cross entropy, nats per {runs[0].words.question}" + ("; dots: evaluation" if several and evaluated else "")
     return Chart(title="Loss", unit=unit, lines=evaluated + trained, can_switch=True, wide=True, **common)
 
 
-def _lines(
-    runs: Sequence[Run], names: Sequence[str], values: Sequence[Floats], label: str, *, smooth: bool
-) -> list[Line]:
+def _lines(runs: Sequence[Run], values: Sequence[Floats], label: str, *, smooth: bool) -> list[Line]:
     """The mean over a window, and below it the single steps, unless there are too many runs."""
     several = len(runs) > 1
     lines = []
-    for colour, (run, name, value) in enumerate(zip(runs, names, values, strict=True), 1):
-        window = run.window if smooth else 1
-        line = Line(name=name if several else label, x=run.curves["step"], y=smoothed(value, window), colour=colour)
-        lines.append(line)
+    for colour, (run, value) in enumerate(zip(runs, values, strict=True), 1):
+        window, name = run.window if smooth else 1, run.label if several else label
+        lines.append(Line(name=name, x=run.curves["step"], y=smoothed(value, window), colour=colour))
         if window > 1 and len(runs) <= _MAX_FAINT_RUNS:
-            each = f"{name}, each step" if several else "each step"
-            lines.append(replace(line, name=each, y=value, kind="faint", in_legend=not several))
+            each = f"{run.label}, each step" if several else "each step"
+            lines.append(replace(lines[-1], name=each, y=value, kind="faint", in_legend=not several))
     return lines
 
 

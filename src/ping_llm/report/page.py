@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import cache
-from importlib.resources import files
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -27,7 +27,6 @@ from ping_llm.data.completer import COMPLETER_DATA
 from ping_llm.data.stream import TEXT_STAGES
 from ping_llm.evaluate.scores import SCORE_COLUMNS
 from ping_llm.report.charts import training_charts
-from ping_llm.report.figures import figures_of, notes_of, status_of
 from ping_llm.report.formatting import SI, duration, number, percent, short
 from ping_llm.report.run import DATA_FILE, Run
 from ping_llm.report.sections import compared_evaluations, differing_keys, evaluation_of, fingerprint, sequences_of
@@ -41,16 +40,13 @@ _SCRIPTS: Final = ("uPlot.min.js", "chart.js", "report.js")
 
 
 def page_of(runs: Sequence[Run], *, with_sequences: bool = True) -> str:
-    """The report of a run, or of several side by side."""
-    names, figures, statuses = distinct_names(runs), [figures_of(run) for run in runs], [status_of(run) for run in runs]
+    """The report of a run, or of several side by side. `with_sequences=False` leaves out what holds addresses."""
     scripts = [_file(name) for name in _SCRIPTS]
+    for run, label in zip(runs, distinct_labels(runs), strict=True):
+        run.label = label
     values: dict[str, Any] = {
         "runs": runs,
-        "names": names,
-        "figures": figures,
-        "statuses": statuses,
-        "notes": [notes_of(run, found) for run, found in zip(runs, figures, strict=True)],
-        "charts": training_charts(runs, names),
+        "charts": training_charts(runs),
         "window": max(run.window for run in runs),
         "now": datetime.now(UTC),
         "style": Markup("").join(_file(name) for name in _STYLES),
@@ -58,11 +54,11 @@ def page_of(runs: Sequence[Run], *, with_sequences: bool = True) -> str:
         "hashes": [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts],
     }
     if len(runs) == 1:
-        values |= {"protocols": evaluation_of(runs[0]), "sequences": sequences_of(runs[0], wanted=with_sequences)}
+        left_out = "Left out of this report: sequences hold addresses."
+        values["protocols"] = evaluation_of(runs[0])
+        values["sequences"] = sequences_of(runs[0]) if with_sequences else left_out
         return _environment().get_template("run.html").render(values)
-    for notes, status in zip(values["notes"], statuses, strict=True):
-        notes[:0] = [status] if status.text else []
-    values["protocols"] = compared_evaluations(runs, names)
+    values["protocols"] = compared_evaluations(runs)
     values["differing"], values["same"] = differing_keys(runs)
     return _environment().get_template("comparison.html").render(values)
 
@@ -77,8 +73,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
-    for function in (number, percent, short, duration, fingerprint):
-        environment.filters[function.__name__] = function
+    environment.filters |= {own.__name__: own for own in (number, percent, short, duration, fingerprint)}
     environment.filters |= {"thousands": "{:,}".format, "backticks": _backticks, "pipeline_graph": _pipeline_graph}
     environment.globals |= {"KEYS": KEYS, "SI": SI, "SCORE_COLUMNS": SCORE_COLUMNS, "version": __version__}
     environment.globals |= {"COMPLETER_DATA": COMPLETER_DATA, "TEXT_DATASET_TYPES": TEXT_DATASET_TYPES}
@@ -99,7 +94,7 @@ def _pipeline_graph(report: dict[str, Any]) -> Markup:
     return Markup(draw(report).replace("<svg ", f'<svg role="img" aria-label="{name}" ', 1))
 
 
-def distinct_names(runs: Sequence[Run]) -> list[str]:
+def distinct_labels(runs: Sequence[Run]) -> list[str]:
     """The names of the folders, with as much of the path as tells them apart."""
     parts = [run.folder.resolve().parts for run in runs]
     for length in range(1, max(map(len, parts)) + 1):
@@ -111,15 +106,14 @@ def distinct_names(runs: Sequence[Run]) -> list[str]:
 
 @cache
 def _file(name: str) -> Markup:
-    return Markup(files("ping_llm.report").joinpath("static", name).read_text(encoding="utf-8"))
+    return Markup((Path(__file__).parent / "static" / name).read_text(encoding="utf-8"))
 
 
 def write_report(
     runs: Sequence[Path], output: Path, *, evaluations: Sequence[Path] = (), with_sequences: bool = True
 ) -> Path:
     """One HTML file about a run, or about several side by side. `evaluations` belong to the runs in their order."""
-    given: list[Path | None] = [*evaluations, *[None] * (len(runs) - len(evaluations))]
-    read = [Run(folder, file) for folder, file in zip(runs, given, strict=True)]
+    read = [Run(folder, file) for folder, file in zip_longest(runs, evaluations)]
     page = page_of(read, with_sequences=with_sequences)
     output.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(output, page.encode("utf-8", "replace"))  # JSON can hold half a character

@@ -1,14 +1,17 @@
-"""What the folder of a run holds, read as far as it can be: most of it may be missing, cut off or damaged.
+"""What the folder of a run holds, read as far as it can be: most of it may be missing, cut off or damaged. Then what
+follows from it: key figures, how the run stands, and what somebody who looks at it should know.
 
 A file that has not the form that it should is left out, and named in `Run.problems`.
 """
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 import yaml
@@ -21,11 +24,16 @@ from ping_llm.core.errors import PingLlmError
 from ping_llm.core.rtt import Floats
 from ping_llm.data.completer import COMPLETER_DATA
 from ping_llm.evaluate.scores import EVALUATION_FILE, ORACLE
-from ping_llm.report.formatting import percent
+from ping_llm.report.formatting import number, percent
 from ping_llm.runs import RunFolder, parse_json, read_lines
+from ping_llm.runs.task import size_of
 
 PIPELINE_FILE: Final = "pipeline.json"
 DATA_FILE: Final = "data.json"
+_SILENCE: Final = timedelta(minutes=10)
+"""A run that wrote nothing for so long is not running any more."""
+_LONG_WAIT: Final = 0.05
+_MUCH_PADDING: Final = 0.02
 _COLUMNS = "loss", "grad_norm", "learning_rate", "real_tokens", "real_tokens_per_s", "mfu", "data_wait_fraction"
 
 Scores = Mapping[str, float | None]
@@ -132,6 +140,14 @@ class Words(NamedTuple):
     question: str = "token"
 
 
+class Note(NamedTuple):
+    """Something to know about a run. That of its status has a word for it."""
+
+    tone: Literal["good", "warn", "bad", "plain"]
+    text: str
+    word: str = ""
+
+
 class Run:
     """`evaluation` is a file of `ping-llm evaluate --json`, instead of the one in the folder."""
 
@@ -142,6 +158,8 @@ class Run:
         if (folder / "model.safetensors.index.json").exists():
             raise PingLlmError(f"{folder} is an exported model; a report is made of the folder of a run")
         self.folder, self.name = folder, folder.resolve().name
+        self.label = self.name
+        """What it is called among others: see `distinct_labels` of the page."""
         self.problems: list[str] = []
         """Of reading, one line each."""
         self.config, self.settings = self._configuration(where.config)
@@ -238,6 +256,92 @@ class Run:
     def hardware(self) -> str:
         known = {"devices", "device"} <= self.machine.keys()
         return f"{self.machine['devices']}\u00a0×\u00a0{self.machine['device']}" if known else ""
+
+    @cached_property
+    def figures(self) -> dict[str, Any]:
+        """None where it is unknown. `loss` is the mean of the last steps, `time` of sessions whose end is known."""
+        curves, eval_loss = self.curves, self.curves["eval_loss"]
+        last_losses, padding = _finite(curves["loss"][-self.window :]), _finite(self.padding)
+        evaluated = np.flatnonzero(np.isfinite(eval_loss))
+        best = evaluated[np.argmin(eval_loss[evaluated])] if len(evaluated) else None
+        parameters, flops_per_token = self.summary.get("parameters"), None
+        with suppress(Exception):  # the tokenizer that says how large the vocabulary is may be gone
+            parameters, flops_per_token = size_of(self.config) if self.config else (parameters, None)
+        tokens = float(np.nansum(curves["real_tokens"]))
+        known = [session.ended - session.begun for session in self.sessions if session.begun and session.ended]
+        return {
+            "loss": float(last_losses.mean()) if len(last_losses) else None,
+            "eval_loss": float(eval_loss[evaluated[-1]]) if len(evaluated) else None,
+            "best_eval_loss": None if best is None else float(eval_loss[best]),
+            "best_eval_step": None if best is None else int(curves["evaluated_at"][best]),
+            "tokens": tokens,
+            "tokens_per_s": self._summed_up("real_tokens_per_s"),
+            "mfu": self._summed_up("mfu"),
+            "data_wait": self._summed_up("data_wait_fraction"),
+            "padding": float(padding.mean()) if len(padding) else (self.pipeline or {}).get("padding_fraction"),
+            "parameters": parameters,
+            "flops_per_token": flops_per_token,
+            "flops": flops_per_token * tokens if flops_per_token and tokens else None,
+            "time": sum(known, timedelta()) if known else None,
+        }
+
+    def _summed_up(self, name: str) -> float | None:
+        """What the summary says, or the median of what was seen so far."""
+        said, seen = self.summary.get(name), _finite(self.curves[name])
+        if isinstance(said, int | float):
+            return float(said)
+        return float(np.median(seen)) if len(seen) else None
+
+    @cached_property
+    def status(self) -> Note:
+        last = self.sessions[-1] if self.sessions else None
+        if last and last.error and "KeyboardInterrupt" not in last.error:
+            return Note("bad", last.error, "failed")
+        if not last or last.ended:
+            if self.summary.get("complete"):
+                return Note("good", "", "complete")
+            if last or self.summary:
+                by = "by a signal" if self.summary.get("stopped_by_signal") else "before its end"
+                return Note("warn", f"It was stopped {by}; the same command resumes it.", "stopped")
+        written = self.last_written
+        if written and datetime.now(UTC) - written < _SILENCE:
+            return Note("plain", f"Its last numbers came at {written:%H:%M:%S} UTC.", "running")
+        since = f" since {written:%Y-%m-%d %H:%M} UTC" if written else ""
+        text = f"It has written nothing{since} and did not say why: killed, or its machine is gone."
+        return Note("bad", text, "interrupted")
+
+    @cached_property
+    def notes(self) -> list[Note]:
+        """Faults, then what gives cause for concern."""
+        found, pipeline = self.figures, self.pipeline
+        faults, concerns = list(self.problems), []
+        for name, word in (("loss", "loss"), ("grad_norm", "gradient norm")):
+            broken = self.curves["step"][~np.isfinite(self.curves[name])]
+            if len(broken):
+                more = f", and of {len(broken) - 1:,} more" if len(broken) > 1 else ""
+                faults.append(f"The {word} of step {int(broken[0]):,}{more} is not a number.")
+        if (self.folder / "damaged-checkpoints").is_dir():
+            faults.append("A checkpoint was damaged and set aside; the run resumed from the one before.")
+        if pipeline and pipeline.get("corrupt_rows"):
+            faults.append(f"{pipeline['corrupt_rows']:,} rows could not be read and were left out.")
+        if not len(self.curves["step"]):
+            concerns.append("No step has been finished yet.")
+        if (waited := found["data_wait"] or 0) > _LONG_WAIT:
+            advice = f": {pipeline['advice']}" if pipeline and pipeline["bottleneck"] != "consumer" else ""
+            concerns.append(f"Training waited for data {percent(waited)} of the time{advice}.")
+        if (found["padding"] or 0) > _MUCH_PADDING:
+            concerns.append(f"{percent(found['padding'])} of all positions were padding; the pipeline aims at 2 %.")
+        now, best = found["eval_loss"], found["best_eval_loss"]
+        if now is not None and best and now > 1.01 * best:
+            at = f"{found['best_eval_step']:,} ({number(best)})"
+            concerns.append(f"The evaluation loss was lowest at step {at} and has risen to {number(now)} since.")
+        if self.settings.get("allow_data_change"):
+            concerns.append("allow_data_change was set: the data may have changed during the run.")
+        return [*(Note("bad", text) for text in faults), *(Note("warn", text) for text in concerns)]
+
+
+def _finite(values: Floats) -> Floats:
+    return values[np.isfinite(values)]
 
 
 def _is_pipeline(value: Mapping[str, Any]) -> bool:

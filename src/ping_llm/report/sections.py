@@ -7,6 +7,7 @@ from itertools import groupby
 from typing import Any, Final
 
 import yaml
+from rich.console import Console
 from rich.text import Text
 
 from ping_llm.batches.explain import explain_sequence
@@ -66,9 +67,9 @@ def evaluation_of(run: Run) -> list[dict[str, Any]]:
     return sections
 
 
-def compared_evaluations(runs: Sequence[Run], names: Sequence[str]) -> list[dict[str, Any]]:
+def compared_evaluations(runs: Sequence[Run]) -> list[dict[str, Any]]:
     """The model of each run, and the best classical predictor of each evaluation."""
-    found = [(name, run.evaluation) for run, name in zip(runs, names, strict=True) if run.evaluation]
+    found = [(run.label, run.evaluation) for run in runs if run.evaluation]
     sections = []
     for protocol in dict.fromkeys(protocol for _, one in found for protocol in one.protocols):
         scores: dict[str, Scores] = {}
@@ -136,13 +137,8 @@ _FIELDS: Final[Mapping[int, str]] = {
 """Which field a token begins; bytes belong to the field before them."""
 
 
-def sequences_of(run: Run, *, wanted: bool = True) -> list[dict[str, Any]] | str:
-    """What `explain_sequence` knows of three sequences, with lines of coloured text; or why there is nothing to show.
-
-    `wanted=False`: without addresses, for a page that others will see.
-    """
-    if not wanted:
-        return "Left out of this report: sequences hold addresses."
+def sequences_of(run: Run) -> list[dict[str, Any]] | str:
+    """What `explain_sequence` knows of three sequences, with lines of coloured text; or why there are none."""
     if run.dataset_type in ("worlds", "measured"):
         return "A completer sees contexts that the device makes from their numbers; there are no tokens to show."
     if run.dataset_type == "synthetic":
@@ -174,12 +170,7 @@ def _sequences(run: Run) -> Iterator[dict[str, Any]]:
 
 def _spans(line: Text) -> list[tuple[str, str]]:
     """Texts, each with its class."""
-    spans, at = [], 0
-    for span in sorted(line.spans):
-        spans.append((line.plain[at : span.start], ""))
-        spans.append((line.plain[span.start : span.end], _CLASSES.get(str(span.style), "")))
-        at = span.end
-    return [(text, name) for text, name in [*spans, (line.plain[at:], "")] if text]
+    return [(part.text, _CLASSES.get(str(part.style), "")) for part in line.render(Console())]
 
 
 def _fields(segments: Iterable[Sequence[int]]) -> list[tuple[str, int, int]]:
