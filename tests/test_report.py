@@ -81,6 +81,8 @@ class TestPage:
             "Loss, cross entropy, nats per token, by step: evaluation from 3.25 to 3.25; training"
         )
         assert sum(a.get("class") == "data" for tag, a in page.elements if tag == "details") == 6
+        assert "Gradient norm: before clipping (40 of 50 rows) step gradient norm" in page.text
+        assert "49 1.05k 50 1.05k" in page.text
         pictures = [attributes for tag, attributes in page.elements if tag == "svg"]
         assert [(a["role"], a["aria-label"]) for a in pictures] == [
             ("img", "Pipeline: rows, plan 1.25 ms, encode 5.0 ms, training")

@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -105,11 +105,10 @@ def import_atlas(
     given: dict[str, Any] = {"packets": packets, "strict": strict, "overwrite": overwrite}
     failures: dict[str, str] = {}
     report: atlas.ImportReport
-    with ExitStack() as open_files, progress("importing (bytes)") as advance:
+    with _timings_to(timings, measured=[]) as on_timing, progress("importing (bytes)") as advance:
         given["on_progress"] = advance
         if by_file:
             choice = EngineChoice(engine=engine, address=address, workers=workers)
-            on_timing = _timings_to(timings, open_files, measured=[])
             report = atlas.import_by_file(files, output, **given, engine=choice, on_timing=on_timing)
             failures = report.failures
             done = len(files) - report.skipped - len(failures)
@@ -185,8 +184,8 @@ def prepare(
         work=work,
     )
     measured: list[Timing] = []
-    with ExitStack() as open_files:
-        _, worked = run(settings, _timings_to(timings, open_files, measured))
+    with _timings_to(timings, measured) as on_timing:
+        _, worked = run(settings, on_timing)
     summary, stages = summarise(locate(output)), stages_of(measured)
     for stage in stages if engine != "local" and not json_output else ():
         slowest = stage["slowest"]
@@ -201,10 +200,11 @@ def prepare(
     options.show({**summary, "stages": stages}, json_output, render(summary))
 
 
-def _timings_to(path: Path | None, open_files: ExitStack, measured: "list[Timing]") -> "OnTiming":
+@contextmanager
+def _timings_to(path: Path | None, measured: "list[Timing]") -> "Iterator[OnTiming]":
     """What takes timings: it appends each to the list and, if there is a file, writes it there as a line of JSON."""
     with explained(f"--timings {path}", OSError):
-        file = open_files.enter_context(path.open("wb", buffering=0)) if path else None
+        file = path.open("wb", buffering=0) if path else None
 
     def on_timing(timing: "Timing") -> None:
         measured.append(timing)
@@ -212,7 +212,8 @@ def _timings_to(path: Path | None, open_files: ExitStack, measured: "list[Timing
             with explained(f"--timings {path}", OSError):
                 file.write(json.dumps(asdict(timing)).encode() + b"\n")
 
-    return on_timing
+    with file or nullcontext():
+        yield on_timing
 
 
 def plan(

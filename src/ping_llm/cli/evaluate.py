@@ -42,7 +42,7 @@ def split(
     from ping_llm.evaluate.split import SplitSettings, write_split
 
     settings = SplitSettings(held_out_pairs=held_out_pairs, unseen_probes=unseen_probes, later=later)
-    measured = options.read_measurements(files, options.renamed(columns))
+    measured = options.read_measurements(files, columns)
     found = write_split(measured, output, settings, overwrite=overwrite)
     questions = {protocol: len(observations) for protocol, observations in found.questions.items()}
     train, total = len(found.train), len(measured.observations)
@@ -112,7 +112,7 @@ def evaluate(
 
     if plots:
         options.check_folder(plots, f"--plots {plots}")
-    measured = _only(_split_of(data or [], rows, options.renamed(columns)), protocols or [])
+    measured = _only(_split_of(data or [], rows, columns), protocols or [])
     only = [name.strip() for names in chosen or [] for name in names.split(",")]
     predictors: dict[str, Any] = {}
     sources: dict[str, str | None] = {}
@@ -140,7 +140,7 @@ def evaluate(
     options.show(found.to_json(), json_output, tables(found))
 
 
-def _split_of(data: Sequence[str], rows: Path | None, columns: dict[str, str]) -> "Split":
+def _split_of(data: Sequence[str], rows: Path | None, columns: list[str] | None) -> "Split":
     from ping_llm.evaluate.split import read_split, split
     from ping_llm.rows.manifest import Manifest
     from ping_llm.rows.measurement_set import joined, rows_observations
@@ -159,8 +159,7 @@ def _split_of(data: Sequence[str], rows: Path | None, columns: dict[str, str]) -
 
 def _only(split: "Split", protocols: Sequence[str]) -> "Split":
     """The split with the questions of these protocols; none means all."""
-    missing = [name for name in protocols if name not in split.questions]
-    if missing:
+    if missing := [name for name in protocols if name not in split.questions]:
         raise PingLlmError(f"there is no question of {', '.join(missing)}, only of {', '.join(split.questions)}")
     kept = {name: found for name, found in split.questions.items() if name in (protocols or split.questions)}
     return replace(split, questions=kept)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from rich import box
-from rich.table import Table
+from rich.table import Column, Table
 from typer import Argument, Option
 
 from ping_llm.core.console import err, no_progress, out, progress
@@ -66,16 +66,17 @@ def renamed(pairs: list[str] | None) -> dict[str, str]:
     return names
 
 
-def read_measurements(files: Sequence[str], columns: dict[str, str]) -> "MeasurementSet":
+def read_measurements(files: Sequence[str] | None, columns: list[str] | None) -> "MeasurementSet":
     """Measurements, after a line for each reason why some could not be used; none without files."""
     from ping_llm.rows.measurement_set import read_observations, table_observations
     from ping_llm.sources.files import expand
 
+    names = renamed(columns)
     if not files:
         return table_observations(None)
     is_long = sum(file.size() or 0 for file in expand(files)) > _QUICKLY_READ_BYTES  # a device has no size
     with progress("reading") if is_long else nullcontext(no_progress) as advance:
-        measured = read_observations(files, columns=columns, on_progress=advance)
+        measured = read_observations(files, columns=names, on_progress=advance)
     for reason, count in measured.dropped.items():
         err.print(f"dropped {count:,} {reason}", markup=False)
     return measured
@@ -90,9 +91,8 @@ def show(value: Any, json_output: bool, *texts: Any) -> None:
 
 def as_table(texts: list[str], numbers: list[str], rows: list[list[str]], caption: str | None = None) -> Table:
     """Columns of texts, then of numbers."""
-    table = Table(*texts, box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, caption=caption)
-    for name in numbers:
-        table.add_column(name, justify="right")
+    columns = *texts, *(Column(name, justify="right") for name in numbers)
+    table = Table(*columns, box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, caption=caption)
     for row in rows:
         table.add_row(*row)
     return table
@@ -121,8 +121,8 @@ def check_file(path: Path | None, *suffixes: str) -> None:
     check_folder(path.parent, f"--output {path}")
 
 
-def write_table(table: "pa.Table", path: Path) -> None:
-    """As the ending of the name says."""
+def write_table(table: "pa.Table", path: Path, what: str = "") -> None:
+    """As the ending of the name says, and say so: that there were so many of `what`."""
     import pyarrow.parquet as pq
     from pyarrow import csv
 
@@ -130,3 +130,5 @@ def write_table(table: "pa.Table", path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_file(path) as unfinished:
             (csv.write_csv if path.suffix == ".csv" else pq.write_table)(table, unfinished)
+    if what:
+        err.print(f"wrote {len(table):,} {what} to {path}", markup=False)

@@ -2,13 +2,14 @@
 
 from collections import Counter
 from contextlib import nullcontext
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
 from ping_llm.cli import options
-from ping_llm.core.console import err, progress
+from ping_llm.core.console import progress
 from ping_llm.core.errors import PingLlmError, explained
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ def predict(
 
     levels = checked_levels(quantiles.split(","))
     options.check_file(output, ".csv", ".parquet")
-    known = options.read_measurements(history or [], options.renamed(columns))
+    known = options.read_measurements(history, columns)
     table = _questions(src or [], dst or [], questions, known if matrix else None, time)
     queries, nodes = read_questions(table, known.nodes)
     predictor = Predictor.from_pretrained(checkpoint, context=context, votes=votes, quick=quick)
@@ -81,8 +82,7 @@ def predict(
         parts = predictor.in_parts(known.observations, queries, nodes, advance, support)
         answered = add_answers(table, parts, levels, support)
     if output:
-        options.write_table(answered, output)
-        err.print(f"wrote {len(queries):,} predictions to {output}", markup=False)
+        options.write_table(answered, output, "predictions")
     shown = _in_words(answered, levels) if not output or len(queries) <= _LINES_SHOWN else ()
     options.show({"predictions": answered.to_pylist()} if json_output else None, json_output, *shown)
 
@@ -97,17 +97,16 @@ def _questions(
 
     if [bool(src or dst), questions is not None, matrix_of is not None].count(True) != 1 or bool(src) != bool(dst):
         raise PingLlmError("say what to predict: --src with --dst, or --questions FILE, or --matrix")
-    if matrix_of is not None:
-        known, nodes = matrix_of.observations, matrix_of.nodes
-        if not len(known):
-            raise PingLlmError("--matrix is of the sources and destinations of the history: give --history")
-        src, dst = ([nodes[node] for node in np.unique(column)] for column in (known.source, known.destination))
     if questions is not None:
         table = _read_table(questions)
     else:
-        pairs = [(one, other) for one in src for other in dst]
+        pairs = list(product(src, dst))
         if matrix_of is not None:
-            pairs = [(one, other) for one, other in pairs if one != other and (":" in one) == (":" in other)]
+            known, nodes = matrix_of.observations, matrix_of.nodes
+            if not len(known):
+                raise PingLlmError("--matrix is of the sources and destinations of the history: give --history")
+            src, dst = ([nodes[node] for node in np.unique(column)] for column in (known.source, known.destination))
+            pairs = [(a, b) for a, b in product(src, dst) if a != b and (":" in a) == (":" in b)]
         if len(pairs) > _MAX_QUESTIONS:
             raise PingLlmError(f"{len(pairs):,} pairs are more than {_MAX_QUESTIONS:,}: name some by --src and --dst")
         table = pa.table({"src_addr": [p[0] for p in pairs], "dst_addr": [p[1] for p in pairs]})
@@ -129,10 +128,8 @@ def _read_table(path: Path) -> "pa.Table":
     with explained(f"cannot read {path}", OSError, pa.ArrowException):
         if path.suffix == ".parquet":
             return pq.read_table(path)
-        text = csv.ConvertOptions(
-            column_types=dict.fromkeys(COLUMN_NAMES["src_addr"] + COLUMN_NAMES["dst_addr"], pa.string())
-        )
-        return csv.read_csv(path, convert_options=text)
+        addresses = dict.fromkeys(COLUMN_NAMES["src_addr"] + COLUMN_NAMES["dst_addr"], pa.string())
+        return csv.read_csv(path, convert_options=csv.ConvertOptions(column_types=addresses))
 
 
 def _in_words(table: "pa.Table", levels: list[float]) -> "Iterator[str | Table]":
@@ -142,16 +139,11 @@ def _in_words(table: "pa.Table", levels: list[float]) -> "Iterator[str | Table]"
         next(name for name in COLUMN_NAMES[end] if name in table.column_names) for end in ("src_addr", "dst_addr")
     )
     quantiles = [f"{level:.4g} quantile" if level != 0.5 else "median" for level in levels]
-    rows = [
-        [
-            row[source],
-            row[destination],
-            "?" if row["extrapolating"] else "",
-            *(f"{row[f'{level:g}']:.2f}" for level in levels),
-            f"{row['p_failed']:.1%}",
-        ]
-        for row in table.slice(0, _LINES_SHOWN).to_pylist()
-    ]
+    rows = []
+    for row in table.slice(0, _LINES_SHOWN).to_pylist():
+        values = (f"{row[f'{level:g}']:.2f}" for level in levels)
+        is_guess = "?" if row["extrapolating"] else ""
+        rows.append([row[source], row[destination], is_guess, *values, f"{row['p_failed']:.1%}"])
     caption = "RTTs in ms, if there is an answer"
     yield options.as_table(["source", "destination", ""], [*quantiles, "P(timeout)"], rows, caption)
     if guessed := Counter(table["reason"].drop_null().to_pylist()):
@@ -189,14 +181,12 @@ def suggest(
     from ping_llm.predict.suggest import LEVELS
 
     options.check_file(output, ".csv", ".parquet")
-    known = options.read_measurements(history or [], options.renamed(columns))
-    predictor = Predictor.from_pretrained(checkpoint)
+    known = options.read_measurements(history, columns)
     possible = _read_table(among) if among else None
     with progress("weighing candidates") as advance:
-        found = predictor.suggest(known, budget=budget, among=possible, advance=advance)
+        found = Predictor.from_pretrained(checkpoint).suggest(known, budget=budget, among=possible, advance=advance)
     if output:
-        options.write_table(found, output)
-        err.print(f"wrote {len(found):,} pairs to {output}", markup=False)
+        options.write_table(found, output, "pairs")
     shown = _in_words(found, list(LEVELS)) if not output else ()
     options.show({"suggestions": found.to_pylist()} if json_output else None, json_output, *shown)
 
@@ -227,38 +217,30 @@ def anomalies(
     from ping_llm.predict.predictor import Predictor
 
     options.check_file(output, ".csv", ".parquet")
-    measured = options.read_measurements(files, options.renamed(columns))
+    measured = options.read_measurements(files, columns)
     predictor = Predictor.from_pretrained(checkpoint)
     scored = np.arange(len(measured.observations))[-(last or 0) :]
     with progress("scoring", total=len(scored)) as advance:
         bits = predictor.anomaly_scores(measured, scored, advance)
     known = measured.observations.take(scored)
-    time_us = pa.array((known.time_s * 1e6).round(), from_pandas=True).cast(pa.int64())
-    table = pa.table(
-        {
-            "event_time": time_us.cast(pa.timestamp("us", tz="UTC")),
-            "src_addr": [measured.nodes[node] for node in known.source.tolist()],
-            "dst_addr": [measured.nodes[node] for node in known.destination.tolist()],
-            "rtt": pa.array(known.rtt_ms, from_pandas=True),
-            "bits": bits,
-        }
-    )
+    time = pa.array((known.time_s * 1e6).round(), from_pandas=True).cast(pa.int64()).cast(pa.timestamp("us", tz="UTC"))
+    ends = ([measured.nodes[node] for node in end.tolist()] for end in (known.source, known.destination))
+    rtt_ms = pa.array(known.rtt_ms, from_pandas=True)
+    table = pa.table([time, *ends, rtt_ms, bits], ["event_time", "src_addr", "dst_addr", "rtt", "bits"])
     if output:
         options.write_table(table, output)
     highest = table.take(np.argsort(-np.nan_to_num(bits), kind="stable")[:top]).to_pylist()
     shown = []
     for row in highest:
-        time, rtt = row["event_time"], "timeout" if row["rtt"] is None else f"{row['rtt']:.2f} ms"
-        row["event_time"] = time and time.isoformat()
-        seconds = time.isoformat(sep=" ", timespec="seconds") if time else ""
+        when, rtt = row["event_time"], "timeout" if row["rtt"] is None else f"{row['rtt']:.2f} ms"
+        row["event_time"] = when and when.isoformat()
+        seconds = when.isoformat(sep=" ", timespec="seconds") if when else ""
         shown.append([seconds, row["src_addr"], row["dst_addr"], rtt, f"{row['bits']:.1f}"])
     mean = float(np.nanmean(bits))
-    options.show(
-        {"measurements": len(scored), "mean_bits": mean, "anomalies": highest},
-        json_output,
-        options.as_table(["time", "source", "destination"], ["RTT", "bits"], shown),
-        f"{len(scored):,} measurements, {mean:.1f} bits each on average",
-    )
+    result = {"measurements": len(scored), "mean_bits": mean, "anomalies": highest}
+    text = f"{len(scored):,} measurements, {mean:.1f} bits each on average"
+    lines = options.as_table(["time", "source", "destination"], ["RTT", "bits"], shown)
+    options.show(result, json_output, lines, text)
 
 
 # What only a language model can answer.
@@ -313,7 +295,7 @@ def complete(
     from ping_llm.predict.prompts import Histories
 
     model = Predictor.from_pretrained(checkpoint).language_model
-    measured = options.read_measurements(history or [], options.renamed(columns))
+    measured = options.read_measurements(history, columns)
     own = None  # what the source itself measured
     if src in measured.nodes:
         own, _ = Histories(measured.observations, measured.nodes).row(measured.nodes.index(src))

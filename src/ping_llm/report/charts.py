@@ -90,13 +90,6 @@ class Line:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Table:
-    caption: str
-    head: Sequence[str]
-    rows: Sequence[Sequence[str]]
-
-
-@dataclass(frozen=True, kw_only=True)
 class Chart:
     title: str
     unit: str
@@ -132,21 +125,12 @@ class Chart:
         return f"{self.title}, {self.unit}, by {self.x_unit}: {'; '.join(ends) or 'no values'}"
 
     @property
-    def tables(self) -> list[Table]:
-        """Lines with the same x share a table."""
+    def tables(self) -> list[tuple[list[Line], list[int]]]:
+        """Lines with the same x share a table; and which of their points are in it."""
         groups: dict[bytes, list[Line]] = {}
         for line in self.lines:
             groups.setdefault(line.x.tobytes(), []).append(line)
-        return [self._table(group) for x, group in groups.items() if x]
-
-    def _table(self, group: Sequence[Line]) -> Table:
-        x = group[0].x
-        shown = spread(len(x), _MAX_TABLE_ROWS)
-        some = f" ({len(shown)} of {len(x):,} rows)" if len(shown) < len(x) else ""
-        at = [f"{value:,.0f}" if value.is_integer() else f"{value:.4g}" for value in x[shown].tolist()]
-        rows = [[text, *(number(line.y[i], self.style) for line in group)] for text, i in zip(at, shown, strict=True)]
-        head = [self.x_unit, *(line.name for line in group)]
-        return Table(caption=f"{self.title}: {self.unit}{some}", head=head, rows=rows)
+        return [(lines, spread(len(lines[0].x), _MAX_TABLE_ROWS)) for x, lines in groups.items() if x]
 
     @property
     def spec(self) -> dict[str, Any]:
