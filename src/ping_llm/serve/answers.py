@@ -27,7 +27,6 @@ from ping_llm.predict.predictor import Predictor, reasons_of
 from ping_llm.predict.prompts import MIN_TOKENS, Histories, Prompt, prompts_for
 from ping_llm.predict.scoring import LikelyAddresses
 from ping_llm.predict.support import Support, widened
-from ping_llm.rows.format import ProbeRow
 from ping_llm.rows.measurement_set import MeasurementSet
 from ping_llm.runs.trained import SHIPPED
 from ping_llm.serve.model_thread import Job
@@ -87,26 +86,23 @@ class ModelAnswers:
 
         Queries of one time share what is known before it.
         """
-        by_time: dict[float | None, list[int]] = {}
-        for number, query in enumerate(queries):
-            by_time.setdefault(None if np.isnan(query.time_s) else query.time_s, []).append(number)
+        times, time_of = np.unique([query.time_s for query in queries], return_inverse=True)
         numbers: list[Ints] = []
         parts: list[RttDistribution] = []
         supports: list[Support] = []
         prompts: list[Prompt] = []
-        for group in by_time.values():
+        for group in (np.flatnonzero(time_of == number) for number in range(len(times))):
             measured, questions, nodes = self._prepare([queries[number] for number in group], known)
-            if self.is_completer:
-                known_here = measured.observations
-                support = Support.of(known_here, questions)
-                for rows, answers in self.predictor.in_parts(known_here, questions, nodes, support=support):
-                    numbers.append(np.array(group)[rows])
-                    parts.append(answers)
-                    supports.append(support.take(rows))
-                    yield None
-            else:
-                numbers.append(np.array(group))
+            if not self.is_completer:
+                numbers.append(group)
                 prompts += prompts_for(measured.observations, questions, nodes, self.max_tokens)
+                continue
+            support = Support.of(measured.observations, questions)
+            for rows, answers in self.predictor.in_parts(measured.observations, questions, nodes, support=support):
+                numbers.append(group[rows])
+                parts.append(answers)
+                supports.append(support.take(rows))
+                yield None
         order = np.argsort(np.concatenate(numbers))
         if parts:
             found, support = _concatenated(parts).take(order), _concatenated(supports).take(order)
@@ -169,13 +165,13 @@ class ModelAnswers:
             near = (answers.cdf(rtt_ms * _NEAR) - answers.cdf(rtt_ms / _NEAR)) * (1 - answers.p_failed)
             likely, order = _likeliest(candidates, near, count)
             return likely, answers.take(order)
-        model, row, when = self.predictor.language_model, self._row(source, known, time_s), _none_if_nan(time_s)
-        yield None
         if candidates:
-            logs = scoring.rank(model, source, candidates, rtt_ms, history=row, time_s=when)
+            before = self._before(source, known, time_s)
+            yield None
+            logs = scoring.rank(self.predictor.language_model, source, candidates, rtt_ms, **before)
             likely, _ = _likeliest(candidates, np.exp(logs), count)
         else:
-            likely = scoring.destinations(model, source, rtt_ms, history=row, time_s=when, count=count)
+            likely = yield from self.complete(source, "", rtt_ms, known, time_s, count)
         answers, _ = yield from self.predict(queries_of(source, likely.addresses, time_s), known)
         return likely, answers
 
@@ -183,15 +179,16 @@ class ModelAnswers:
         self, source: str, prefix: str, rtt_ms: float | None, known: KnownMeasurements, time_s: float, count: int
     ) -> Job:
         """Gives `LikelyAddresses`."""
-        model, row, when = self.predictor.language_model, self._row(source, known, time_s), _none_if_nan(time_s)
+        model, before = self.predictor.language_model, self._before(source, known, time_s)
         yield None
-        return scoring.destinations(model, source, rtt_ms, history=row, time_s=when, count=count, prefix=prefix)
+        return scoring.destinations(model, source, rtt_ms, count=count, prefix=prefix, **before)
 
-    def _row(self, source: str, known: KnownMeasurements, time_s: float) -> ProbeRow | None:
-        measured = known.latest([source], time_s, self.max_context)
-        if source not in measured.nodes:
-            return None
-        return Histories(measured.observations, measured.nodes).row(measured.nodes.index(source))[0]
+    def _before(self, source: str, known: KnownMeasurements, time_s: float) -> dict[str, Any]:
+        """The time, and what the source measured before it, as the language model takes them."""
+        measured, history = known.latest([source], time_s, self.max_context), None
+        if source in measured.nodes:
+            history, _ = Histories(measured.observations, measured.nodes).row(measured.nodes.index(source))
+        return {"history": history, "time_s": None if np.isnan(time_s) else time_s}
 
     def anomaly_scores(self, measured: MeasurementSet, max_scored: int, seconds: float) -> Job:
         """Of the latest measurements: so many, or as many as there is time for, scored from the latest backwards.
@@ -280,7 +277,3 @@ def _likeliest(addresses: Sequence[str], probability: Floats, count: int) -> tup
     order = np.argsort(-probability, kind="stable")[:count]
     chosen = tuple(addresses[index] for index in order.tolist())
     return LikelyAddresses(addresses=chosen, probability=probability[order], covered=np.nan), order
-
-
-def _none_if_nan(time_s: float) -> float | None:
-    return None if np.isnan(time_s) else time_s

@@ -132,7 +132,6 @@ async def destinations(service: _Service, body: schemas.DestinationsRequest) -> 
     source, known, time_s = _address(body.src_addr), await service.known(body), _seconds(body.event_time)
     if not candidates and service.model.is_completer:
         candidates = await run_in_threadpool(_candidates, source, known)
-    queries_of(source, candidates, time_s)  # all of one family
     job = service.model.destinations(source, body.rtt, candidates, known, time_s, body.count)
     likely, answers = await service.compute(job)
     return json_reply(_likely(likely, answers) | {"candidates": len(candidates) or None})
