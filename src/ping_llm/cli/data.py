@@ -29,9 +29,7 @@ def simulate(
     output: options.OutputFolder,
     measurements: Annotated[int, Option("--measurements", "-n", min=1, help="How many to make.")] = 1_000_000,
     seed: Annotated[int, Option(help="Another seed is another Internet.")] = 0,
-    settings: Annotated[
-        list[str] | None, Option("--set", help="Another setting; repeatable.", metavar="NAME=VALUE")
-    ] = None,
+    settings: Annotated[list[str] | None, Option("--set", help="A setting; repeatable.", metavar="NAME=VALUE")] = None,
     overwrite: options.Overwrite = False,
     json_output: options.Json = False,
 ) -> None:
@@ -70,9 +68,7 @@ def import_atlas(
     files: Annotated[list[str], Argument(help="Result files: JSON array or lines, plain, .gz or .bz2.")],
     output: options.OutputLocation,
     packets: Annotated[str, Option(help="`min`: the least RTT of each result; `each`: of each packet.")] = "min",
-    per_file: Annotated[
-        bool, Option("--per-file", help="A file for each input: a rerun does what is missing.")
-    ] = False,
+    per_file: Annotated[bool, Option("--per-file", help="A file per input: a rerun does what is missing.")] = False,
     strict: options.Strict = False,
     workers: options.Workers = None,
     engine: EngineName = "local",

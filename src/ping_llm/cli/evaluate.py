@@ -64,19 +64,11 @@ def evaluate(
     rows: Annotated[Path | None, Option(help="Folder of probe rows instead.")] = None,
     protocols: Annotated[
         list[str] | None,
-        Option(
-            "--protocol",
-            help="`unseen_pair`, `seen_pair`, `unseen_probe` or `disconnected`.",
-            show_default="all of them",
-        ),
+        Option("--protocol", help="`unseen_pair`, `seen_pair`, `unseen_probe` or `disconnected`.", show_default="all"),
     ] = None,
     chosen: Annotated[
         list[str] | None,
-        Option(
-            "--predictors",
-            help="Names or patterns of those to ask, such as 'completer,vivaldi*'; may be repeated.",
-            show_default="all of them",
-        ),
+        Option("--predictors", help="Names or patterns, such as 'completer,vivaldi*'; repeatable.", show_default="all"),
     ] = None,
     questions: Annotated[int, Option(min=1, help="Questions of each protocol, at most.")] = 1000,
     seed: Annotated[int, Option(min=0, help="Another seed asks other questions.")] = 0,

@@ -15,12 +15,8 @@ if TYPE_CHECKING:
     from ping_llm.batches.spec import Batch, DataSpec
 
 PreparedRows = Annotated[str, Argument(help="Folder that `ping-llm prepare` wrote.")]
-Configuration = Annotated[
-    Path | None, Option("--config", help="Take rows, seed and shape from a configuration instead.")
-]
-Changes = Annotated[
-    list[str] | None, Option("--set", help="A key of the configuration; may be repeated.", metavar="KEY=VALUE")
-]
+Configuration = Annotated[Path | None, Option("--config", help="Rows, seed and shape from a configuration instead.")]
+Changes = Annotated[list[str] | None, Option("--set", help="A configuration key; repeatable.", metavar="KEY=VALUE")]
 Seed = Annotated[int, Option(min=0, help="Seed of the order and of all sampling.")]
 Split = Annotated[str, Option(help="train or eval.")]
 

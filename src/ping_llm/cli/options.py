@@ -33,9 +33,7 @@ AnyCheckpoint = Annotated[
     Path | None,
     Option("--checkpoint", help="A run or an exported model.", show_default="the completer of the package"),
 ]
-LanguageCheckpoint = Annotated[
-    Path, Option("--checkpoint", help="A run that trained a language model, or an exported one.")
-]
+LanguageCheckpoint = Annotated[Path, Option("--checkpoint", help="A run of a language model, or an exported one.")]
 
 # Work.
 Workers = Annotated[int | None, Option(min=1, help="Worker processes.", show_default="all cores")]
@@ -91,7 +89,7 @@ def show(value: Any, json_output: bool, *texts: Any) -> None:
 
 def as_table(texts: list[str], numbers: list[str], rows: list[list[str]], caption: str | None = None) -> Table:
     """Columns of texts, then of numbers."""
-    columns = *texts, *(Column(name, justify="right") for name in numbers)
+    columns: list[Column | str] = [*texts, *(Column(name, justify="right") for name in numbers)]
     table = Table(*columns, box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, caption=caption)
     for row in rows:
         table.add_row(*row)

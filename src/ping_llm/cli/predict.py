@@ -33,13 +33,11 @@ def predict(
     ] = None,
     matrix: Annotated[bool, Option("--matrix", help="Every source of the history to every destination.")] = False,
     time: Annotated[
-        str | None, Option(help="When, such as 2024-05-01T12:00:00Z.", show_default="after the whole history")
+        str | None, Option(help="When, such as 2024-05-01T12:00Z.", show_default="after the history")
     ] = None,
     checkpoint: options.AnyCheckpoint = None,
     quantiles: Annotated[str, Option(help="Levels to print, separated by commas.")] = "0.05,0.5,0.95",
-    context: Annotated[
-        int, Option(min=8, help="Measurements that an answer looks at, where the history has 2,048 or more.")
-    ] = 1024,
+    context: Annotated[int, Option(min=8, help="Measurements in a context, if the history has 2,048 or more.")] = 1024,
     votes: Annotated[int, Option(min=1, help="Answers to average: a little better, but as much slower.")] = 1,
     quick: Annotated[
         bool, Option("--quick", help="All answers from one part of a large history: much faster, less accurate.")
@@ -157,10 +155,7 @@ def suggest(
     budget: Annotated[int, Option(min=1, help="How many measurements you can make.")] = 50,
     among: Annotated[
         Path | None,
-        Option(
-            help="File of pairs that can be measured: src_addr, dst_addr.",
-            show_default="unmeasured ones of the history",
-        ),
+        Option(help="File of pairs that can be measured: src_addr, dst_addr.", show_default="unmeasured ones"),
     ] = None,
     checkpoint: options.AnyCheckpoint = None,
     columns: options.Columns = None,

@@ -150,9 +150,13 @@ class Guard:
                 headers.setdefault("Cache-Control", "no-store" if scope["path"].startswith(_API) else "no-cache")
             await send(message)
 
+        async def receive_again() -> Message:
+            """The body that was read already, then whatever comes after it."""
+            return admitted.pop() if admitted else await receive()
+
         try:
-            body = await self._admit(scope, receive)
-            await self._app(scope, _replayed(body, receive), send_guarded)
+            admitted = [{"type": "http.request", "body": await self._admit(scope, receive), "more_body": False}]
+            await self._app(scope, receive_again, send_guarded)
         except HTTPException as refused:
             await error_reply(refused.status_code, refused.detail, refused.headers)(scope, receive, send_guarded)
         except Exception:
@@ -212,13 +216,3 @@ class Guard:
         if scope["method"] == "POST" and sent != expected:
             return HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"the body must be sent with Content-Type: {expected}"
         return None
-
-
-def _replayed(body: bytes, receive: Receive) -> Receive:
-    """Gives the body that was read already, then whatever comes after it."""
-    messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
-
-    async def receive_again() -> Message:
-        return messages.pop() if messages else await receive()
-
-    return receive_again

@@ -92,7 +92,7 @@ class ModelAnswers:
         supports: list[Support] = []
         prompts: list[Prompt] = []
         for group in (np.flatnonzero(time_of == number) for number in range(len(times))):
-            measured, questions, nodes = self._prepare([queries[number] for number in group], known)
+            measured, questions, nodes = self._prepare([queries[number] for number in group.tolist()], known)
             if not self.is_completer:
                 numbers.append(group)
                 prompts += prompts_for(measured.observations, questions, nodes, self.max_tokens)

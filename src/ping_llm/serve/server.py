@@ -127,11 +127,9 @@ def server_config(service: Service, settings: ServeSettings) -> uvicorn.Config:
 
 
 def listen(host: str, port: int) -> socket.socket:
+    family, dualstack = (socket.AF_INET6, socket.has_dualstack_ipv6()) if ":" in host else (socket.AF_INET, False)
     try:
-        if ":" not in host:
-            return socket.create_server((host, port), backlog=1024)
-        dualstack = socket.has_dualstack_ipv6()
-        return socket.create_server((host, port), family=socket.AF_INET6, backlog=1024, dualstack_ipv6=dualstack)
+        return socket.create_server((host, port), family=family, backlog=1024, dualstack_ipv6=dualstack)
     except OSError as error:
         advice = "; choose another port with --port" if error.errno == errno.EADDRINUSE else ""
         raise PingLlmError(f"cannot listen at {host} port {port}: {error.strerror or error}{advice}") from error
