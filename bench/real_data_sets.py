@@ -126,7 +126,7 @@ def unseen_pairs(
 def measured_later(pings: Pings, most_questions: int = 2000, seed: int = 0) -> Observations:
     """Pings, failed ones too, of pairs that answered before, to be asked from everything that was measured earlier."""
     answered = pings.first.answered
-    known = History.of(answered.pair, answered.time_s, answered.rtt_ms)
+    known = History(answered.pair, answered.time_s, answered.rtt_ms)
     start, stop = known.span(pings.first.pair, pings.first.time_s)
     seen = np.flatnonzero(stop > start)
     return pings.first.take(np.random.default_rng(seed).permutation(seen)[:most_questions])

@@ -217,7 +217,7 @@ class TestSequences:
     def test_history_agrees_with_the_slow_way(self) -> None:
         rng = np.random.default_rng(0)
         key, when, value = rng.integers(0, 9, 500), rng.integers(0, 50, 500).astype(np.float64), rng.random(500)
-        history = History.of(key, when, value)
+        history = History(key, when, value)
         wanted, now = rng.integers(-1, 11, 300), rng.integers(-1, 52, 300).astype(np.float64)
         mean = history.mean_before(wanted, now, prior=0.5, strength=1.0)
         age = history.age(wanted, now)

@@ -122,7 +122,7 @@ def test_unseen_pairs_of_menog(menog: Pings, make: Make, known: float, median: f
 )
 def test_seen_pairs_of_menog_one_step_ahead(menog: Pings, baseline: Baseline, median: float, absolute: float) -> None:
     first = menog.first.answered
-    start, stop = History.of(first.pair, first.time_s, first.rtt_ms).span(first.pair, first.time_s)
+    start, stop = History(first.pair, first.time_s, first.rtt_ms).span(first.pair, first.time_s)
     test = first.take(stop > start)
     got = errors(baseline.fit(first)(test.questions), test.rtt_ms.astype(np.float64))
     assert got[0] < median

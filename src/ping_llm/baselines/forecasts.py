@@ -73,13 +73,13 @@ class FittedHistory:
     @cached_property
     def _answered(self) -> History:
         known = self.observations.answered
-        return History.of(known.pair, known.time_s, np.zeros(len(known)))
+        return History(known.pair, known.time_s, np.zeros(len(known)))
 
     @cached_property
     def _failures(self) -> list[History]:
         known = self.observations
         keys = np.zeros(len(known), np.int64), known.source, known.destination, known.pair
-        return [History.of(key, known.time_s, np.isnan(known.rtt_ms)) for key in keys]
+        return [History(key, known.time_s, np.isnan(known.rtt_ms)) for key in keys]
 
 
 # A point prediction becomes a distribution: the errors it made on held-out training data, put around it.

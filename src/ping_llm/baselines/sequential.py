@@ -32,7 +32,7 @@ class _Sequential:
 
     def fit(self, train: Observations) -> Predict:
         known = train.answered
-        by_pair = History.of(known.pair, known.time_s, np.maximum(known.rtt_ms, MIN_RTT_MS))
+        by_pair = History(known.pair, known.time_s, np.maximum(known.rtt_ms, MIN_RTT_MS))
         from_nodes = _node_means(known)
 
         def predict(questions: Questions) -> Floats:
@@ -50,7 +50,7 @@ class _Sequential:
 def _node_means(known: Observations) -> Predict:
     """What the earlier measurements of both ends say about a pair that has none."""
     keys = np.zeros(len(known), np.int64), known.source, known.destination
-    everything, by_source, by_destination = (History.of(key, known.time_s, known.log_rtt) for key in keys)
+    everything, by_source, by_destination = (History(key, known.time_s, known.log_rtt) for key in keys)
 
     def predict(questions: Questions) -> Floats:
         time_s, zeros = questions.time_s, np.zeros(len(questions), np.int64)

@@ -125,12 +125,9 @@ def prefix_numbers(strings: Sequence[str], lengths: Mapping[int, Sequence[int]])
     families, packed = parse_addresses(strings)
     bits = np.unpackbits(packed, axis=1)
     numbers = np.empty((len(lengths[4]), len(strings)), dtype=np.int64)
-    for level in range(len(numbers)):
-        kept = np.zeros_like(bits)
-        for family in lengths:
-            mine = families == family
-            kept[mine, : lengths[family][level]] = bits[mine, : lengths[family][level]]
-        prefix = np.concatenate([families[:, None], np.packbits(kept, axis=1)], axis=1)
+    for level, (bits_4, bits_6) in enumerate(zip(lengths[4], lengths[6], strict=True)):
+        kept = np.arange(bits.shape[1]) < np.where(families == 6, bits_6, bits_4)[:, None]
+        prefix = np.column_stack([families, np.packbits(bits * kept, axis=1)])
         numbers[level] = np.unique(prefix, axis=0, return_inverse=True)[1].reshape(-1)
     return numbers
 

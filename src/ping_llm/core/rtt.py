@@ -89,7 +89,6 @@ class Observations(Questions):
         return np.log(np.maximum(self.rtt_ms.astype(np.float64), MIN_RTT_MS))
 
 
-@dataclass(frozen=True, kw_only=True)
 class History:
     """For a key (a pair, a node, anything) and a time: the earlier measurements with that key.
 
@@ -98,60 +97,39 @@ class History:
     long.
     """
 
-    keys: Ints
-    """Distinct keys; `first` is the first row of each."""
-    first: Ints
-    times: Floats
-    """Distinct times."""
-    rank: Ints
-    """Of each row: one number that orders by key, then by time."""
-    time_s: Floats
-    """Of each row, and one more for those that are not there: minus infinity."""
-    value: Floats
-    """Likewise, with NaN."""
-    total: Floats
-    """Sums of the values before each row."""
-
-    @classmethod
-    def of(cls, key: Ints, time_s: Floats, value: npt.NDArray[Any]) -> "History":
+    def __init__(self, key: Ints, time_s: Floats, value: npt.NDArray[Any]) -> None:
         order = np.lexsort((time_s, key))
-        keys, first, number = np.unique(key[order], return_index=True, return_inverse=True)
-        times, moment = np.unique(time_s[order], return_inverse=True)
-        ordered = value[order].astype(np.float64)
-        return cls(
-            keys=keys,
-            first=first,
-            times=times,
-            rank=number * (len(times) + 1) + moment,
-            time_s=np.append(time_s[order], -np.inf),
-            value=np.append(ordered, np.nan),
-            total=np.concatenate([[0.0], np.cumsum(ordered)]),
-        )
+        self._keys, self._first, number = np.unique(key[order], return_index=True, return_inverse=True)
+        self._times, moment = np.unique(time_s[order], return_inverse=True)
+        self._rank = number * (len(self._times) + 1) + moment  # orders rows by key, then by time
+        values = value[order].astype(np.float64)
+        self._time_s, self._value = np.append(time_s[order], -np.inf), np.append(values, np.nan)  # last: of no row
+        self._total = np.append(0.0, np.cumsum(values))  # of the values before each row
 
     def span(self, key: Ints, time_s: Floats) -> tuple[Ints, Ints]:
         """Rows [start, stop) of the measurements with that key strictly before that time; NaN is after all of them."""
-        if not len(self.keys):
+        if not len(self._keys):
             return np.zeros(len(key), np.int64), np.zeros(len(key), np.int64)
-        number = np.minimum(np.searchsorted(self.keys, key), len(self.keys) - 1)
-        start = self.first[number]
-        moment = np.searchsorted(self.times, time_s, side="left")
-        stop = np.searchsorted(self.rank, number * (len(self.times) + 1) + moment, side="left")
-        return start, np.where(self.keys[number] == key, stop, start)
+        number = np.minimum(np.searchsorted(self._keys, key), len(self._keys) - 1)
+        start = self._first[number]
+        moment = np.searchsorted(self._times, time_s, side="left")
+        stop = np.searchsorted(self._rank, number * (len(self._times) + 1) + moment, side="left")
+        return start, np.where(self._keys[number] == key, stop, start)
 
     def mean_before(self, key: Ints, time_s: Floats, *, prior: Floats | float, strength: float) -> Floats:
         """The mean of the earlier values, as if `strength` more had been seen with the value `prior`."""
         start, stop = self.span(key, time_s)
-        return np.asarray((self.total[stop] - self.total[start] + strength * prior) / (stop - start + strength))
+        return np.asarray((self._total[stop] - self._total[start] + strength * prior) / (stop - start + strength))
 
     def latest(self, start: Ints, stop: Ints, count: int) -> Floats:
         """The last `count` values of each range, newest first, NaN where there are fewer."""
         row = stop[:, None] - 1 - np.arange(count)
-        return self.value[np.where(row >= start[:, None], row, -1)]
+        return self._value[np.where(row >= start[:, None], row, -1)]
 
     def age(self, key: Ints, time_s: Floats) -> Floats:
         """Seconds since the latest earlier measurement with that key, infinite where there is none or no time."""
         start, stop = self.span(key, time_s)
-        age = time_s - self.time_s[np.where(stop > start, stop - 1, -1)]
+        age = time_s - self._time_s[np.where(stop > start, stop - 1, -1)]
         return np.where(np.isnan(age), np.inf, age)
 
 

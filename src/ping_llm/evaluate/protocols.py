@@ -142,7 +142,7 @@ def _timed(known: Observations) -> Observations:
 
 
 def _known_before(history: Observations, asked: Observations) -> Ints:
-    by_source = History.of(history.source, history.time_s, np.zeros(len(history)))
+    by_source = History(history.source, history.time_s, np.zeros(len(history)))
     start, stop = by_source.span(asked.source, asked.time_s)
     return stop - start
 

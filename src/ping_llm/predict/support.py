@@ -90,7 +90,7 @@ class Support:
 
 
 def _counts(keys: Ints, times: Floats, asked: Ints, before: Floats) -> Ints:
-    start, stop = History.of(keys, times, np.zeros(len(keys))).span(asked, before)
+    start, stop = History(keys, times, np.zeros(len(keys))).span(asked, before)
     return stop - start
 
 

@@ -7,7 +7,6 @@ remote read is checked for its length, writes are atomic, and an error is one li
 """
 
 import builtins
-import hashlib
 import io
 import os
 import re
@@ -24,7 +23,7 @@ import pyarrow as pa
 from pyarrow import fs
 
 from ping_llm.core.errors import PingLlmError
-from ping_llm.core.files import atomic_file, write_atomically
+from ping_llm.core.files import atomic_file, file_sha256, write_atomically
 from ping_llm.storage.stores import FAILURES, MissingError, Result, StorageError, TruncatedError, file_system, retried
 
 COPY_BYTES: Final = 8 << 20
@@ -180,25 +179,20 @@ class Location:
     def fill(self, target: Path, *, sha256: str | None = None, size: int | None = None) -> None:
         """Write this file's bytes over those of a local one, and verify them."""
 
-        def copy() -> str:
-            digest = hashlib.sha256()
+        def copy() -> None:
             mode = "r+b" if target.exists() else "wb"
             with self.store.open_input_file(self.path) as source, target.open(mode) as file:
                 expected = source.size() if size is None else size
-                while block := source.read(COPY_BYTES):
-                    file.write(block)
-                    if sha256 is not None:
-                        digest.update(block)
+                shutil.copyfileobj(source, file, COPY_BYTES)
                 file.truncate()
                 if file.tell() != expected:
                     raise TruncatedError(f"{file.tell():,} bytes came instead of {expected:,}")
-            return digest.hexdigest()
 
-        found = self.attempt(copy)
-        if sha256 is not None and found != sha256 and self.is_remote:
-            found = self.attempt(copy)  # it may have been damaged on the way
-        if sha256 is not None and found != sha256:
-            raise StorageError(f"{self} is damaged: its checksum is {found[:12]}…, not {sha256[:12]}…")
+        for _ in range(2 if self.is_remote else 1):  # it may have been damaged on the way
+            self.attempt(copy)
+            if sha256 is None or (found := file_sha256(target)) == sha256:
+                return
+        raise StorageError(f"{self} is damaged: its checksum is {found[:12]}…, not {sha256[:12]}…")
 
     # -- writing
 
