@@ -163,8 +163,7 @@ FolderName = Annotated[
 TextFiles = Annotated[str, Rule("a pattern or a blend", lambda text: not text or bool(parse_blend(text)))]
 RowFiles = Annotated[str, Rule("a folder, a pattern or a blend", lambda text: not text or bool(parse_blend(text)))]
 DatasetType = Annotated[
-    str,
-    Rule(f"one of {', '.join(DATASET_TYPES)}", lambda name: name in DATASET_TYPES or name in installed_backends()),
+    str, Rule(one_of(*DATASET_TYPES).text, lambda name: name in DATASET_TYPES or name in installed_backends())
 ]
 
 
@@ -198,9 +197,7 @@ class Data(Section):
     data_cache_dir: str = key("", "Where copies of rows in object stores are kept; empty = in the user's cache folder.")
     data_cache_gb: NonNegative = key(0.0, "Disk space for such copies; 0 = half of what is free.")
     data_shuffle_seed: Seed = key(0, "Seed of the order and of all sampling.")
-    per_device_batch_size: Positive = key(
-        8.0, "Sequences per device and step; may be a fraction if all devices have a whole number."
-    )
+    per_device_batch_size: Positive = key(8.0, "Sequences per device and step; a fraction, if all have a whole number.")
     # The longest measurement (IPv6, absolute time) has 47 tokens: each fits the shortest sequence.
     max_target_length: Annotated[int, at_least(64)] = key(1024, "Tokens of a sequence.")
     generate_padding_batch_train: bool = key(
@@ -250,9 +247,7 @@ class Tokenizer(Section):
     tokenizer_path: str = key(
         "", "SentencePiece model; folder with a `tokenizer.json` (or a name on the Hub); tiktoken file or encoding."
     )
-    vocab_size: CountOrZero = key(
-        0, "Tokens that the model knows, at least the tokenizer's; 0 = just those of the data."
-    )
+    vocab_size: CountOrZero = key(0, "Tokens that the model knows, at least the tokenizer's; 0 = those of the data.")
     add_bos: bool = key(True, "Begin each document with the tokenizer's token for that, if it has one.")
     add_eos: bool = key(True, "End each document with the tokenizer's token for that, if it has one.")
 
@@ -273,9 +268,7 @@ class Loader(Section):
     grain_worker_count: Annotated[int, at_least(-1)] = key(
         -1, "Worker processes; -1 = chosen from the cores and the RAM budget, 0 = none, in-process."
     )
-    grain_per_worker_buffer_size: CountOrMinusOne = key(
-        -1, "Finished batches a worker holds ready; -1 = chosen within the RAM budget."
-    )
+    grain_per_worker_buffer_size: CountOrMinusOne = key(-1, "Batches a worker holds ready; -1 = as the budget allows.")
     grain_ram_budget_mb: Count = key(4096, "Memory of workers and their buffers together, where -1 lets us choose.")
     grain_debug_mode: bool = key(False, "Log time per stage, the share of waiting and the bottleneck.")
     grain_visualization_dir: str = key("", "Folder for the graph of the pipeline (SVG) and its numbers; empty = none.")
@@ -300,9 +293,7 @@ class Model(Section):
     base_num_decoder_layers: Count = key(20, "Layers.")
     base_emb_dim: Annotated[int, at_least(8)] = key(640, "Width of the residual stream.")
     base_num_query_heads: Count = key(10, "Attention heads of a layer.")
-    head_dim: Annotated[int, Rule("even and above 0", lambda size: size > 0 and size % 2 == 0)] = key(
-        64, "Size of a head; even."
-    )
+    head_dim: Annotated[int, Rule("even and above 0", lambda n: n > 0 and n % 2 == 0)] = key(64, "Size of a head.")
     base_mlp_dim: Count = key(2048, "Width of the gated MLP (SwiGLU).")
     rope_max_timescale: Annotated[float, above(1)] = key(10_000.0, "Longest period of the rotary positions (RoPE).")
     final_logits_soft_cap: NonNegative = key(0.0, "Squeeze logits into ± this; 0 = not.")
@@ -357,9 +348,7 @@ class Hardware(Section):
     )
     ici_data_parallelism: CountOrMinusOne = key(-1, "Devices that hold copies of the weights; -1 = all that are left.")
     ici_fsdp_parallelism: Count = key(1, "Devices that share one copy of weights and optimizer.")
-    peak_tflops: NonNegative = key(
-        0.0, "Peak TFLOP/s of a device, for the utilisation (MFU); 0 = known for common ones."
-    )
+    peak_tflops: NonNegative = key(0.0, "Peak TFLOP/s of a device, for the MFU (utilisation); 0 = by its name.")
 
 
 class Checkpoints(Section):

@@ -35,6 +35,9 @@ _COPIES_AT_ONCE: Final = 4
 _POLL_S: Final = 0.25
 _PATIENCE_S: Final = 1800.0
 
+Files = dict[str, dict[str, Any]]
+"""Bytes and checksum of each file of a folder, by its name there."""
+
 
 class Ledger:
     """Checksums of the files that were uploaded to a folder, while the upload lasts. May be used by several threads.
@@ -98,18 +101,17 @@ class Mirror:
     def pull(self) -> None:
         """Copy the run from the store, if it got further there than here. A store that refuses writes is said now."""
         self._remote.check_writable()
-        state = _read_state(self._remote)
-        if state is None or state["step"] <= newest_step(self._folder):
-            return
-        err.print(f"fetching the run from {self._remote}, {state['step']:,} steps", soft_wrap=True, markup=False)
-        _download(self._remote, state["files"], self._folder)
+        step, files = _read_state(self._remote)
+        if step > newest_step(self._folder):
+            err.print(f"fetching the run from {self._remote}, {step:,} steps", soft_wrap=True, markup=False)
+            _download(self._remote, files, self._folder)
 
     def push_soon(self, step: int) -> None:
         """Copy to the store in the background, when the checkpoint of this step is on disk.
 
         A copy that is still under way is not waited for: the next one, or the end of the run, brings the rest.
         """
-        if self._thread is None or not self._thread.is_alive():
+        if not (self._thread and self._thread.is_alive()):
             self._thread = threading.Thread(target=self._push_when_saved, args=(step,), name="mirror", daemon=True)
             self._thread.start()
 
@@ -139,14 +141,13 @@ class Mirror:
             err.print(f"[bold yellow]warning:[/] the run could not be copied: {error}", soft_wrap=True)
 
     def _push(self) -> None:
-        before = (_read_state(self._remote) or {"files": {}})["files"]
+        _, before = _read_state(self._remote)
         with ThreadPoolExecutor(self._copies_at_once) as pool:
             jobs = {name: pool.submit(self._upload, name, before.get(name)) for name in sorted(self._names())}
             entries = {name: job.result() for name, job in jobs.items()}
         deleted = {_step_of(name) for name, entry in entries.items() if entry is None} - {""}
         files = {name: entry for name, entry in entries.items() if entry and _step_of(name) not in deleted}
-        state = {"step": _newest(files), "files": files}
-        (self._remote / STATE).write_text(json.dumps(state, indent=1) + "\n")
+        (self._remote / STATE).write_text(json.dumps({"step": _newest(files), "files": files}, indent=1) + "\n")
         gone = before.keys() - files.keys()
         steps = set(map(_step_of, gone)) - {"", *map(_step_of, files)}
         for step in steps:  # checkpoints as a whole
@@ -203,20 +204,20 @@ def newest_step(folder: Path) -> int:
 def fetch(remote: Location) -> Path:
     """A local copy of a remote run (its newest checkpoint) or of a folder of model files."""
     folder = model_folder(remote)
-    state = _read_state(remote)
-    if state is None:
+    step, files = _read_state(remote)
+    if not files:
         found = remote.list(recursive=True)
         files = {relative_name(file.relative_to(remote), remote): {"bytes": file.size()} for file in found}
         if not files:
             raise MissingError(f"{remote}: no such folder, or an empty one")
         _download(remote, files, folder)
-    elif state["step"] != newest_step(folder):
-        _download(remote, {n: e for n, e in state["files"].items() if _step_of(n) in {"", str(state["step"])}}, folder)
+    elif step != newest_step(folder):
+        _download(remote, {n: entry for n, entry in files.items() if _step_of(n) in {"", str(step)}}, folder)
     return folder
 
 
-def _read_state(remote: Location) -> dict[str, Any] | None:
-    """What the store holds. It may come from a stranger: its names become paths of this machine."""
+def _read_state(remote: Location) -> tuple[int, Files]:
+    """Step and files of what the store holds; -1 and none. It may come from a stranger: its names become paths here."""
     where = remote / STATE
     try:
         value = json.loads(where.read_text())
@@ -226,14 +227,14 @@ def _read_state(remote: Location) -> dict[str, Any] | None:
         }
         if int(value["step"]) != _newest(files):
             raise ValueError("the step is not that of its newest checkpoint")
-        return {"step": int(value["step"]), "files": files}
+        return int(value["step"]), files
     except MissingError:
-        return None
+        return -1, {}
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise PingLlmError(f"{where} is damaged: {one_line(error)}") from error
 
 
-def _download(remote: Location, files: dict[str, dict[str, Any]], folder: Path) -> None:
+def _download(remote: Location, files: Files, folder: Path) -> None:
     """Replace a folder by verified copies of these files."""
 
     def copy(name: str) -> int:
