@@ -189,7 +189,6 @@ def prepare(
             f"{stage['stage']}: {stage['tasks']:,} tasks on {stage['nodes']} node(s) in {stage['wall_s']:,.1f} s, "
             f"{stage['task_s'] / stage['tasks']:.1f} s per task; the slowest, {slowest['task']} on {slowest['node']}, "
             f"{slowest['seconds']:.1f} s; {stage['bytes_in'] / 1e6:,.0f} MB in, {stage['bytes_out'] / 1e6:,.0f} MB out",
-            soft_wrap=True,
         )
     if not worked and not json_output:
         err.print(f"{output} is already prepared from this input with these options; nothing to do.")
@@ -267,7 +266,7 @@ def plan(
     result = estimate(load, rates)
     options.show(result.to_json(), json_output, *_in_words(result))
     for warning in result.warnings if not json_output else ():
-        err.print(f"note: {warning}", soft_wrap=True)
+        err.print(f"note: {warning}")
 
 
 def _in_words(found: "Estimate") -> Iterator[str | Table]:

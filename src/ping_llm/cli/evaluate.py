@@ -119,7 +119,7 @@ def evaluate(
     def finished(name: str, of: Mapping[str, Mapping[str, float]]) -> None:
         """In a pipe as well: the whole may take minutes."""
         errors = ", ".join(f"{protocol} {scores['median_re']:.4f}" for protocol, scores in of.items())
-        err.print(f"{name}: median RE {errors} ({time.monotonic() - begun:.0f} s)", markup=False, soft_wrap=True)
+        err.print(f"{name}: median RE {errors} ({time.monotonic() - begun:.0f} s)", markup=False)
 
     with progress("evaluating") as advance:
         settings: dict[str, Any] = {"questions": questions, "seed": seed, "oracle": truth, "only": only}

@@ -63,7 +63,7 @@ def part_of_kernels(function: Function) -> Function:
 
 @cache
 def _say_that_it_takes_a_while() -> None:
-    err.print("compiling the input pipeline for this machine: once, and it takes some 20 seconds", soft_wrap=True)
+    err.print("compiling the input pipeline for this machine: once, and it takes some 20 seconds")
 
 
 @cache

@@ -10,14 +10,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 out = Console(highlight=False)
 """Results. Programs read this stream, so nothing else is ever printed to it."""
 
-err = Console(stderr=True, highlight=False)
+err = Console(stderr=True, highlight=False, soft_wrap=True)
 """Progress, notes and errors."""
 
 
 def print_error(error: object) -> None:
     """One line on standard error, as all that goes wrong ends."""
     message = " ".join(str(error).split()).replace("[", r"\[")
-    err.print(f"[bold red]error:[/] {message}", soft_wrap=True)
+    err.print(f"[bold red]error:[/] {message}")
 
 
 class Advance(Protocol):

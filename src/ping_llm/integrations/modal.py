@@ -204,7 +204,7 @@ def train_on_gpu(
         finally:
             parts = sorted(str(path) for path in (folder / "wandb").glob("offline-run-*")) if wandb else []
             if parts and subprocess.run(["wandb", "sync", *parts], check=False).returncode != 0:
-                err.print(f"W&B: not sent; later: wandb sync {folder / 'wandb' / 'offline-run-*'}", soft_wrap=True)
+                err.print(f"W&B: not sent; later: wandb sync {folder / 'wandb' / 'offline-run-*'}")
 
 
 @contextmanager

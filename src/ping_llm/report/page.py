@@ -132,4 +132,4 @@ def write_at_end(folder: "RunFolder", loader: Any) -> None:
         write_report([folder.path], folder.path / REPORT)
     except Exception as error:  # a run does not fail because its report does
         message = " ".join(f"{type(error).__name__}: {error}".split())
-        err.print(f"warning: the report was not written: {message}", markup=False, soft_wrap=True)
+        err.print(f"warning: the report was not written: {message}", markup=False)

@@ -348,7 +348,6 @@ def fetch_ahead(splits: list[tuple[Location, SplitInfo]], cache: Cache) -> None:
             err.print(
                 f"{folder} has {size / 1e9:.3g} GB of rows, more than the cache holds ({cache.limit_bytes / 1e9:.3g} "
                 f"GB): they are fetched in parts, as they are needed. {LIMIT_VARIABLE} (data_cache_gb) sets the limit",
-                soft_wrap=True,
                 markup=False,
             )
             continue
@@ -364,7 +363,7 @@ def fetch_ahead(splits: list[tuple[Location, SplitInfo]], cache: Cache) -> None:
         return size
 
     total = sum(size for _, size, _ in missing)
-    err.print(f"fetching {total / 1e6:,.1f} MB of rows to {cache.folder}", soft_wrap=True, markup=False)
+    err.print(f"fetching {total / 1e6:,.1f} MB of rows to {cache.folder}", markup=False)
     with progress("fetching rows (bytes)", total=total) as advance, ThreadPoolExecutor(WHOLE_FILES_AT_ONCE) as pool:
         for size in map_in_order(pool, fetch, missing, window=2 * WHOLE_FILES_AT_ONCE):
             advance(size)

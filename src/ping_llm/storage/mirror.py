@@ -103,7 +103,7 @@ class Mirror:
         self._remote.check_writable()
         step, files = _read_state(self._remote)
         if step > newest_step(self._folder):
-            err.print(f"fetching the run from {self._remote}, {step:,} steps", soft_wrap=True, markup=False)
+            err.print(f"fetching the run from {self._remote}, {step:,} steps", markup=False)
             _download(self._remote, files, self._folder)
 
     def push_soon(self, step: int) -> None:
@@ -138,7 +138,7 @@ class Mirror:
         try:
             self._push()
         except StorageError as error:
-            err.print(f"[bold yellow]warning:[/] the run could not be copied: {error}", soft_wrap=True)
+            err.print(f"[bold yellow]warning:[/] the run could not be copied: {error}")
 
     def _push(self) -> None:
         _, before = _read_state(self._remote)

@@ -41,23 +41,19 @@ def worker_pool(workers: int) -> Iterator[Executor]:
     spawn = multiprocessing.get_context("spawn")
     leash, hand = spawn.Pipe(duplex=False)  # workers hold the leash; when our end closes, they exit
     pool = ProcessPoolExecutor(workers, mp_context=spawn, initializer=_start_worker, initargs=(leash,))
-    try:
-        yield pool
-    except BaseException as error:
-        hand.close()
-        if sys.version_info < (3, 11, 5):  # a pool that broke while feeding a large task could not be shut down
-            pool._call_queue._reader.close()  # type: ignore[attr-defined] # as later versions do (gh-94777)
-        pool.shutdown(wait=True, cancel_futures=True)
-        if isinstance(error, BrokenExecutor):
-            raise PingLlmError(
-                "a worker process died, perhaps for lack of memory; run again with fewer workers"
-            ) from error
-        raise
-    else:
-        pool.shutdown(wait=True)
-    finally:
-        hand.close()
-        leash.close()
+    with leash, hand:
+        try:
+            yield pool
+            pool.shutdown()
+        except BaseException as error:
+            hand.close()
+            if sys.version_info < (3, 11, 5):  # a pool that broke while feeding a large task could not be shut down
+                pool._call_queue._reader.close()  # type: ignore[attr-defined] # as later versions do (gh-94777)
+            pool.shutdown(cancel_futures=True)
+            if isinstance(error, BrokenExecutor):
+                advice = "perhaps for lack of memory; run again with fewer workers"
+                raise PingLlmError(f"a worker process died, {advice}") from error
+            raise
 
 
 def map_in_order(

@@ -153,7 +153,7 @@ class _Run:
             f"peak for model FLOPs utilization (MFU): {peak}",
             *([f"resumed after {self.resumed_from:,} steps"] if self.resumed_from is not None else []),
         ):
-            err.print(line, soft_wrap=True)
+            err.print(line)
 
     # -- the loop
 
@@ -232,7 +232,6 @@ class _Run:
         err.print(
             f"step {record['step'] + 1:>6}  loss {record['loss']:.4f}  gradient {record['grad_norm']:.3f}{speed}",
             markup=False,
-            soft_wrap=True,
         )
 
     def _diverged(self, step: int, what: str) -> str:

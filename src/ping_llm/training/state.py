@@ -186,8 +186,7 @@ class Checkpoints:
         self._manager.close()
         for step, problem in damaged.items():
             err.print(
-                f"[bold yellow]warning:[/] checkpoint {step} is damaged ({problem}); going back to the one before",
-                soft_wrap=True,
+                f"[bold yellow]warning:[/] checkpoint {step} is damaged ({problem}); going back to the one before"
             )
             if jax.process_index() == 0:
                 target = self._folder.parent / _DAMAGED / str(step)
@@ -257,7 +256,7 @@ def check_resumable(stored: Path, config: Config) -> None:
         )
     noted = [name for name in _NOTED if getattr(before, name) != getattr(config, name)]
     if noted:
-        err.print(f"[bold yellow]note:[/] other settings than before: {_shown(noted, before, config)}", soft_wrap=True)
+        err.print(f"[bold yellow]note:[/] other settings than before: {_shown(noted, before, config)}")
 
 
 def _identity(config: Config) -> dict[str, Any]:
