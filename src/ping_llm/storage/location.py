@@ -170,13 +170,13 @@ class Location:
             return io.BufferedReader(RandomFile(self), COPY_BYTES)
         return self.attempt(lambda: Path(self.path).open("rb"))
 
-    def download(self, target: Path, *, sha256: str | None = None, size: int | None = None) -> None:
+    def download(self, target: Path, *, sha256: str = "", size: int | None = None) -> None:
         """Copy to a local file, atomically. Size, and checksum where given, are verified."""
         target.parent.mkdir(parents=True, exist_ok=True)
         with atomic_file(target) as unfinished:
             self.fill(unfinished, sha256=sha256, size=size)
 
-    def fill(self, target: Path, *, sha256: str | None = None, size: int | None = None) -> None:
+    def fill(self, target: Path, *, sha256: str = "", size: int | None = None) -> None:
         """Write this file's bytes over those of a local one, and verify them."""
 
         def copy() -> None:
@@ -190,7 +190,7 @@ class Location:
 
         for _ in range(2 if self.is_remote else 1):  # it may have been damaged on the way
             self.attempt(copy)
-            if sha256 is None or (found := file_sha256(target)) == sha256:
+            if not sha256 or (found := file_sha256(target)) == sha256:
                 return
         raise StorageError(f"{self} is damaged: its checksum is {found[:12]}…, not {sha256[:12]}…")
 

@@ -240,7 +240,7 @@ def _download(remote: Location, files: Files, folder: Path) -> None:
     def copy(name: str) -> int:
         entry = files[name]
         if _step_of(name) or "sha256" not in entry:
-            (remote / name).download(unfinished / name, sha256=entry.get("sha256"), size=entry["bytes"])
+            (remote / name).download(unfinished / name, sha256=entry.get("sha256", ""), size=entry["bytes"])
         else:  # may have been written again before `mirror.json` was
             (remote / name).download(unfinished / name)
         return int(entry["bytes"])
