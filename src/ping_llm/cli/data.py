@@ -98,16 +98,12 @@ def import_atlas(
     by_file = per_file or engine != "local"
     if not by_file and (address is not None or timings is not None):
         raise PingLlmError("--address and --timings belong to --per-file")
-    given: dict[str, Any] = {"packets": packets, "strict": strict, "overwrite": overwrite}
-    failures: dict[str, str] = {}
-    report: atlas.ImportReport
     with _timings_to(timings, measured=[]) as on_timing, progress("importing (bytes)") as advance:
-        given["on_progress"] = advance
+        given: dict[str, Any] = {"packets": packets, "strict": strict, "overwrite": overwrite, "on_progress": advance}
         if by_file:
             choice = EngineChoice(engine=engine, address=address, workers=workers)
             report = atlas.import_by_file(files, output, **given, engine=choice, on_timing=on_timing)
-            failures = report.failures
-            done = len(files) - report.skipped - len(failures)
+            done = len(files) - report.skipped - len(report.failures)
             where = f"{done} file(s) imported to {output}, {report.skipped} done before"
         else:
             local = [locate(file).local for file in files]
@@ -119,10 +115,10 @@ def import_atlas(
     )
     dropped = (f"dropped {n:,} {why}, the first at {report.examples[why]}" for why, n in report.dropped.items())
     options.show(report.to_json(), json_output, text, *dropped)
-    for file, reason in failures.items():
+    for file, reason in report.failures.items():
         err.print(f"not imported: {reason}" if file in reason else f"not imported: {file}: {reason}", markup=False)
-    if failures:
-        raise PingLlmError(f"{len(failures)} of {len(files)} files could not be imported; fix them and run this again")
+    if failed := len(report.failures):
+        raise PingLlmError(f"{failed} of {len(files)} files could not be imported; fix them and run this again")
 
 
 def prepare(

@@ -47,8 +47,7 @@ OutputTable = Annotated[Path | None, Option("--output", "-o", help="Write all to
 Overwrite = Annotated[bool, Option("--overwrite", help="Replace what the output folder already holds.")]
 Json = Annotated[bool, Option("--json", help="Print the result as one line of JSON.")]
 
-_QUICKLY_READ_BYTES = 10 << 20
-"""Less is read in one step, which a progress bar could not show."""
+_QUICKLY_READ_BYTES = 10 << 20  # less is read in one step, which a progress bar could not show
 
 
 def renamed(pairs: list[str] | None) -> dict[str, str]:

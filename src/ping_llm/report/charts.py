@@ -20,15 +20,11 @@ from ping_llm.report.run import Run, StoredEvaluation
 Kind = Literal["line", "faint", "dots", "dashed", "quiet"]
 """`faint`: what a smoothed line was made from. `dots`: joined by a line. `quiet`: one of many in the background."""
 
-_BUCKETS: Final = 300
-"""Positions at which a curve may differ: a chart is about twice as many pixels wide."""
+_BUCKETS: Final = 300  # positions at which a curve may differ: a chart is about twice as many pixels wide
 _MAX_TABLE_ROWS: Final = 40
-_MAX_FAINT_RUNS: Final = 3
-"""Runs whose single steps are drawn as well."""
-_SPIKY: Final = 15.0
-"""A curve whose maximum is above its median by this factor gets a logarithmic axis."""
-_SMALLEST_ERROR: Final = 1e-4
-"""On a logarithmic axis, a prediction that is exactly right must lie somewhere."""
+_MAX_FAINT_RUNS: Final = 3  # runs whose single steps are drawn as well
+_SPIKY: Final = 15.0  # a curve whose maximum is above its median by this factor gets a logarithmic axis
+_SMALLEST_ERROR: Final = 1e-4  # on a logarithmic axis, a prediction that is exactly right must lie somewhere
 
 
 def smoothed(values: Floats, window: int) -> Floats:
@@ -83,8 +79,7 @@ class Line:
     name: str
     x: Floats
     y: Floats
-    colour: int = 1
-    """Of the palette in style.css, from 1 on."""
+    colour: int = 1  # of the palette in style.css, from 1 on
     kind: Kind = "line"
     in_legend: bool = True
 
@@ -92,25 +87,19 @@ class Line:
 @dataclass(frozen=True, kw_only=True)
 class Chart:
     title: str
-    unit: str
-    """What the vertical axis shows, in words."""
-    lines: Sequence[Line]
-    """The first lies on top."""
+    unit: str  # what the vertical axis shows, in words
+    lines: Sequence[Line]  # the first lies on top
     x_unit: str = "step"
     style: Style = "number"
     x_style: Style = "count"
     from_zero: bool = False
     log_y: bool = False
-    can_switch: bool = False
-    """Between linear and logarithmic axes, by buttons."""
-    marks: Sequence[tuple[float, str]] = ()
-    """Vertical lines with a word each: where something happened."""
+    marks: Sequence[tuple[float, str]] = ()  # vertical lines with a word each: where something happened
     x_range: tuple[float, float] | None = None
     y_range: tuple[float, float] | None = None
-    diagonal: bool = False
-    """Where both axes would say the same."""
+    diagonal: bool = False  # where both axes would say the same
     note: str = ""
-    wide: bool = False
+    wide: bool = False  # with buttons that switch between linear and logarithmic axes
 
     @property
     def legend(self) -> list[Line]:
@@ -206,7 +195,7 @@ def _loss(runs: Sequence[Run], common: Mapping[str, Any]) -> Chart:
     ]
     trained = _lines(runs, [run.curves["loss"] for run in runs], "training", smooth=True)
     unit = f"cross entropy, nats per {runs[0].words.question}" + ("; dots: evaluation" if several and evaluated else "")
-    return Chart(title="Loss", unit=unit, lines=evaluated + trained, can_switch=True, wide=True, **common)
+    return Chart(title="Loss", unit=unit, lines=evaluated + trained, wide=True, **common)
 
 
 def _lines(runs: Sequence[Run], values: Sequence[Floats], label: str, *, smooth: bool) -> list[Line]:

@@ -7,10 +7,8 @@ from typing import Final, Literal
 
 Style = Literal["number", "percent", "count"]
 
-COUNTS: Final = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
-"""Of tokens and parameters, which are counted in billions."""
-SI: Final = ((1e21, "Z"), (1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
-"""Before a unit."""
+COUNTS: Final = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))  # tokens and parameters are counted in billions
+SI: Final = ((1e21, "Z"), (1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))  # before a unit
 UNKNOWN: Final = "–"
 
 

@@ -30,8 +30,7 @@ from ping_llm.runs.task import size_of
 
 PIPELINE_FILE: Final = "pipeline.json"
 DATA_FILE: Final = "data.json"
-_SILENCE: Final = timedelta(minutes=10)
-"""A run that wrote nothing for so long is not running any more."""
+_SILENCE: Final = timedelta(minutes=10)  # a run that wrote nothing for so long is not running any more
 _LONG_WAIT: Final = 0.05
 _MUCH_PADDING: Final = 0.02
 _COLUMNS = "loss", "grad_norm", "learning_rate", "real_tokens", "real_tokens_per_s", "mfu", "data_wait_fraction"
@@ -158,10 +157,8 @@ class Run:
         if (folder / "model.safetensors.index.json").exists():
             raise PingLlmError(f"{folder} is an exported model; a report is made of the folder of a run")
         self.folder, self.name = folder, folder.resolve().name
-        self.label = self.name
-        """What it is called among others: see `distinct_labels` of the page."""
-        self.problems: list[str] = []
-        """Of reading, one line each."""
+        self.label = self.name  # what it is called among others: see `distinct_labels` of the page
+        self.problems: list[str] = []  # of reading, one line each
         self.config, self.settings = self._configuration(where.config)
         records, broken = read_lines(where.metrics)
         usable = [record for record in records if isinstance(record.get("step"), int)]
@@ -173,8 +170,7 @@ class Run:
         drawn = self.settings.get("grain_visualization_dir")  # a run that has not ended may write it there every minute
         if not pipeline and isinstance(drawn, str) and drawn:
             pipeline = self._stored(Path(drawn) / PIPELINE_FILE)
-        self.pipeline = pipeline if pipeline and _is_pipeline(pipeline) else None
-        """As `PipelineReport.to_json` gives it."""
+        self.pipeline = pipeline if pipeline and _is_pipeline(pipeline) else None  # of `PipelineReport.to_json`
         self.data = self._data_state(where)
         self.evaluation: StoredEvaluation | None = (
             _evaluation(evaluation) if evaluation else self._stored(folder / EVALUATION_FILE, StoredEvaluation)

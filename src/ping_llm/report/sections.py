@@ -23,8 +23,7 @@ from ping_llm.tokens.decode import render
 
 # Evaluation: how good the model is beside the classical predictors, a tab for each protocol.
 
-Cell = tuple[str, bool]
-"""A value, and whether it is the best of its column."""
+Cell = tuple[str, bool]  # a value, and whether it is the best of its column
 
 
 def evaluation_of(run: Run) -> list[dict[str, Any]]:
@@ -120,8 +119,7 @@ def fingerprint(run: Run) -> str:
 
 # Sequences: a few that the model was trained on, made again from the rows.
 
-_MAX_LINES: Final = 12
-"""Measurements of a segment that are shown at once."""
+_MAX_LINES: Final = 12  # measurements of a segment that are shown at once
 _MAX_HIDDEN: Final = 60
 _CLASSES: Final = {
     **{"cyan": "source", "blue": "destination", "green": "result", "magenta": "time", "dim": "faint"},

@@ -49,38 +49,26 @@ HEADERS: Final = {
 class Limits:
     """Bounds of one request. What lies beyond is answered by an error of one line, never by working at it."""
 
-    body_bytes: int = 8_000_000
-    """Of a request, counted while it arrives."""
-    history: int = 20_000
-    """Measurements in one request."""
-    questions: int = 256
-    """In one request."""
-    scored: int = 5_000
-    """Measurements whose anomaly score is computed in one request: the latest."""
-    seconds: float = 30.0
-    """From when a request has arrived to its answer."""
-    arrival_seconds: float = 15.0
-    """For the head of a request to arrive, and again for its body."""
-    waiting: int = 64
-    """Requests that are being computed or wait for it."""
+    body_bytes: int = 8_000_000  # of a request, counted while it arrives
+    history: int = 20_000  # measurements in one request
+    questions: int = 256  # in one request
+    scored: int = 5_000  # measurements whose anomaly score is computed in one request: the latest
+    seconds: float = 30.0  # from when a request has arrived to its answer
+    arrival_seconds: float = 15.0  # for the head of a request to arrive, and again for its body
+    waiting: int = 64  # requests that are being computed or wait for it
     connections: int = 256
-    pipelined_seconds: float = 0.005
-    """Between requests that did not wait for the answer to the last one, of all connections together."""
+    pipelined_seconds: float = 0.005  # between requests that did not wait for the last answer, of all connections
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServeSettings:
-    checkpoint: Path | None = None
-    """None: the completer that comes with the package."""
-    rows: tuple[str, ...] = ()
-    """Prepared rows or measurement files: the known measurements."""
+    checkpoint: Path | None = None  # None: the completer that comes with the package
+    rows: tuple[str, ...] = ()  # prepared rows or measurement files: the known measurements
     host: str = "127.0.0.1"
     port: int = 8000
     token: str | None = field(default=None, repr=False)
-    open_to_all: bool = False
-    """Whether other machines may send queries without a token."""
-    context: int = 256
-    """Measurements in a context of the completer."""
+    open_to_all: bool = False  # whether other machines may send queries without a token
+    context: int = 256  # measurements in a context of the completer
     limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:

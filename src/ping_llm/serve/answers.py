@@ -1,12 +1,4 @@
-"""What each model answers, as jobs for the model's thread (see `model_thread`): the verbs of the Python API.
-
-predict         distributions of the results of many queries
-growth          of one query, from more and more of its context
-destinations    who answers in about this time?
-complete        the rest of an address
-anomaly_scores  NLL in bits of measurements, each given those before it
-warm_up         every shape that these will need, compiled
-"""
+"""What each model answers, as jobs for the model's thread (see `model_thread`): the verbs of the Python API."""
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -33,12 +25,10 @@ from ping_llm.serve.model_thread import Job
 from ping_llm.serve.store import KnownMeasurements
 
 _SCORED_PER_CALL: Final = 256
-_NEAR: Final = 1.1
-"""An RTT is about another if it is at most so many times longer or shorter."""
+_NEAR: Final = 1.1  # an RTT is about another if it is at most so many times longer or shorter
 _SIZES: Final = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128, 255)
-_PAIRS: Final = {4: ("192.0.2.1", "192.0.2.2"), 6: ("2001:db8::1", "2001:db8::2")}
-_TOKENS: Final = {4: 16, 6: 40}
-"""For warming up: pairs, and what their measurements take."""
+_PAIRS: Final = {4: ("192.0.2.1", "192.0.2.2"), 6: ("2001:db8::1", "2001:db8::2")}  # for warming up
+_TOKENS: Final = {4: 16, 6: 40}  # that a measurement of these pairs takes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +63,8 @@ class ModelAnswers:
     def __init__(self, predictor: Predictor) -> None:
         self.predictor, self.model = predictor, predictor.model
         self.is_completer = isinstance(predictor.model, Completer)
-        self.is_shipped = predictor.trained.where == str(SHIPPED)
+        is_shipped = predictor.trained.where == str(SHIPPED)
+        self.name = "the completer that comes with ping-llm" if is_shipped else predictor.name
         self.max_tokens: int = 0 if self.is_completer else predictor.trained.config.max_target_length
         self.max_context = predictor.settings.context - 1 if self.is_completer else self.max_tokens // MIN_TOKENS
         """Measurements that an answer can be computed from."""
@@ -123,7 +114,7 @@ class ModelAnswers:
         return measured, Questions(source=source, destination=destination, time_s=times), tuple(node)
 
     def growth(self, query: Query, known: KnownMeasurements, sizes: Sequence[int] | None = None) -> Job:
-        """From the `sizes` most informative measurements (None: about a dozen sizes up to all).
+        """One query, answered from the `sizes` most informative measurements (None: about a dozen sizes up to all).
 
         Gives the known measurements, the rows of the context, the sizes, and a distribution for each size.
         """
@@ -152,7 +143,7 @@ class ModelAnswers:
         time_s: float,
         count: int,
     ) -> Job:
-        """Among candidates or, if a language model has none, among all addresses.
+        """Who answers in about this time? Among candidates or, if a language model has none, among all addresses.
 
         Gives `LikelyAddresses` (covered is NaN among candidates) and the distribution of the RTT of each.
         """
@@ -178,7 +169,7 @@ class ModelAnswers:
     def complete(
         self, source: str, prefix: str, rtt_ms: float | None, known: KnownMeasurements, time_s: float, count: int
     ) -> Job:
-        """Gives `LikelyAddresses`."""
+        """The rest of an address. Gives `LikelyAddresses`."""
         model, before = self.predictor.language_model, self._before(source, known, time_s)
         yield None
         return scoring.destinations(model, source, rtt_ms, count=count, prefix=prefix, **before)
@@ -191,22 +182,19 @@ class ModelAnswers:
         return {"history": history, "time_s": None if np.isnan(time_s) else time_s}
 
     def anomaly_scores(self, measured: MeasurementSet, max_scored: int, seconds: float) -> Job:
-        """Of the latest measurements: so many, or as many as there is time for, scored from the latest backwards.
+        """NLL in bits of the latest measurements: so many, or as many as there is time for, the latest first.
 
         Gives which were scored, their scores, and whether there was time for all.
         """
-        end = time.monotonic() + seconds
-        which = np.arange(len(measured.observations))[-max_scored:]
-        rows, scores = [], []
-        for some, of_some in self._scores_in_parts(measured, which):
-            rows.append(some)
-            scores.append(of_some)
+        end, count = time.monotonic() + seconds, len(measured.observations)
+        which = np.arange(count)[-max_scored:]
+        scores, is_scored = np.zeros(count), np.zeros(count, dtype=bool)
+        for rows, of_rows in self._scores_in_parts(measured, which):
+            scores[rows], is_scored[rows] = of_rows, True
             yield None
             if time.monotonic() > end:
                 break
-        scored = np.concatenate(rows)
-        order = np.argsort(scored)
-        return scored[order], np.concatenate(scores)[order], len(scored) == len(which)
+        return np.flatnonzero(is_scored), scores[is_scored], bool(is_scored[which].all())
 
     def _scores_in_parts(self, measured: MeasurementSet, which: Ints) -> Iterator[tuple[Ints, Floats]]:
         """A completer scores one by one; a language model a source at a time, in pieces after a full context."""

@@ -24,16 +24,11 @@ from ping_llm.serve.answers import ModelAnswers, Query, queries_of
 from ping_llm.serve.model_thread import BusyError, Job, ModelThread, WarmingError
 from ping_llm.serve.store import KnownMeasurements, MeasurementStore, Role, check_count, measurements_of, read_upload
 
-_MAX_SERIES: Final = 2_000
-"""Measurements of a pair that are shown."""
-_MAX_CANDIDATES: Final = 64
-"""Destinations of the rows among which a completer looks, if the request names none."""
-_SCORING_SHARE: Final = 0.7
-"""Of the time of a request, for scoring. What is done by then is the answer."""
-_DENSITY_RANGE: Final = (0.01, 0.99)
-"""Quantiles between which densities are given."""
-_MIN_DENSITY_RATIO: Final = 1.2
-"""Between the outermost edges: even of an answer that is certain, something is to be seen."""
+_MAX_SERIES: Final = 2_000  # measurements of a pair that are shown
+_MAX_CANDIDATES: Final = 64  # destinations of the rows among which a completer looks, if the request names none
+_SCORING_SHARE: Final = 0.7  # of the time of a request, for scoring. What is done by then is the answer
+_DENSITY_RANGE: Final = (0.01, 0.99)  # quantiles between which densities are given
+_MIN_DENSITY_RATIO: Final = 1.2  # between the outermost edges: a certain answer is to be seen, too
 _STATUS: Final = {
     400: "not a request that can be read",
     401: "no token, or a wrong one",
@@ -64,8 +59,7 @@ class Service:
     store: MeasurementStore
     thread: ModelThread
     limits: Limits
-    warm: bool = False
-    """Whether every shape is compiled."""
+    warm: bool = False  # whether every shape is compiled
 
     async def compute(self, job: Job) -> Any:
         try:
@@ -159,18 +153,17 @@ async def model(service: _Service) -> Response:
             "end": times[-1],
             "examples": [{"src_addr": source, "dst_addr": destination} for source, destination in store.busiest],
         }
-    return json_reply(
-        {
-            "name": "the completer that comes with ping-llm" if answers.is_shipped else answers.predictor.name,
-            "kind": "completer" if answers.is_completer else "language model",
-            "version": __version__,
-            "steps": answers.predictor.trained.steps,
-            "context": answers.max_context,
-            "warm": service.warm,
-            "limits": asdict(service.limits),
-            "rows": rows,
-        }
-    )
+    about = {
+        "name": answers.name,
+        "kind": "completer" if answers.is_completer else "language model",
+        "version": __version__,
+        "steps": answers.predictor.trained.steps,
+        "context": answers.max_context,
+        "warm": service.warm,
+        "limits": asdict(service.limits),
+        "rows": rows,
+    }
+    return json_reply(about)
 
 
 @router.get("/addresses", response_model=schemas.AddressesReply)
@@ -221,10 +214,8 @@ async def anomalies_of_file(service: _Service, request: Request, last: schemas.L
 
 
 async def _scored(service: Service, measured: MeasurementSet, last: int | None) -> Response:
-    limits = service.limits
-    job = service.model.anomaly_scores(
-        measured, min(last or limits.scored, limits.scored), _SCORING_SHARE * limits.seconds
-    )
+    most, seconds = service.limits.scored, _SCORING_SHARE * service.limits.seconds
+    job = service.model.anomaly_scores(measured, min(last or most, most), seconds)
     rows, scores, is_complete = await service.compute(job)
     bits = np.where(np.isfinite(scores), scores, np.nan).astype(np.float32)
     columns = _columns(measured, rows, len(measured.observations))
@@ -281,11 +272,10 @@ def _predictions(
     """One object for each query; `one_range`: with the same bins for all."""
     quantiles = answers.quantile(list(levels)) if levels else np.zeros((len(answers), 0))
     names = [f"{level:g}" for level in levels]
+    columns = answers.p_failed.tolist(), answers.median.tolist(), quantiles.tolist()
     found: list[dict[str, Any]] = [
         {"p_failed": p_failed, "median": median, "quantiles": dict(zip(names, own, strict=True))}
-        for p_failed, median, own in zip(
-            answers.p_failed.tolist(), answers.median.tolist(), quantiles.tolist(), strict=True
-        )
+        for p_failed, median, own in zip(*columns, strict=True)
     ]
     if bins:
         low, high = answers.quantile(list(_DENSITY_RANGE)).T
@@ -302,12 +292,9 @@ def _predictions(
 def _with_pairs(
     queries: Sequence[Query], found: Sequence[dict[str, Any]], supports: Sequence[dict[str, Any] | None]
 ) -> list[dict[str, Any]]:
-    return [
-        {"src_addr": query.source, "dst_addr": query.destination, "event_time": query.time_s}
-        | reply
-        | ({"support": support} if support else {})
-        for query, reply, support in zip(queries, found, supports, strict=True)
-    ]
+    asked = ({"src_addr": one.source, "dst_addr": one.destination, "event_time": one.time_s} for one in queries)
+    rest = ({"support": support} if support else {} for support in supports)
+    return [pair | reply | support for pair, reply, support in zip(asked, found, rest, strict=True)]
 
 
 def _likely(likely: LikelyAddresses, answers: RttDistribution | None) -> dict[str, Any]:

@@ -21,8 +21,7 @@ from ping_llm.predict.prompts import Prompt
 Job = Generator[Sequence[Prompt] | None, RttDistribution | None, Any]
 Forecast = Callable[[Sequence[Prompt]], RttDistribution]
 
-_PROMPTS_PER_CALL: Final = 32
-"""Unless a single job has more: the first of many clients is not to wait for the last."""
+_PROMPTS_PER_CALL: Final = 32  # unless a single job has more: the first of many clients is not to wait for the last
 _STOP, _REQUEST, _BACKGROUND = range(3)
 """Whose turn comes first. A job that is not done always has one, or waits for a forecast that has."""
 
@@ -49,11 +48,10 @@ class ModelThread:
 
     def __init__(self, forecast: Forecast, max_jobs: int) -> None:
         self._forecast, self._max_jobs = forecast, max_jobs
-        self._turns: PriorityQueue[tuple[int, int, Callable[[], None]]] = PriorityQueue()
+        self._turns: PriorityQueue[tuple[int, int, Callable[[], None] | None]] = PriorityQueue()
         self._number = count()
         self._running: set[_Running] = set()
         self._waiting: deque[tuple[_Running, Sequence[Prompt]]] = deque()
-        self._stopped = False
         self._thread = threading.Thread(target=self._work, name="model", daemon=True)
 
     def __enter__(self) -> "ModelThread":
@@ -61,7 +59,7 @@ class ModelThread:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._add_turn(_STOP, self._stop)
+        self._add_turn(_STOP, None)
         self._thread.join(timeout=10)
 
     def submit(self, job: Job, *, background: bool = False) -> Future[Any]:
@@ -73,15 +71,12 @@ class ModelThread:
         self._add_turn(running.priority, partial(self._resume, running))
         return running.future
 
-    def _add_turn(self, priority: int, turn: Callable[[], None]) -> None:
+    def _add_turn(self, priority: int, turn: Callable[[], None] | None) -> None:
         self._turns.put((priority, next(self._number), turn))
 
     def _work(self) -> None:
-        while not self._stopped:
-            self._turns.get()[-1]()
-
-    def _stop(self) -> None:
-        self._stopped = True
+        while turn := self._turns.get()[-1]:
+            turn()
         for running in tuple(self._running):
             running.job.close()
             running.future.cancel()

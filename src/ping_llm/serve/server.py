@@ -35,8 +35,7 @@ from ping_llm.serve.store import TooManyError, read_store
 from ping_llm.storage.cache import cache_folder
 
 _FILES: Final = Path(__file__).parent / "static"
-_CHART_FILES: Final = Path(__file__).parents[1] / "report" / "static"
-"""Colours and charts, which the page shares with the run report."""
+_CHART_FILES: Final = Path(__file__).parents[1] / "report" / "static"  # shared with the run report
 _COMPILED: Final = {"jax_persistent_cache_min_compile_time_secs": 0.0, "jax_persistent_cache_min_entry_size_bytes": -1}
 
 
@@ -93,9 +92,9 @@ def serve(settings: ServeSettings) -> None:
             for name, value in {"jax_compilation_cache_dir": str(cache_folder() / "compiled"), **_COMPILED}.items():
                 jax.config.update(name, value)  # type: ignore[no-untyped-call]
         model = ModelAnswers(steady_predictor(settings.checkpoint, settings.context))
-        store = read_store(settings.rows)
-        with ModelThread(model.forecast, settings.limits.waiting) as thread:
-            service = Service(model=model, store=store, thread=thread, limits=settings.limits)
+        store, limits = read_store(settings.rows), settings.limits
+        with ModelThread(model.forecast, limits.waiting) as thread:
+            service = Service(model=model, store=store, thread=thread, limits=limits)
 
             def warmed(done: Future[Any]) -> None:
                 if not done.cancelled():
@@ -104,10 +103,9 @@ def serve(settings: ServeSettings) -> None:
                         log.error("warming up failed: %s", error)
 
             thread.submit(model.warm_up(), background=True).add_done_callback(warmed)
-            name = "the completer of the package" if model.is_shipped else model.predictor.trained.where
             host = f"[{settings.host}]" if ":" in settings.host else settings.host
             url = f"http://{host}:{listening.getsockname()[1]}"
-            err.print(f"{name} answers at {url} (the API: /docs). Ctrl-C stops it.", markup=False)
+            err.print(f"{model.name} answers at {url} (the API: /docs). Ctrl-C stops it.", markup=False)
             uvicorn.Server(server_config(service, settings)).run(sockets=[listening])
 
 

@@ -180,8 +180,7 @@ class KnownMeasurements:
 # file's name is never used: its first bytes tell what it is, and it is read from a folder that is gone afterwards.
 
 _COMPRESSED: Final = (b"\x1f\x8b", b"BZh", b"(\xb5/\xfd", b"PK\x03\x04", b"\xfd7zXZ")
-_MAX_EXPANSION: Final = 20
-"""Bytes that a byte of Parquet may become. Measurements stay far below."""
+_MAX_EXPANSION: Final = 20  # bytes that a byte of Parquet may become. Measurements stay far below
 _ATLAS_FIELDS: Final = frozenset({"prb_id", "msm_id", "fw"})
 _COLUMN_TYPES: Final = {"rtt": pa.float64(), "src_addr": pa.string(), "dst_addr": pa.string(), "ip_version": pa.int64()}
 
