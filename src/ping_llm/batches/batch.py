@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ping_llm.batches.spec import Batch
-from ping_llm.core.compiled import Array, column, kernel, part_of_kernels, types
+from ping_llm.core.compiled import column, kernel, part_of_kernels, types
 
 ARRAYS: Final = (
     "inputs",
@@ -54,8 +54,7 @@ class Stages:
 def expand(packed: PackedTokens, sequences: int, length: int) -> Batch:
     """Lay segments side by side in the arrays of the batch contract."""
     arrays = np.empty((len(ARRAYS), sequences, length), dtype=np.int32)
-    lay_out = _lay_out_16 if packed.tokens.dtype == np.uint16 else _lay_out_32
-    lay_out(packed.tokens, packed.sizes, packed.sequence, arrays)
+    _LAY_OUT[packed.tokens.dtype](packed.tokens, packed.sizes, packed.sequence, arrays)
     return dict(zip(ARRAYS, arrays, strict=True))
 
 
@@ -81,7 +80,6 @@ def _count_up(target: Any) -> None:
         target[i] = i
 
 
-@part_of_kernels
 def _lay_out(tokens: Any, sizes: Any, sequence: Any, arrays: Any) -> None:
     """One loop for each array: this is how they become wide stores, at the speed of memory."""
     segments, length = len(sizes), arrays.shape[2]
@@ -109,13 +107,6 @@ def _lay_out(tokens: Any, sizes: Any, sequence: Any, arrays: Any) -> None:
 
 
 _I32, _BATCH = column(types.int32), types.Array(types.int32, 3, "C")
-
-
-@kernel(column(types.uint16), _I32, _I32, _BATCH)
-def _lay_out_16(tokens: Array, sizes: Array, sequence: Array, arrays: Array) -> None:
-    _lay_out(tokens, sizes, sequence, arrays)
-
-
-@kernel(column(types.uint32), _I32, _I32, _BATCH)
-def _lay_out_32(tokens: Array, sizes: Array, sequence: Array, arrays: Array) -> None:
-    _lay_out(tokens, sizes, sequence, arrays)
+_LAY_OUT: Final = {
+    np.dtype(kind.name): kernel(column(kind), _I32, _I32, _BATCH)(_lay_out) for kind in (types.uint16, types.uint32)
+}

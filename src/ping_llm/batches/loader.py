@@ -30,7 +30,7 @@ import numpy.typing as npt
 import psutil
 
 from ping_llm.batches.batch import PackedTokens, Stages, expand
-from ping_llm.batches.report import STAGES, PipelineReport
+from ping_llm.batches.report import LAY_OUT, STAGES, PipelineReport
 from ping_llm.batches.source import BatchSource
 from ping_llm.batches.spec import Batch, DataSpec, DataState, LoaderSettings, TrainLoader
 from ping_llm.core.errors import PingLlmError
@@ -118,12 +118,10 @@ class Loader(TrainLoader):
             self._made = self._start()
         made = next(self._made)
         arrived = time.perf_counter()
-        batch = expand(made.packed, self.batch_size, self.spec.contexts.length)
-        tokens = len(made.packed.tokens)
+        batch, tokens = expand(made.packed, self.batch_size, self.spec.contexts.length), len(made.packed.tokens)
         self.report.add(
+            made.stage_s | {LAY_OUT: time.perf_counter() - arrived},
             wait_s=arrived - asked,
-            stage_s=made.stage_s,
-            lay_out_s=time.perf_counter() - arrived,
             tokens=tokens,
             padding=self.batch_size * self.spec.contexts.length - tokens,
             corrupt_rows=made.corrupt_rows,
@@ -138,7 +136,6 @@ class Loader(TrainLoader):
         run = int(np.clip(_RUN_BYTES // (2 * self.batch_size * self.spec.contexts.length), 1, buffer // 2 or 1))
         job = _Job(
             source=self.make_source(),
-            stages=tuple(self.stages),
             first_step=self._state.next_step,
             begin=begin,
             end=begin + self.batch_size,
@@ -190,7 +187,7 @@ class Made:
     """A batch as it was made."""
 
     packed: PackedTokens
-    stage_s: npt.NDArray[np.float64]
+    stage_s: dict[str, float]
     """Seconds of each stage."""
     corrupt_rows: int
     """That its source has left out so far."""
@@ -201,7 +198,6 @@ class _Job:
     """What a worker process is told when it starts."""
 
     source: Source
-    stages: tuple[str, ...]
     first_step: int
     begin: int
     """This host's part of each batch: its sequences `begin` to `end`."""
@@ -215,10 +211,8 @@ class _Job:
 
     def make(self, number: int) -> Made:
         """The batch of so many steps after the first one."""
-        seconds = self.source.stages.seconds
-        seconds.clear()
+        stage_s = self.source.stages.seconds = {}
         packed = self.source.packed(self.first_step + number, self.begin, self.end)
-        stage_s = np.array([seconds.get(name, 0.0) for name in self.stages])
         return Made(packed=packed, stage_s=stage_s, corrupt_rows=self.source.corrupt_rows)
 
     def open_slots(self, path: str) -> npt.NDArray[np.uint8]:
@@ -320,15 +314,15 @@ def _to_slot(made: Made, slot: npt.NDArray[np.uint8]) -> tuple[Any, ...] | None:
     if size > len(slot):
         return None
     np.concatenate(columns, out=slot[:size])
-    return len(packed.sizes), len(packed.tokens), packed.tokens.dtype.str, made.stage_s.tolist(), made.corrupt_rows
+    return len(packed.sizes), len(packed.tokens), packed.tokens.dtype.str, made.stage_s, made.corrupt_rows
 
 
 def _from_slot(
-    slot: npt.NDArray[np.uint8], segments: int, tokens: int, kind: str, stage_s: list[float], corrupt: int
+    slot: npt.NDArray[np.uint8], segments: int, tokens: int, kind: str, stage_s: dict[str, float], corrupt: int
 ) -> Made:
     packed = PackedTokens(
         sizes=np.frombuffer(slot, np.int32, segments),
         sequence=np.frombuffer(slot, np.int32, segments, 4 * segments),
         tokens=np.frombuffer(slot, np.dtype(kind), tokens, 8 * segments),
     )
-    return Made(packed=packed, stage_s=np.array(stage_s), corrupt_rows=corrupt)
+    return Made(packed=packed, stage_s=stage_s, corrupt_rows=corrupt)

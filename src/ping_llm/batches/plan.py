@@ -276,12 +276,8 @@ def _read_only(column: npt.NDArray[Any], kind: npt.DTypeLike) -> npt.NDArray[Any
 
 # Kernels: mode, window and size of samples, from their numbers and the row index.
 
-FULL, PARTIAL, NONE = (int(mode) for mode in Mode)
 _NOT_FULL_FROM: Final = MODE_SHARES[0]
 _NONE_FROM: Final = MODE_SHARES[0] + MODE_SHARES[1]
-_MODE: Final = int(Purpose.MODE)
-_WINDOW_SIZE: Final = int(Purpose.WINDOW_SIZE)
-_WINDOW_OFFSET: Final = int(Purpose.WINDOW_OFFSET)
 _SIGNPOST_SAMPLES: Final = 16
 
 _I64, _U64, _U8, _BOOL = (column(kind) for kind in (types.int64, types.uint64, types.uint8, types.bool_))
@@ -303,9 +299,9 @@ def _max_tokens(family: Any, mode: Any, size: Any, count: Any, failed: Any, long
     merge, and any of them may become long.
     """
     tokens = bare_tokens(family) * size
-    if mode == FULL:
+    if mode == Mode.FULL:
         tokens += ABSOLUTE + DELTA1 * (size - 1) + (DELTA4 - DELTA1) * long_gaps
-    elif mode == PARTIAL:
+    elif mode == Mode.PARTIAL:
         tokens += ABSOLUTE + DELTA4 * (size - 1)
     return tokens - (failed * FAILED_SAVES if size == count else 0)
 
@@ -314,9 +310,9 @@ def _max_tokens(family: Any, mode: Any, size: Any, count: Any, failed: Any, long
 def _likely_tokens(family: Any, mode: Any, size: Any, count: Any, failed: Any, long_gaps: Any) -> Any:
     """The tokens that they will probably take."""
     tokens = bare_tokens(family) * size
-    if mode == FULL:
+    if mode == Mode.FULL:
         tokens += ABSOLUTE + DELTA1 * (size - 1) + (DELTA4 - DELTA1) * (long_gaps * size // count)
-    elif mode == PARTIAL:
+    elif mode == Mode.PARTIAL:
         tokens += ABSOLUTE // 2 if size == 1 else ABSOLUTE - DELTA1 + (DELTA1 + 1) * size // 2
     return tokens - failed * size // count * FAILED_SAVES
 
@@ -350,20 +346,20 @@ def _draw_samples(
         size[i] = facts.count[row[i]]
     for i in range(len(row)):
         key[i] = extend(epoch_key, number[i])
-        size[i] = log_uniform(extend(key[i], _WINDOW_SIZE), size[i])
+        size[i] = log_uniform(extend(key[i], Purpose.WINDOW_SIZE), size[i])
     for i in range(len(row)):
         r, word = row[i], key[i]
         count, failed, long_gaps = np.int64(facts.count[r]), np.int64(facts.failed[r]), np.int64(facts.long_gaps[r])
-        drawn = uniform(extend(word, _MODE))
-        m = FULL if drawn < _NOT_FULL_FROM else PARTIAL if drawn < _NONE_FROM else NONE
+        drawn = uniform(extend(word, Purpose.MODE))
+        m = Mode.FULL if drawn < _NOT_FULL_FROM else Mode.PARTIAL if drawn < _NONE_FROM else Mode.NONE
         f = facts.family[r]
         whole[i] = _max_tokens(f, m, count, count, failed, long_gaps) <= length
         n = count if whole[i] else size[i]
         gaps = min(long_gaps, n)
         family[i], mode[i], size[i] = f, m, n
-        start[i] = below(extend(word, _WINDOW_OFFSET), count - n + 1)
+        start[i] = below(extend(word, Purpose.WINDOW_OFFSET), count - n + 1)
         max_tokens[i] = _max_tokens(f, m, n, count, failed, gaps)
-        min_tokens[i] = min(bare_tokens(f) + (0 if m == NONE else ABSOLUTE), max_tokens[i])
+        min_tokens[i] = min(bare_tokens(f) + (0 if m == Mode.NONE else ABSOLUTE), max_tokens[i])
         likely = _likely_tokens(f, m, n, count, failed, gaps)
         target_tokens[i] = length * _LONG_PERCENT // 100 if likely > length else likely
         shrinkable[i] = False

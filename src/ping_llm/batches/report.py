@@ -7,9 +7,6 @@ from pathlib import Path
 from typing import Any, Final
 from xml.sax.saxutils import escape
 
-import numpy as np
-import numpy.typing as npt
-
 from ping_llm.core.files import write_atomically
 
 LAY_OUT: Final = "lay out"
@@ -45,33 +42,25 @@ class PipelineReport:
     def __init__(self, stages: Mapping[str, str], workers: int) -> None:
         self.workers = workers
         self._meaning = {**stages, LAY_OUT: "tokens to arrays, in the training process"}
-        self._names = tuple(self._meaning)
         self.reset()
 
     def reset(self) -> None:
-        self._stage_s = np.zeros(len(self._names))
+        self._stage_s = dict.fromkeys(self._meaning, 0.0)
         self._wait_s = self._first_wait_s = 0.0
         self._tokens = self._padding = self._batches = self._corrupt_rows = 0
         self._since = self._until = time.perf_counter()
 
     def add(
-        self,
-        *,
-        wait_s: float,
-        stage_s: npt.NDArray[np.float64],
-        lay_out_s: float = 0.0,
-        tokens: int,
-        padding: int,
-        corrupt_rows: int,
+        self, stage_s: Mapping[str, float], *, wait_s: float, tokens: int, padding: int, corrupt_rows: int = 0
     ) -> None:
         if self._batches == 0:  # starting the workers is not what a running pipeline costs
             self._first_wait_s = wait_s
             self._since = time.perf_counter()
         else:
             self._wait_s += wait_s
-            self._stage_s[:-1] += stage_s
-            self._stage_s[-1] += lay_out_s
             self._tokens += tokens
+            for name, seconds in stage_s.items():
+                self._stage_s[name] += seconds
         self._padding += padding
         self._corrupt_rows = max(self._corrupt_rows, corrupt_rows)
         self._batches += 1
@@ -89,21 +78,20 @@ class PipelineReport:
             return "unknown"
         if self.workers and self.wait_share < _NEGLIGIBLE_WAIT:
             return "consumer"
-        side_by_side = np.full(len(self._names), max(1, self.workers))
-        side_by_side[-1] = 1
-        return self._names[int(np.argmax(self._stage_s / side_by_side))]
+        side_by_side = max(1, self.workers)
+        return max(self._stage_s, key=lambda name: self._stage_s[name] / (1 if name == LAY_OUT else side_by_side))
 
     @property
     def advice(self) -> str:
         name = self.bottleneck
-        if name == "read" and self._stage_s[self._names.index(name)] < _WAITS_FROM * self._stage_s.sum():
+        if name == "read" and self._stage_s[name] < _WAITS_FROM * sum(self._stage_s.values()):
             return _ADVICE_FOR_COMPUTATION
         return _ADVICE.get(name, _ADVICE_FOR_COMPUTATION)
 
     def to_json(self) -> dict[str, Any]:
         batches = max(1, self._batches - 1)
         elapsed = self._until - self._since
-        all_stages = max(1e-12, float(self._stage_s.sum()))
+        all_stages = max(1e-12, sum(self._stage_s.values()))
         all_tokens = self._tokens * self._batches // batches  # those of the first batch are not counted
         return {
             "batches": self._batches,
@@ -114,7 +102,7 @@ class PipelineReport:
             "wait_share": round(self.wait_share, 4),
             "stages": {
                 name: {"ms_per_batch": round(1e3 * s / batches, 3), "share": round(s / all_stages, 3)}
-                for name, s in zip(self._names, self._stage_s.tolist(), strict=True)
+                for name, s in self._stage_s.items()
                 if s or name != LAY_OUT  # where it is not measured by itself, it is part of another stage
             },
             "corrupt_rows": self._corrupt_rows,
@@ -125,11 +113,13 @@ class PipelineReport:
     def table(self) -> str:
         """For the log: one line per stage, then the verdict."""
         value = self.to_json()
-        meaning = self._meaning
         lines = [
             f"pipeline: {value['batches']} batches, {value['real_tokens_per_s']:,} tokens/s, {self.workers} worker(s)",
             f"  {'stage':8} {'ms/batch':>9} {'share':>6}",
-            *(f"  {n:8} {s['ms_per_batch']:9.2f} {s['share']:6.0%}  {meaning[n]}" for n, s in value["stages"].items()),
+            *(
+                f"  {name:8} {stage['ms_per_batch']:9.2f} {stage['share']:6.0%}  {self._meaning[name]}"
+                for name, stage in value["stages"].items()
+            ),
             f"  waiting for data: {value['wait_share']:.1%} of the time; padding {value['padding_fraction']:.2%}",
             f"  bottleneck: {value['bottleneck']}; {value['advice']}",
         ]

@@ -15,10 +15,8 @@ from ping_llm.batches.plan import (
     DELTA1,
     DELTA4,
     FAILED_SAVES,
-    FULL,
-    NONE,
-    PARTIAL,
     SAMPLES,
+    Mode,
     Samples,
     bare_tokens,
 )
@@ -63,7 +61,7 @@ def write_segments(
         drawn = _draw_measurements(samples, length)
         first, position, *_ = drawn
     with stages("read"):
-        read = reader.pick(rows, first, position, samples.mode != NONE)
+        read = reader.pick(rows, first, position, samples.mode != Mode.NONE)
     with stages("fill"):
         counts, sizes = np.empty(len(rows), dtype=np.int64), np.empty(len(rows), dtype=np.int32)
         fault = _fill(sequence, samples, drawn, read, length, counts, sizes)
@@ -77,9 +75,6 @@ def write_segments(
 
 # Kernels: which measurements of their windows samples may use, and what is drawn for each of them.
 
-_SAMPLE: Final = int(Purpose.SAMPLE)
-_MEASUREMENT: Final = int(Purpose.MEASUREMENT)
-_UNTIMED_SHARE: Final = int(Purpose.UNTIMED_SHARE)
 _LEAST_UNTIMED: Final = UNTIMED_SHARES[0]
 _UNTIMED_RANGE: Final = UNTIMED_SHARES[1] - UNTIMED_SHARES[0]
 
@@ -132,10 +127,10 @@ def sort_random(keys: Any, spare: Any, ends: Any, count: Any, bits: Any) -> None
 @part_of_kernels
 def _untimed_bound(key: Any, mode: Any) -> Any:
     """A measurement whose first 16 random bits are below this loses its time: 0 keeps all times, 2^16 keeps none."""
-    if mode == FULL:
+    if mode == Mode.FULL:
         return np.uint64(0)
-    if mode == PARTIAL:
-        share = _LEAST_UNTIMED + _UNTIMED_RANGE * uniform(extend(key, _UNTIMED_SHARE))
+    if mode == Mode.PARTIAL:
+        share = _LEAST_UNTIMED + _UNTIMED_RANGE * uniform(extend(key, Purpose.UNTIMED_SHARE))
         return np.uint64(share * 2.0**16)
     return np.uint64(1 << 16)
 
@@ -165,7 +160,7 @@ def _draw_measurements(samples: Any, length: Any) -> Any:
     for s in range(len(key)):
         begin, count = first[s], first[s + 1] - first[s]
         if shrinkable[s] and count < size[s]:
-            permute_run(extend(key[s], _SAMPLE), size[s], 0, keys[:count])
+            permute_run(extend(key[s], Purpose.SAMPLE), size[s], 0, keys[:count])
             for i in range(count):
                 keys[i] = keys[i] << 20 | i
             sort_random(keys, spare, ends, count, 20 + np.int64(permutation_width(size[s])))
@@ -176,13 +171,13 @@ def _draw_measurements(samples: Any, length: Any) -> Any:
             for i in range(count):
                 position[begin + i] = start[s] + i
             if shrinkable[s]:  # here only the ranks are drawn: a plain shuffle
-                word = extend(key[s], _SAMPLE)
+                word = extend(key[s], Purpose.SAMPLE)
                 for i in range(count):
                     keys[i] = np.int64(extend(word, i) & _LOW_32) << 20 | i
                 sort_random(keys, spare, ends, count, 52)
                 for i in range(count):
                     rank[begin + (keys[i] & _INDEX)] = i
-        word, bound = extend(key[s], _MEASUREMENT), _untimed_bound(key[s], samples.mode[s])
+        word, bound = extend(key[s], Purpose.MEASUREMENT), _untimed_bound(key[s], samples.mode[s])
         for i in range(begin, begin + count):
             words[i] = extend(word, position[i])
             timed[i] = (words[i] & _LOW_16) >= bound
@@ -198,10 +193,13 @@ _SOUND: Final = -1
 
 
 @part_of_kernels
-def _count_tokens(used: Any, family: Any, mode: Any, rank: Any, time_s: Any, timed: Any, rtt_ms: Any) -> Any:
-    """Tokens of a sample that uses the candidates of rank below `used`."""
-    tokens, bare = 0, bare_tokens(family)
-    if mode == NONE:
+def _count_tokens(used: Any, s: Any, samples: Any, drawn: Any, read: Any) -> Any:
+    """Tokens of sample `s` if it uses the candidates of rank below `used`."""
+    first, _, all_ranks, _, all_timed = drawn
+    a, b = first[s], first[s + 1]
+    rank, timed, time_s, rtt_ms = all_ranks[a:b], all_timed[a:b], read.time_s[a:b], read.rtt_ms[a:b]
+    tokens, bare = 0, bare_tokens(samples.family[s])
+    if samples.mode[s] == Mode.NONE:
         for i in range(len(rank)):
             tokens += np.int64(rank[i] < used) * (bare - np.int64(np.isnan(rtt_ms[i])) * FAILED_SAVES)
         return tokens
@@ -224,13 +222,13 @@ def _largest_increase(family: Any, mode: Any) -> Any:
     Its own, with a long delta. Its successor's delta only gets shorter. If it becomes the first one, it takes over the
     absolute time, and the one that had it gets a delta instead.
     """
-    return bare_tokens(family) + (0 if mode == NONE else DELTA4)
+    return bare_tokens(family) + (0 if mode == Mode.NONE else DELTA4)
 
 
 @part_of_kernels
 def _late_absolute_time(mode: Any) -> Any:
     """Tokens that the first timed measurement of a partial context can add on top of the largest increase."""
-    return ABSOLUTE - DELTA4 if mode == PARTIAL else 0
+    return ABSOLUTE - DELTA4 if mode == Mode.PARTIAL else 0
 
 
 @kernel(_I32, SAMPLES, _DRAWN, _READ, types.int64, _I64, _I32, returns=types.int64)
@@ -243,10 +241,9 @@ def _fill(sequence: Any, samples: Any, drawn: Any, read: Any, length: Any, count
     Gives the number of a sample whose data cannot be what the index says, or `_SOUND`.
     """
     family, mode, target_tokens, shrinkable = samples.family, samples.mode, samples.target_tokens, samples.shrinkable
-    first, _, rank, _, timed = drawn
-    time_s, rtt_ms, _ = read
-    for i in range(len(rtt_ms)):
-        if np.float64(rtt_ms[i]) * 1000.0 >= TOO_LONG_US:
+    first = drawn[0]
+    for i in range(len(read.rtt_ms)):
+        if np.float64(read.rtt_ms[i]) * 1000.0 >= TOO_LONG_US:
             return np.searchsorted(first, i, side="right") - 1
     begin = 0
     while begin < len(sequence):
@@ -261,8 +258,7 @@ def _fill(sequence: Any, samples: Any, drawn: Any, read: Any, length: Any, count
                 spare -= samples.min_tokens[s]
                 all_targets += target_tokens[s]
             else:
-                a, b = first[s], first[s + 1]
-                tokens[s] = _count_tokens(1, family[s], mode[s], rank[a:b], time_s[a:b], timed[a:b], rtt_ms[a:b])
+                tokens[s] = _count_tokens(1, s, samples, drawn, read)
                 if tokens[s] > samples.max_tokens[s]:
                     return s
                 free -= tokens[s]
@@ -271,10 +267,7 @@ def _fill(sequence: Any, samples: Any, drawn: Any, read: Any, length: Any, count
             if shrinkable[s]:
                 share = np.int64(spare * (target_tokens[s] / all_targets)) // _largest_increase(family[s], mode[s])
                 counts[s] = min(max(1 + share, 1), counts[s])
-                a, b = first[s], first[s + 1]
-                tokens[s] = _count_tokens(
-                    counts[s], family[s], mode[s], rank[a:b], time_s[a:b], timed[a:b], rtt_ms[a:b]
-                )
+                tokens[s] = _count_tokens(counts[s], s, samples, drawn, read)
                 free -= tokens[s]
 
         for turn in range(_GROWTH_ROUNDS + 1):
@@ -289,10 +282,7 @@ def _fill(sequence: Any, samples: Any, drawn: Any, read: Any, length: Any, count
             more = max(free - _late_absolute_time(mode[s]), 0) // _largest_increase(family[s], mode[s])
             more = min(max(more, 1) if turn == _GROWTH_ROUNDS else more, room)
             if more > 0:
-                a, b = first[s], first[s + 1]
-                new = _count_tokens(
-                    counts[s] + more, family[s], mode[s], rank[a:b], time_s[a:b], timed[a:b], rtt_ms[a:b]
-                )
+                new = _count_tokens(counts[s] + more, s, samples, drawn, read)
                 if new - tokens[s] <= free:
                     free -= new - tokens[s]
                     counts[s] += more
@@ -306,7 +296,6 @@ def _fill(sequence: Any, samples: Any, drawn: Any, read: Any, length: Any, count
 # Kernel: the chosen measurements in their order, as tokens.
 
 _ORDERS: Final = len(FIELD_ORDERS)
-_UNTIMED, _ABSOLUTE_TIME, _SHORT_DELTA, _LONG_DELTA = (int(kind) for kind in TimeKind)
 
 
 @kernel(
@@ -338,16 +327,17 @@ def _write(samples: Any, source: Any, drawn: Any, read: Any, counts: Any, sizes:
             is_used = rank[i] < counts[s]
             count += is_used
             with_time += is_used & timed[i]
-        if mode[s] != FULL:
+        if mode[s] != Mode.FULL:
             sort_random(keys, spare, ends, count, 52)
         next_timed, previous = 0, np.int64(0)
         for k in range(count):
-            i = used[k] if mode[s] == FULL else used[keys[k] & _INDEX]
-            kind, value = _UNTIMED, np.int64(0)
+            i = used[k] if mode[s] == Mode.FULL else used[keys[k] & _INDEX]
+            kind, value = TimeKind.NONE, np.int64(0)
             if timed[i]:
                 i = in_time[next_timed]
                 value = time_s[i] - previous
-                kind = _ABSOLUTE_TIME if next_timed == 0 else _SHORT_DELTA if value <= LONGEST_DELTA1_S else _LONG_DELTA
+                kind = TimeKind.DELTA1 if value <= LONGEST_DELTA1_S else TimeKind.DELTA4
+                kind = TimeKind.ABSOLUTE if next_timed == 0 else kind
                 previous = time_s[i]
                 next_timed += 1
             i &= _INDEX

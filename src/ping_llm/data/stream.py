@@ -225,21 +225,15 @@ class StreamLoader(TrainLoader):
         return self._sequences.max_segments
 
     def __next__(self) -> Batch:
-        stages = self._sequences.stages
-        stages.seconds.clear()
-        asked = time.perf_counter()
+        stages, asked = self._sequences.stages, time.perf_counter()
+        stages.seconds = {}
         sequences = [self._sequences.read() for _ in range(self._batch_size)]
         waited = time.perf_counter() - asked
         with stages("arrange"):
             packed = pack(sequences)
             batch = expand(packed, self._batch_size, self._sequences.length)
-        self.report.add(
-            wait_s=waited,
-            stage_s=np.array([stages.seconds.get(name, 0.0) for name in self.stages]),
-            tokens=len(packed.tokens),
-            padding=batch["inputs"].size - len(packed.tokens),
-            corrupt_rows=0,
-        )
+        tokens = len(packed.tokens)
+        self.report.add(stages.seconds, wait_s=waited, tokens=tokens, padding=batch["inputs"].size - tokens)
         step = self._state.next_step + 1
         if self._sequences.ended and not self._said_that_it_ended:
             self._said_that_it_ended = True

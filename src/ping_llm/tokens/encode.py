@@ -16,15 +16,10 @@ from ping_llm.core.compiled import Array, column, kernel, part_of_kernels, table
 from ping_llm.core.rtt import TOO_LONG_US
 from ping_llm.tokens import FIELD_ORDERS, FIELDS, FIRST_BYTE, LONGEST_DELTA1_S, Role, TimeKind, field_sizes
 
-_KINDS: Final = len(TimeKind)
+_TIMES: Final = len(TimeKind)
 _ORDERS: Final = len(FIELD_ORDERS)
 _SOURCE, _DESTINATION, _RESULT, _TIME, _LENGTH = range(5)
 _INDEX: Final = (1 << 40) - 1
-
-# Numba compiles plain numbers into kernels, not members of an enumeration.
-_MEASUREMENT_START, _SRC_IPV4, _SRC_IPV6, _DST_IPV4, _DST_IPV6 = (int(role) for role in list(Role)[:5])
-_TIMESTAMP_ABS, _TIMESTAMP_DELTA1, _TIMESTAMP_DELTA4, _RTT_START, _, _FAILED = (int(role) for role in list(Role)[5:])
-_NO_TIME, _ABSOLUTE, _DELTA1, _DELTA4 = (int(kind) for kind in TimeKind)
 
 
 def _offsets_of_form(family: int, failed: bool, time_kind: TimeKind, order: tuple[str, ...]) -> list[int]:
@@ -88,26 +83,26 @@ def write_measurement(
     """
     at &= _INDEX  # says that it is not negative: otherwise every store would check whether to count from the end
     failed = np.isnan(rtt_ms)
-    form = ((np.int64(is_v6) * 2 + np.int64(failed)) * _KINDS + kind) * _ORDERS + order
-    tokens[at] = _MEASUREMENT_START
-    _write_address(tokens, at + _OFFSETS[form, _SOURCE], _SRC_IPV6 if is_v6 else _SRC_IPV4, source, s, is_v6)
-    role = _DST_IPV6 if is_v6 else _DST_IPV4
+    form = ((np.int64(is_v6) * 2 + np.int64(failed)) * _TIMES + kind) * _ORDERS + order
+    tokens[at] = Role.MEASUREMENT_START
+    _write_address(tokens, at + _OFFSETS[form, _SOURCE], Role.SRC_IPV6 if is_v6 else Role.SRC_IPV4, source, s, is_v6)
+    role = Role.DST_IPV6 if is_v6 else Role.DST_IPV4
     _write_address(tokens, at + _OFFSETS[form, _DESTINATION], role, destination, d, is_v6)
     result_at = at + _OFFSETS[form, _RESULT]
     if failed:
-        tokens[result_at] = _FAILED
+        tokens[result_at] = Role.FAILED
     else:
-        tokens[result_at] = _RTT_START
+        tokens[result_at] = Role.RTT_START
         _write_number(tokens, result_at + 1, rtt_code(rtt_ms), 2)
     time_at = at + _OFFSETS[form, _TIME]
-    if kind == _DELTA1:
-        tokens[time_at] = _TIMESTAMP_DELTA1
+    if kind == TimeKind.DELTA1:
+        tokens[time_at] = Role.TIMESTAMP_DELTA1
         tokens[time_at + 1] = FIRST_BYTE + (time & 255)
-    elif kind == _DELTA4:
-        tokens[time_at] = _TIMESTAMP_DELTA4
+    elif kind == TimeKind.DELTA4:
+        tokens[time_at] = Role.TIMESTAMP_DELTA4
         _write_number(tokens, time_at + 1, time, 4)
-    elif kind == _ABSOLUTE:
-        tokens[time_at] = _TIMESTAMP_ABS
+    elif kind == TimeKind.ABSOLUTE:
+        tokens[time_at] = Role.TIMESTAMP_ABS
         _write_number(tokens, time_at + 1, time, 8)
     return at + _OFFSETS[form, _LENGTH]
 
