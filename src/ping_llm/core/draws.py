@@ -15,8 +15,7 @@ _FEW_BITS: Final = np.uint64(5)
 _MANTISSA: Final = (1 << 52) - 1
 _HALF: Final = 1022 << 52
 
-# A word and a Python int would become a float.
-U1, U2, U4, U6, U8 = (np.uint64(number) for number in (1, 2, 4, 6, 8))
+_ONE: Final = np.uint64(1)  # a word and a Python int would become a float
 
 
 @part_of_kernels
@@ -77,65 +76,36 @@ def permutation_width(size: Any) -> Any:
 
 
 @part_of_kernels
-def _two_rounds(salt: Any, high_mask: Any, low_mask: Any, high: Any, low: Any) -> Any:
-    high = (high + mix64(low ^ salt)) & high_mask
-    low = (low + mix64(high ^ (salt + GOLDEN))) & low_mask
-    return high, low
+def _shuffled(word: Any, width: Any, value: Any, pairs: Any) -> Any:
+    """Where a keyed bijection of [0, 2^width) takes a number: a Feistel network, two rounds at a time.
 
-
-@part_of_kernels
-def _eight_rounds(salt: Any, high_mask: Any, low_mask: Any, high: Any, low: Any) -> Any:
-    high, low = _two_rounds(salt, high_mask, low_mask, high, low)
-    high, low = _two_rounds(salt + U2 * GOLDEN, high_mask, low_mask, high, low)
-    high, low = _two_rounds(salt + U4 * GOLDEN, high_mask, low_mask, high, low)
-    return _two_rounds(salt + U6 * GOLDEN, high_mask, low_mask, high, low)
-
-
-@part_of_kernels
-def _shuffled_many(word: Any, width: Any, value: Any) -> Any:
-    """Where a keyed bijection of [0, 2^width) takes a number, for a width of 5 and more: a Feistel network.
-
-    To each part of the number in turn a hash of the other is added. Their widths may differ. The rounds are written
-    out, since LLVM vectorises a loop over many values only if there is no loop within it.
+    To each part of the number in turn a hash of the other is added. Their widths may differ.
     """
-    low_bits = width >> U1
-    low_mask, high_mask = (U1 << low_bits) - U1, (U1 << (width - low_bits)) - U1
-    high, low = _eight_rounds(word + GOLDEN, high_mask, low_mask, value >> low_bits, value & low_mask)
+    low_bits = width >> _ONE
+    low_mask, high_mask = (_ONE << low_bits) - _ONE, (_ONE << (width - low_bits)) - _ONE
+    high, low, salt = value >> low_bits, value & low_mask, word
+    for _ in range(pairs):
+        salt += GOLDEN
+        high = (high + mix64(low ^ salt)) & high_mask
+        salt += GOLDEN
+        low = (low + mix64(high ^ salt)) & low_mask
     return high << low_bits | low
-
-
-@part_of_kernels
-def _shuffled_few(word: Any, width: Any, value: Any) -> Any:
-    """The same for smaller widths, which need 24 rounds until every pair of positions is equally likely (tested)."""
-    low_bits = width >> U1
-    low_mask, high_mask = (U1 << low_bits) - U1, (U1 << (width - low_bits)) - U1
-    high, low, salt = value >> low_bits, value & low_mask, word + GOLDEN
-    for _ in range(3):
-        high, low = _eight_rounds(salt, high_mask, low_mask, high, low)
-        salt += U8 * GOLDEN
-    return high << low_bits | low
-
-
-@part_of_kernels
-def _shuffled(word: Any, width: Any, value: Any) -> Any:
-    if width < _FEW_BITS:
-        return _shuffled_few(word, width, value)
-    return _shuffled_many(word, width, value)
 
 
 @part_of_kernels
 def permute_run(word: Any, size: Any, begin: Any, result: Any) -> None:
     """Where a random permutation of range(size) takes `begin` and those after it: each is walked until it is inside."""
     width = permutation_width(size)
-    if width < _FEW_BITS:
+    few = width < _FEW_BITS  # these need 24 rounds, not 8, until every pair of positions is equally likely (tested)
+    if few:
         for i in range(len(result)):
-            result[i] = _shuffled(word, width, np.uint64(begin + i))
+            result[i] = _shuffled(word, width, np.uint64(begin + i), 12)
     else:
         for i in range(len(result)):  # vectorised: the first step of all; those that land outside continue below
-            result[i] = _shuffled_many(word, width, np.uint64(begin + i))
+            result[i] = _shuffled(word, width, np.uint64(begin + i), 4)
     for i in range(len(result)):
         while result[i] >= size:
-            result[i] = _shuffled(word, width, np.uint64(result[i]))
+            result[i] = _shuffled(word, width, np.uint64(result[i]), 12 if few else 4)
 
 
 @kernel(column(types.uint64), column(types.int64), column(types.int64), column(types.int64))

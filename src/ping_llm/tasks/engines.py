@@ -23,7 +23,7 @@ import psutil
 
 from ping_llm import __version__
 from ping_llm.core.console import err
-from ping_llm.core.errors import PingLlmError, need, one_line
+from ping_llm.core.errors import PingLlmError, explained, need, one_line
 from ping_llm.tasks.pool import available_cores, map_in_order, worker_pool
 
 Task = TypeVar("Task")
@@ -141,15 +141,13 @@ class EngineChoice:
 
 def _connect(ray: Any, address: str | None) -> None:
     target = address or os.environ.get("RAY_ADDRESS") or ""
-    try:
+    with explained(f"no Ray cluster answers at {target or 'this machine'}", OSError, ValueError, RuntimeError):
         host, separator, port = target.removeprefix("ray://").rpartition(":")
         if separator:  # find out in seconds that nobody is there: Ray itself would try for minutes
             if not port.isdecimal():
                 raise ValueError("an address is HOST:PORT, as 10.0.0.5:6379")
             socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_TIMEOUT_S).close()
         ray.init(address=address, log_to_driver=False, logging_level="ERROR", include_dashboard=False)
-    except (OSError, ValueError, RuntimeError) as error:
-        raise PingLlmError(f"no Ray cluster answers at {target or 'this machine'}: {one_line(error)}") from error
 
 
 class RayExecutor(Executor):
