@@ -66,22 +66,18 @@ def predict(
         ping-llm predict --history my_pings.csv --matrix --output predicted.csv
         ping-llm predict --history 'data/*.parquet' --questions questions.csv --time 2024-05-01T12:00Z --json
     """
-    from ping_llm.predict.predictor import Predictor, add_answers, checked_levels, read_questions
-    from ping_llm.predict.support import Support
+    from ping_llm.predict.predictor import Predictor, checked_levels
 
     levels = checked_levels(quantiles.split(","))
     options.check_file(output, ".csv", ".parquet")
     known = options.read_measurements(history, columns)
     table = _questions(src or [], dst or [], questions, known if matrix else None, time)
-    queries, nodes = read_questions(table, known.nodes)
     predictor = Predictor.from_pretrained(checkpoint, context=context, votes=votes, quick=quick)
-    with progress("predicting", total=len(queries)) if len(queries) > 1 else nullcontext() as advance:
-        support = Support.of(known.observations, queries)
-        parts = predictor.in_parts(known.observations, queries, nodes, advance, support)
-        answered = add_answers(table, parts, levels, support)
+    with progress("predicting", total=len(table)) if len(table) > 1 else nullcontext() as advance:
+        answered = predictor.answered(table, known, levels, advance)
     if output:
         options.write_table(answered, output, "predictions")
-    shown = _in_words(answered, levels) if not output or len(queries) <= _LINES_SHOWN else ()
+    shown = _in_words(answered, levels) if not output or len(table) <= _LINES_SHOWN else ()
     options.show({"predictions": answered.to_pylist()} if json_output else None, json_output, *shown)
 
 

@@ -128,9 +128,9 @@ class CodeDistribution(RttDistribution):
     first: Floats
     """[n, 256]: of the first byte, given an answer."""
     kept: Ints
-    """[n, 256]: row of `second` that belongs to a first byte; the last row of it stands for all others."""
+    """[n, 256]: row of `second` that belongs to a first byte."""
     second: npt.NDArray[np.float32]
-    """[kept + 1, 256]"""
+    """[1 + kept, 256]; the first row stands for all that are not kept."""
 
     _SHARED: ClassVar[frozenset[str]] = frozenset({"second"})
 
@@ -187,8 +187,6 @@ def _cumulated(probability: Floats) -> Floats:
 
 
 Table = npt.NDArray[np.int32]
-_Part = tuple[list[int], CodeDistribution]
-"""Numbers of some questions, and what was found for them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,15 +225,22 @@ class LanguageModel:
 
     def forecast(self, prompts: Sequence[Prompt]) -> CodeDistribution:
         """The distribution of the result of each prompt's question. Prompts with the same history share the work."""
-        groups: dict[bytes, list[int]] = {}
+        by_history: dict[bytes, list[int]] = {}
         for number, prompt in enumerate(prompts):
-            groups.setdefault(prompt.history.tobytes(), []).append(number)
-        parts = [
-            part
-            for together in self._batches(prompts, list(groups.values()))
-            for part in self._forecast_batch(prompts, together)
-        ]
-        return _joined(parts)
+            by_history.setdefault(prompt.history.tobytes(), []).append(number)
+        p_failed, first = np.zeros(len(prompts)), np.zeros((len(prompts), 256))
+        kept, second = np.zeros((len(prompts), 256), dtype=np.int64), [np.full((1, 256), 1 / 256, dtype=np.float32)]
+        for groups in self._batches(prompts, list(by_history.values())):
+            known = self.read_histories([prompts[group[0]].history for group in groups if group], len(groups))
+            longest = padded(max(len(prompts[n].question) for group in groups for n in group) + 1, _QUESTION_LENGTHS)
+            count = STEADY_QUESTIONS if self.steady else max(1, _TOKENS_PER_CALL // (longest * len(groups)))
+            for begin in range(0, max(map(len, groups)), count):
+                some = [group[begin : begin + count] for group in groups]
+                answers, numbers = self._answer(known, prompts, some), [number for group in some for number in group]
+                p_failed[numbers], first[numbers] = answers.p_failed, answers.first
+                kept[numbers] = np.where(answers.kept, answers.kept - 1 + sum(map(len, second)), 0)
+                second.append(answers.second[1:])
+        return CodeDistribution(p_failed=p_failed, first=first, kept=kept, second=np.concatenate(second))
 
     def _batches(self, prompts: Sequence[Prompt], groups: list[list[int]]) -> Iterator[list[list[int]]]:
         """Groups of questions whose histories are read together: of similar length, and not too many at once."""
@@ -247,25 +252,16 @@ class LanguageModel:
             members = [group for group, size in zip(groups, lengths, strict=True) if size == length]
             count = steady_histories()[-1] if self.steady else max(1, _TOKENS_PER_CALL // length)
             for begin in range(0, len(members), count):
-                yield members[begin : begin + count]
+                some = members[begin : begin + count]
+                full = next(n for n in steady_histories() if n >= len(some)) if self.steady else len(some)
+                yield some + [[]] * (full - len(some))
 
-    def _forecast_batch(self, prompts: Sequence[Prompt], groups: list[list[int]]) -> Iterator[_Part]:
-        histories = [prompts[group[0]].history for group in groups]
-        if self.steady:
-            groups = groups + [[]] * (next(n for n in steady_histories() if n >= len(groups)) - len(groups))
-        known = self.read_histories(histories, len(groups))
-        longest = padded(max(len(prompts[n].question) for group in groups for n in group) + 1, _QUESTION_LENGTHS)
-        count = STEADY_QUESTIONS if self.steady else max(1, _TOKENS_PER_CALL // (longest * len(groups)))
-        for begin in range(0, max(len(group) for group in groups), count):
-            yield self._answer(known, prompts, [group[begin : begin + count] for group in groups])
-
-    def _answer(self, known: KVCache, prompts: Sequence[Prompt], groups: list[list[int]]) -> _Part:
+    def _answer(self, known: KVCache, prompts: Sequence[Prompt], groups: list[list[int]]) -> CodeDistribution:
         """Some questions about each history. Arrays are [histories, questions]; `where` are the indices in use."""
         most = max(len(group) for group in groups)
         shape = len(groups), STEADY_QUESTIONS if self.steady and most > 1 else power_of_two(most)
         where = np.array([(n, k) for n, group in enumerate(groups) for k in range(len(group))]).T
-        numbers = [number for group in groups for number in group]
-        questions = [np.append(prompts[number].question, np.uint16(Role.RTT_START)) for number in numbers]
+        questions = [np.append(prompts[n].question, np.uint16(Role.RTT_START)) for group in groups for n in group]
         sizes = np.ones(shape, dtype=np.int32)
         sizes[*where] = [len(question) for question in questions]
         length = padded(int(sizes.max()), _STEADY_QUESTION_LENGTH if self.steady else _QUESTION_LENGTHS)
@@ -279,7 +275,7 @@ class LanguageModel:
         failed, answered = result[:, Role.FAILED], result[:, Role.RTT_START]
         kept, second = self._second_bytes([known, read], first, shape, where)
         p_failed = np.exp(failed - np.logaddexp(failed, answered))
-        return numbers, CodeDistribution(p_failed=p_failed, first=first, kept=kept, second=second)
+        return CodeDistribution(p_failed=p_failed, first=first, kept=kept, second=second)
 
     def _second_bytes(
         self, before: list[KVCache], first: Floats, shape: tuple[int, int], where: Ints
@@ -287,7 +283,7 @@ class LanguageModel:
         """Distributions of the second byte after each first byte that matters, and where each question finds them."""
         question, byte = np.nonzero(first > _NEGLIGIBLE)
         nth = np.arange(len(question)) - np.searchsorted(question, question)
-        second = np.full((len(question) + 1, 256), 1 / 256, dtype=np.float32)
+        second = np.full((1 + len(question), 256), 1 / 256, dtype=np.float32)
         fitting = min(int(nth.max()) + 1, max(1, _ANSWERS_PER_CALL // (shape[0] * shape[1])))
         count = _STEADY_ANSWERS if self.steady else power_of_two(fitting)
         for begin in range(0, int(nth.max()) + 1, count):
@@ -297,9 +293,9 @@ class LanguageModel:
             tokens[*here, 0] = FIRST_BYTE + byte[now]
             logs, _ = self.extend(before, tokens, np.ones((*shape, count), dtype=np.int32), np.zeros_like(tokens))
             found = np.asarray(logs, dtype=np.float64)[*here, 0, FIRST_BYTE:]
-            second[now] = np.exp(found - np.logaddexp.reduce(found, axis=1, keepdims=True))
-        kept = np.full(first.shape, len(question), dtype=np.int64)
-        kept[question, byte] = np.arange(len(question))
+            second[1 + now] = np.exp(found - np.logaddexp.reduce(found, axis=1, keepdims=True))
+        kept = np.zeros(first.shape, dtype=np.int64)
+        kept[question, byte] = 1 + np.arange(len(question))
         return kept, second
 
 
@@ -324,22 +320,3 @@ def token_table(sequences: Sequence[Tokens], shape: tuple[int, ...], length: int
     for index, sequence in zip(indices.T.tolist(), sequences, strict=True):
         table[*index, : len(sequence)] = sequence
     return table
-
-
-def _joined(parts: Sequence[_Part]) -> CodeDistribution:
-    """One distribution in the order of the questions."""
-    nothing = CodeDistribution(
-        p_failed=np.zeros(0),
-        first=np.zeros((0, 256)),
-        kept=np.zeros((0, 256), dtype=np.int64),
-        second=np.zeros((0, 256), np.float32) if parts else np.full((1, 256), 1 / 256, np.float32),
-    )
-    found = [nothing, *(forecast for _, forecast in parts)]
-    order = np.argsort([number for numbers, _ in parts for number in numbers]).astype(np.int64)
-    offsets = np.cumsum([0, *(len(forecast.second) for forecast in found)])
-    return CodeDistribution(
-        p_failed=np.concatenate([forecast.p_failed for forecast in found])[order],
-        first=np.concatenate([forecast.first for forecast in found])[order],
-        kept=np.concatenate([f.kept + offset for f, offset in zip(found, offsets[:-1], strict=True)])[order],
-        second=np.concatenate([forecast.second for forecast in found]),
-    )

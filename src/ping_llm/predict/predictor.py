@@ -5,7 +5,7 @@
 >>> predictor.predict(known, questions, nodes).interval(0.9)      # distributions
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -90,7 +90,11 @@ class Predictor:
         """
         if isinstance(self.model, Completer):
             return widened(self.model.predict(known, questions, nodes, advance), Support.of(known, questions))
-        ((_, answers),) = self.in_parts(known, questions, nodes, advance)
+        from ping_llm.predict.prompts import prompts_for
+
+        answers = self.model.forecast(prompts_for(known, questions, nodes, self.trained.config.max_target_length))
+        if advance is not None:
+            advance(len(questions))
         return answers
 
     def in_parts(
@@ -98,24 +102,15 @@ class Predictor:
         known: Observations,
         questions: Questions,
         nodes: Sequence[str],
+        support: Support,
         advance: Advance | None = None,
-        support: Support | None = None,
     ) -> Iterator[tuple[Ints, RttDistribution]]:
-        """The same as they come: rows of the questions, and their answers. A million at once would fill the memory.
-
-        `support` of the questions, if it is known already.
-        """
+        """The same as they come: rows of the questions, and their answers. A million at once would fill the memory."""
         if isinstance(self.model, Completer):
-            support = support or Support.of(known, questions)
             for rows, answers in self.model.in_parts(known, questions, nodes, advance):
                 yield rows, widened(answers, support.take(rows))
-            return
-        from ping_llm.predict.prompts import prompts_for
-
-        length = self.trained.config.max_target_length
-        yield np.arange(len(questions)), self.model.forecast(prompts_for(known, questions, nodes, length))
-        if advance is not None:
-            advance(len(questions))
+        else:
+            yield np.arange(len(questions)), self.predict(known, questions, nodes, advance)
 
     def context(self, known: Observations, question: Questions, nodes: Sequence[str]) -> Ints:
         """Which known measurements the answer to one question is drawn from, most informative first.
@@ -173,11 +168,25 @@ class Predictor:
         shortest chain of measurements between the two), `extrapolating`, and the `reason` if it is.
         """
         levels = checked_levels(quantile_levels)
-        measured, table = load_history(history), _to_arrow(df, "the questions")
+        return _from_arrow(self.answered(_to_arrow(df, "the questions"), load_history(history), levels), df)
+
+    def answered(
+        self, table: pa.Table, measured: MeasurementSet, levels: Sequence[float], advance: Advance | None = None
+    ) -> pa.Table:
+        """A table of questions with the columns that `predict_df` names, in place of any of the same names."""
         questions, nodes = read_questions(table, measured.nodes)
         support = Support.of(measured.observations, questions)
-        answers = self.in_parts(measured.observations, questions, nodes, support=support)
-        return _from_arrow(add_answers(table, answers, levels, support), df)
+        names = ["p_failed", "predictions", *(f"{level:g}" for level in levels)]
+        values = np.full((len(names), table.num_rows), np.nan)
+        reasons = np.full(table.num_rows, None, dtype=object)
+        for rows, answers in self.in_parts(measured.observations, questions, nodes, support, advance):
+            reasons[rows] = reasons_of(answers, support.take(rows))
+            values[:, rows] = np.stack([answers.p_failed, answers.median, *answers.quantile(list(levels)).T])
+        columns = dict(zip(names, map(pa.array, values), strict=True)) | support.columns(reasons)
+        table = table.drop_columns([name for name in columns if name in table.column_names])
+        for name, column in columns.items():
+            table = table.append_column(name, column)
+        return table
 
     def suggest(
         self, history: History, *, budget: int = 50, among: Any = None, advance: Advance | None = None
@@ -195,7 +204,7 @@ class Predictor:
         known, nodes = measured.observations, measured.nodes
         if among is not None:
             table = _to_arrow(among, "the candidates")
-            pairs, nodes = read_questions(table, nodes)
+            pairs, _ = read_questions(table, nodes)
             rows = shortlist(pairs, known, budget)
             asked, table = pairs.take(rows), table.take(rows)
         else:
@@ -203,8 +212,7 @@ class Predictor:
             asked = pairs.take(shortlist(pairs, known, budget))
             ends = ([nodes[node] for node in column.tolist()] for column in (asked.source, asked.destination))
             table = pa.table(dict(zip(("src_addr", "dst_addr"), ends, strict=True)))
-        support = Support.of(known, asked)
-        answered = add_answers(table, self.in_parts(known, asked, nodes, advance, support), LEVELS, support)
+        answered = self.answered(table, measured, LEVELS, advance)
         low, high = (answered[f"{level:g}"].to_numpy() for level in (LEVELS[0], LEVELS[-1]))
         return answered.take(most_informative(asked, np.log(high / low), known, budget))
 
@@ -281,26 +289,6 @@ def reasons_of(answers: RttDistribution, support: Support) -> npt.NDArray[Any]:
         return np.full(len(answers), None, dtype=object)
     shortest, *_, longest = np.exp(answers.bins.centres)
     return support.reasons(answers, (shortest, longest))
-
-
-def add_answers(
-    table: pa.Table, answers: Iterable[tuple[Ints, RttDistribution]], levels: Sequence[float], support: Support
-) -> pa.Table:
-    """The table with the columns that `predict_df` names. Answers are those of some rows."""
-    names = ["p_failed", "predictions", *(f"{level:g}" for level in levels)]
-    values = np.full((len(names), table.num_rows), np.nan)
-    reasons = np.full(table.num_rows, None, dtype=object)
-    for rows, of_rows in answers:
-        reasons[rows] = reasons_of(of_rows, support.take(rows))
-        values[:, rows] = np.stack([of_rows.p_failed, of_rows.median, *of_rows.quantile(list(levels)).T])
-    rests_on = support.table(reasons)
-    columns = dict(zip(names, map(pa.array, values), strict=True)) | {
-        name: rests_on[name] for name in rests_on.column_names
-    }
-    table = table.drop_columns([name for name in columns if name in table.column_names])
-    for name, column in columns.items():
-        table = table.append_column(name, column)
-    return table
 
 
 def _to_arrow(frame: Any, what: str) -> pa.Table:

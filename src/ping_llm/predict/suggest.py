@@ -20,8 +20,7 @@ LEVELS: Final = (0.05, 0.5, 0.95)
 _MAX_PAIRS: Final = 2_000_000
 """Of more pairs, so many are drawn."""
 _FEWEST_CANDIDATES: Final = 1_000
-_FOR_EACH: Final = 1
-"""Further candidates for each suggestion. Each is a prediction."""
+"""And one more for each suggestion. Each is a prediction."""
 
 
 def unmeasured_pairs(known: Observations, nodes: Sequence[str]) -> Questions:
@@ -41,7 +40,7 @@ def unmeasured_pairs(known: Observations, nodes: Sequence[str]) -> Questions:
 
 def shortlist(pairs: Questions, known: Observations, budget: int) -> Ints:
     """Rows of the pairs that are worth a prediction: all, or a random part where pairs of rare nodes are likelier."""
-    limit = _FEWEST_CANDIDATES + _FOR_EACH * budget
+    limit = _FEWEST_CANDIDATES + budget
     if len(pairs) <= limit:
         return np.arange(len(pairs))
     ends = np.concatenate([known.source, known.destination])

@@ -74,19 +74,17 @@ class Support:
             reasons[holds] = reason
         return reasons
 
-    def table(self, reasons: npt.NDArray[Any]) -> pa.Table:
-        """The columns that tables of answers have."""
+    def columns(self, reasons: npt.NDArray[Any]) -> dict[str, pa.Array]:
+        """What tables of answers have."""
         reason = pa.array(reasons, pa.string())
-        return pa.table(
-            {
-                "pair_measurements": self.pair,
-                "src_measurements": self.source,
-                "dst_measurements": self.destination,
-                "chain": pa.array(self.chain, mask=self.chain == NO_CHAIN),
-                "extrapolating": reason.is_valid(),
-                "reason": reason,
-            }
-        )
+        return {
+            "pair_measurements": pa.array(self.pair),
+            "src_measurements": pa.array(self.source),
+            "dst_measurements": pa.array(self.destination),
+            "chain": pa.array(self.chain, mask=self.chain == NO_CHAIN),
+            "extrapolating": reason.is_valid(),
+            "reason": reason,
+        }
 
 
 def _counts(keys: Ints, times: Floats, asked: Ints, before: Floats) -> Ints:

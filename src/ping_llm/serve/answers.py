@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import jax
 import numpy as np
+import pyarrow as pa
 
 from ping_llm.core.errors import PingLlmError
 from ping_llm.core.rtt import Floats, Ints, Observations, Questions, RttDistribution
@@ -89,7 +90,7 @@ class ModelAnswers:
                 prompts += prompts_for(measured.observations, questions, nodes, self.max_tokens)
                 continue
             support = Support.of(measured.observations, questions)
-            for rows, answers in self.predictor.in_parts(measured.observations, questions, nodes, support=support):
+            for rows, answers in self.predictor.in_parts(measured.observations, questions, nodes, support):
                 numbers.append(group[rows])
                 parts.append(answers)
                 supports.append(support.take(rows))
@@ -97,7 +98,7 @@ class ModelAnswers:
         order = np.argsort(np.concatenate(numbers))
         if parts:
             found, support = _concatenated(parts).take(order), _concatenated(supports).take(order)
-            return found, support.table(reasons_of(found, support)).to_pylist()
+            return found, pa.table(support.columns(reasons_of(found, support))).to_pylist()
         return (yield [prompts[index] for index in order.tolist()]), [None] * len(queries)
 
     def _prepare(
