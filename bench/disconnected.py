@@ -26,7 +26,7 @@ from scipy.sparse.csgraph import dijkstra  # type: ignore[import-untyped]
 from ping_llm import Predictor
 from ping_llm.baselines.interface import PairTable
 from ping_llm.core.rtt import Bools, Observations
-from ping_llm.evaluate.scores import scores
+from ping_llm.evaluate.scores import ScoredAnswers
 from ping_llm.models.completer.inference import BinDistribution, Completer
 from ping_llm.predict.support import FAR, Far, Support, widened
 from ping_llm.rows.measurement_set import read_observations
@@ -107,7 +107,9 @@ def _regions(pairs: Observations, nodes: int, random: np.random.Generator) -> Bo
 
 def _mean(found: list[Answered], far: Far, score: str, design: str = "", name: str = "") -> float:
     chosen = [one for one in found if one[0].startswith(name) and one[1].startswith(design)]
-    return float(np.mean([scores(widened(a, s, far), observed)[score] for _, _, a, s, observed in chosen]))
+    return float(
+        np.mean([ScoredAnswers.of(widened(a, s, far), observed).scores[score] for _, _, a, s, observed in chosen])
+    )
 
 
 def _show(found: list[Answered], title: str, far: Far) -> None:

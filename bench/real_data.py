@@ -39,7 +39,15 @@ from ping_llm.baselines.interface import Baseline
 from ping_llm.core.console import err, out
 from ping_llm.core.files import atomic_file
 from ping_llm.core.rtt import Bools, Floats, Observations, RttDistribution
-from ping_llm.evaluate.scores import SCORE_COLUMNS, Comparison, Losses, comparison_table, legend, losses, scores_of
+from ping_llm.evaluate.scores import (
+    SCORE_COLUMNS,
+    Comparison,
+    Losses,
+    ScoredAnswers,
+    comparison_table,
+    legend,
+    scores_of,
+)
 from real_data_opponents import blend_weights, slower_opponents
 from real_data_sets import DATA_SETS, DataSet, PairTask
 
@@ -254,7 +262,7 @@ def _models(set_name: str, tasks: dict[int, PairTask], models: dict[str, Predict
 
 def losses_of(predicted: RttDistribution, task: PairTask) -> Losses:
     """Failures are those of single results, all of which count alike; without any there is nothing to score."""
-    found = losses(predicted, task.queries)
+    found = ScoredAnswers.of(predicted, task.queries).losses
     unanswered = np.isnan(task.queries.rtt_ms)
     if task.results:
         p, failed, tried = predicted.p_failed, task.results.failed, task.results.tried

@@ -29,7 +29,7 @@ import pyarrow.csv
 
 from ping_llm.baselines.interface import PairTable
 from ping_llm.core.rtt import Floats, History, Observations, Questions, RttDistribution
-from ping_llm.evaluate.scores import Scores, scores
+from ping_llm.evaluate.scores import ScoredAnswers, Scores
 from ping_llm.sources.atlas.parse import read_ping
 
 PLANETLAB_FILE: Final = "planetlab-rtt-frame1.npz"
@@ -119,7 +119,8 @@ def unseen_pairs(
     for seed in seeds:
         learned, asked = parted(pairs, known, seed)
         test = asked.take(slice(0, most_questions))
-        results.append(scores(predictor.predict(learned, test.questions, nodes), test))
+        answers = predictor.predict(learned, test.questions, nodes)
+        results.append({**ScoredAnswers.of(answers, test).scores, "questions": len(test)})
     return {name: float(np.mean([result[name] for result in results])) for name in results[0]}
 
 

@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ping_llm.baselines.forecasts import PointWithResiduals, cumulative
 from ping_llm.batches.explain import explain_sequence
 from ping_llm.batches.source import BatchSource
 from ping_llm.config import Config
 from ping_llm.core.errors import PingLlmError
 from ping_llm.core.rtt import Observations
 from ping_llm.data.registry import spec_from_config
-from ping_llm.evaluate.scores import Evaluation, ProtocolResult, ScoredAnswers, losses, save_evaluation
+from ping_llm.evaluate.scores import Evaluation, ProtocolResult, ScoredAnswers, save_evaluation
 from ping_llm.report import page
 from ping_llm.report.page import write_at_end
 from ping_llm.report.run import Run
@@ -123,9 +124,9 @@ class TestEvaluationFile:
             source=np.zeros(3, int), destination=np.ones(3, int), time_s=np.arange(3.0), rtt_ms=np.array([10.0, 20, 40])
         )
         predicted = {"good": asked.rtt_ms * 1.1, "Global median": np.full(3, 20.0), "bad": np.full(3, 900.0)}
-        pit = np.array([0.1, 0.5, 0.9])
+        zeros = {"p_failed": np.zeros(3), "bucket": np.zeros(3, np.int64), "cumulative": cumulative(np.zeros(0))[None]}
         answers = {
-            name: ScoredAnswers(losses=losses(median, asked), median_ms=median, pit=pit)
+            name: ScoredAnswers.of(PointWithResiduals(point_ms=median, **zeros), asked)
             for name, median in predicted.items()
         }
         result = ProtocolResult(questions=asked, known_before=np.arange(3), answers=answers)

@@ -7,6 +7,6 @@ plots      pictures
 """
 
 from ping_llm.evaluate.protocols import EvaluatedPredictor, evaluate
-from ping_llm.evaluate.scores import Evaluation, scores
+from ping_llm.evaluate.scores import Evaluation
 
-__all__ = ["EvaluatedPredictor", "Evaluation", "evaluate", "scores"]
+__all__ = ["EvaluatedPredictor", "Evaluation", "evaluate"]

@@ -26,35 +26,48 @@ from ping_llm.runs import RunFolder
 
 Scores = dict[str, float]
 
-INTERVAL: Final = 0.9
-
-
 Losses = dict[str, Floats]
 """A number for each question, NaN where there is nothing to score: a score is their mean or one of their quantiles."""
 
+INTERVAL: Final = 0.9
 
-def losses(predicted: RttDistribution | Floats, observed: Observations) -> Losses:
-    """Of distributions all, of mere RTTs those of points only."""
-    rtt = observed.rtt_ms.astype(np.float64)
-    failed = np.isnan(rtt)
-    median = predicted.median if isinstance(predicted, RttDistribution) else predicted
-    error = np.abs(median - rtt)
-    found = {"error": error, "relative": error / np.maximum(rtt, MIN_RTT_MS)}
-    if isinstance(predicted, RttDistribution):
+
+@dataclass(frozen=True, kw_only=True)
+class ScoredAnswers:
+    """Of one predictor, to all questions of a protocol."""
+
+    losses: Losses
+    median_ms: Floats
+    pit: Floats
+    """Probability integral transform: the predicted CDF at each measured RTT; NaN where there was none."""
+
+    @classmethod
+    def of(cls, predicted: RttDistribution, observed: Observations) -> Self:
+        rtt, median = observed.rtt_ms.astype(np.float64), predicted.median
+        failed, error = np.isnan(rtt), np.abs(median - rtt)
+        some_rtt = np.where(failed, 1.0, rtt)
         low, high = predicted.interval(INTERVAL)
-        found |= {
+        below, above = code_bounds(some_rtt)
+        losses = {
+            "error": error,
+            "relative": error / np.maximum(rtt, MIN_RTT_MS),
             "bits": predicted.bits(rtt),
-            "crps": np.where(failed, np.nan, predicted.crps(np.where(failed, 1.0, rtt))),
+            "crps": np.where(failed, np.nan, predicted.crps(some_rtt)),
             "inside": np.where(failed, np.nan, (low <= rtt) & (rtt <= high)),
             "brier": (predicted.p_failed - failed) ** 2,
         }
-    return found
+        pit = np.where(failed, np.nan, (predicted.cdf(below) + predicted.cdf(above)) / 2)
+        return cls(losses=losses, median_ms=median, pit=pit)
 
+    @cached_property
+    def scores(self) -> Scores:
+        """All of them (see `SCORE_COLUMNS`), NaN where there was nothing to score."""
+        return scores_of(self.losses)
 
-def scores(predicted: RttDistribution | Floats, observed: Observations) -> Scores:
-    """All scores of distributions (see `SCORE_COLUMNS`) and how many questions there were; of mere RTTs, those of
-    points only. NaN where there was nothing to score."""
-    return scores_of(losses(predicted, observed)) | {"questions": len(observed)}
+    def inside(self, probability: Floats) -> Floats:
+        """The share of RTTs inside the predicted central interval of each probability. Nothing without RTTs."""
+        needed = np.sort(np.abs(2 * self.pit[~np.isnan(self.pit)] - 1))  # the narrowest interval that holds the RTT
+        return np.searchsorted(needed, probability, side="right") / len(needed) if len(needed) else np.empty(0)
 
 
 def scores_of(losses: Losses) -> Scores:
@@ -111,15 +124,15 @@ def leaders(scores: Mapping[str, Scores], resampled: Mapping[str, Mapping[str, F
     found = {}
     for key, column in SCORE_COLUMNS.items():
         distance = {
-            name: column.distance(of_name[key])
+            name: float(column.distance(np.array(of_name[key])))
             for name, of_name in scores.items()
             if name != ORACLE and not np.isnan(of_name.get(key, np.nan))
         }
         if len(distance) < 2:
             continue
         first = min(distance, key=distance.__getitem__)
-        lead = column.distances(resampled[first][key])
-        if all((lead < column.distances(resampled[name][key])).mean() >= 0.975 for name in distance if name != first):
+        lead = column.distance(resampled[first][key])
+        if all((lead < column.distance(resampled[name][key])).mean() >= 0.975 for name in distance if name != first):
             found[key] = first
     return found
 
@@ -132,32 +145,6 @@ EVALUATION_FILE: Final = "evaluation.json"
 """In the folder of a run, for its report."""
 _SHARES: Final = np.linspace(0.02, 0.98, 49).round(2)
 """Of the answers, for the distribution of errors; and of probability, for calibration."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ScoredAnswers:
-    """Of one predictor, to all questions of a protocol."""
-
-    losses: Losses
-    median_ms: Floats
-    pit: Floats
-    """Probability integral transform: the predicted CDF at each measured RTT; NaN where there was none."""
-
-    @classmethod
-    def of(cls, predicted: RttDistribution, observed: Observations) -> Self:
-        failed = np.isnan(observed.rtt_ms)
-        below, above = code_bounds(np.where(failed, 1.0, observed.rtt_ms))
-        pit = (predicted.cdf(below) + predicted.cdf(above)) / 2
-        return cls(losses=losses(predicted, observed), median_ms=predicted.median, pit=np.where(failed, np.nan, pit))
-
-    @cached_property
-    def scores(self) -> Scores:
-        return scores_of(self.losses) | {"questions": len(self.median_ms)}
-
-    def inside(self, probability: Floats) -> Floats:
-        """The share of RTTs inside the predicted central interval of each probability. Nothing without RTTs."""
-        needed = np.sort(np.abs(2 * self.pit[~np.isnan(self.pit)] - 1))  # the narrowest interval that holds the RTT
-        return np.searchsorted(needed, probability, side="right") / len(needed) if len(needed) else np.empty(0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,11 +182,11 @@ class Comparison:
         scores = {name: scores_of(found) for name, found in losses.items()}
         resampled = {
             name: {
-                key: resampled_score(losses[name][column.loss], column.level, counts)
+                key: resampled_score(found[column.loss], column.level, counts)
                 for key, column in SCORE_COLUMNS.items()
-                if key in scores[name]
+                if column.loss in found
             }
-            for name in losses
+            for name, found in losses.items()
         }
         intervals = {name: {key: confidence_interval(r) for key, r in of.items()} for name, of in resampled.items()}
         return cls(scores=scores, intervals=intervals, leaders=leaders(scores, resampled))
@@ -224,23 +211,13 @@ class Evaluation:
 
         The first model is "model", the truth about simulated data "oracle".
         """
-        compared = {protocol: result.comparison for protocol, result in self.protocols.items()}
-        return {
-            "protocols": {
-                protocol: {
-                    self._key(name): {**of.numbers(name), "questions": len(self.protocols[protocol].questions)}
-                    for name in of.scores
-                }
-                for protocol, of in compared.items()
-            },
-            "intervals": {
-                protocol: {self._key(name): of.ends(name) for name in of.scores} for protocol, of in compared.items()
-            },
-            "leads": {
-                protocol: {score: self._key(name) for score, name in of.leaders.items()}
-                for protocol, of in compared.items()
-            },
-        }
+        found: dict[str, Any] = {"protocols": {}, "intervals": {}, "leads": {}}
+        for protocol, result in self.protocols.items():
+            of, questions = result.comparison, {"questions": len(result.questions)}
+            found["protocols"][protocol] = {self._key(name): of.numbers(name) | questions for name in of.scores}
+            found["intervals"][protocol] = {self._key(name): of.ends(name) for name in of.scores}
+            found["leads"][protocol] = {score: self._key(name) for score, name in of.leaders.items()}
+        return found
 
     def to_store(self, model: str) -> dict[str, Any]:
         """`to_json` with what the run report needs: names, and curves for its charts. `model` is the report's own."""
@@ -311,11 +288,8 @@ class ScoreColumn:
             return float("nan")
         return float(np.mean(scored) if self.level is None else np.quantile(scored, self.level))
 
-    def distance(self, value: float) -> float:
+    def distance(self, values: Floats) -> Floats:
         """From the best value there could be."""
-        return float(self.distances(np.array(value)))
-
-    def distances(self, values: Floats) -> Floats:
         return values if self.best == -math.inf else np.abs(values - self.best)
 
     def for_page(self, value: float) -> str:
