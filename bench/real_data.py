@@ -30,10 +30,10 @@ from ping_llm import Predictor
 from ping_llm.baselines import standard_baselines
 from ping_llm.baselines.forecasts import (
     BUCKETS,
-    FittedHistory,
-    PointWithResiduals,
-    WithResiduals,
+    Asked,
     cumulative_by_bucket,
+    forecast,
+    forecaster,
 )
 from ping_llm.baselines.interface import Baseline
 from ping_llm.core.console import err, out
@@ -152,22 +152,22 @@ class Fitting:
     seed: int
 
     @cached_property
-    def known(self) -> FittedHistory:
-        return FittedHistory(self.task.at_once)
+    def known(self) -> Observations:
+        return self.task.at_once
 
     @cached_property
     def held_out(self) -> Observations:
-        found = self.known.observations.take(self._is_held_out).answered
+        found = self.known.take(self._is_held_out).answered
         return replace(found, time_s=np.full(len(found), np.nan))  # later than all that is known
 
     @cached_property
-    def learned(self) -> FittedHistory:
-        return FittedHistory(self.known.observations.take(~self._is_held_out))
+    def learned(self) -> Observations:
+        return self.known.take(~self._is_held_out)
 
     @cached_property
     def _is_held_out(self) -> Bools:
         """Of what is known, all of a random 15 % of the pairs: as unknown as those that are queried."""
-        _, pair = np.unique(self.known.observations.unordered_pair, return_inverse=True)
+        _, pair = np.unique(self.known.unordered_pair, return_inverse=True)
         return (np.random.default_rng(self.seed).random(int(pair.max()) + 1) < HELD_OUT)[pair]
 
     @cached_property
@@ -175,31 +175,28 @@ class Fitting:
         return opponents(self.task, self.seed)
 
     def losses_looking_back(self, baseline: Baseline) -> Losses:
-        predicted = WithResiduals(baseline=baseline, seed=self.seed).fit(self.task.known)
+        predicted = forecaster(baseline, self.task.known, self.seed)
         return losses_of(predicted(self.task.queries.questions), self.task)
 
     def answered(self, baseline: Baseline) -> dict[str, Floats]:
         """As `Answered` has it."""
         parts = (self.known, self.task.queries), (self.learned, self.held_out)
-        queried, held_out = (baseline.fit(known.observations)(asked.questions) for known, asked in parts)
+        queried, held_out = (baseline.fit(known)(asked.questions) for known, asked in parts)
         return {"queried": queried, "held_out": held_out}
 
     def losses(self, answered: Answered) -> Losses:
         queries = self.task.queries.questions
         errors = self.held_out.log_rtt - np.log(answered.held_out)
-        distribution = PointWithResiduals(
-            point_ms=answered.queried,
-            p_failed=self.known.p_failed(queries),
-            bucket=self.known.bucket(queries),
-            cumulative=cumulative_by_bucket(errors, self.learned.bucket(self.held_out.questions), BUCKETS),
-        )
+        buckets = Asked(self.learned, self.held_out.questions).bucket
+        residuals = cumulative_by_bucket(errors, buckets, BUCKETS)
+        distribution = forecast(lambda _: answered.queried, Asked(self.known, queries), residuals)
         return losses_of(distribution, self.task)
 
     def blend(self, answers: Sequence[Answered]) -> Answered:
         """Weighted geometric mean, the weights learned from the held-out part; where both ends are known, as they are
         in nearly all queries. For the errors of the blend, weights come from the other half of it."""
         members, measured = np.log(np.stack([one.held_out for one in answers], axis=1)), self.held_out.log_rtt
-        usable = self.learned.bucket(self.held_out.questions) > 0
+        usable = Asked(self.learned, self.held_out.questions).bucket > 0
         half = np.random.default_rng(self.seed).random(len(measured)) < 0.5
         blended = np.empty(len(measured))
         for part in (half, ~half):

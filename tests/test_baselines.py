@@ -9,7 +9,7 @@ import pytest
 from ping_llm.baselines import standard_baselines
 from ping_llm.baselines.coordinates import Dmfsgd, Vivaldi
 from ping_llm.baselines.factors import LogFactors, PairMedian
-from ping_llm.baselines.forecasts import FittedHistory
+from ping_llm.baselines.forecasts import Asked
 from ping_llm.baselines.interface import Baseline, Once, PairTable, Predict
 from ping_llm.baselines.neighbours import Neighbours
 from ping_llm.baselines.sequential import LastValue, MedianOfLast, MovingAverage
@@ -273,17 +273,16 @@ class TestFailures:
         chance = np.where(destination == 3, 0.5, 0.01)
         rtt = np.where(rng.random(len(source)) < chance, np.nan, 10.0)
         train = Observations(source=source, destination=destination, time_s=np.zeros(len(source)), rtt_ms=rtt)
-        rates = FittedHistory(train).p_failed
         overall = np.isnan(rtt).mean()
-        assert rates(asked(0, 3)) == pytest.approx([0.5], abs=0.05)
-        assert rates(asked(5, 3))[0] > 2 * overall  # never measured, but the destination fails often
-        assert rates(asked(77, 78)) == pytest.approx([overall], rel=0.01)
+        assert Asked(train, asked(0, 3)).p_failed == pytest.approx([0.5], abs=0.05)
+        assert Asked(train, asked(5, 3)).p_failed[0] > 2 * overall  # never measured, but the destination fails often
+        assert Asked(train, asked(77, 78)).p_failed == pytest.approx([overall], rel=0.01)
 
     def test_without_data_it_is_a_small_default(self) -> None:
-        assert FittedHistory(observed()).p_failed(asked(0, 1)) == pytest.approx([0.035])
+        assert Asked(observed(), asked(0, 1)).p_failed == pytest.approx([0.035])
 
     def test_causal_rates_do_not_count_what_came_later(self) -> None:
         train = observed(*[(0, 1, time, 5.0 if time < 50 else np.nan) for time in range(100)])
-        early, late = FittedHistory(train).p_failed(asked(0, 1, [50, np.nan]))
+        early, late = Asked(train, asked(0, 1, [50, np.nan])).p_failed
         assert early < 0.01
         assert late == pytest.approx(0.5, abs=0.02)

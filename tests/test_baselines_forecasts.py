@@ -11,11 +11,11 @@ from ping_llm.baselines.factors import PairMedian
 from ping_llm.baselines.forecasts import (
     BUCKETS,
     EDGES,
-    FittedHistory,
+    Asked,
     PointWithResiduals,
-    WithResiduals,
     cumulative,
     cumulative_by_bucket,
+    forecaster,
 )
 from ping_llm.baselines.interface import Baseline, GlobalMedian
 from ping_llm.baselines.sequential import LastValue
@@ -40,7 +40,7 @@ def coverage(forecast: PointWithResiduals, rtt_ms: npt.NDArray[Any], level: floa
 @pytest.mark.parametrize("baseline", [pytest.param(each, id=each.name) for each in standard_baselines()])
 def test_intervals_hold_what_they_promise_on_later_measurements(baseline: Baseline) -> None:
     train, test = separable(20_000, seed=0), separable(5_000, seed=1, since=1e6)
-    forecast = WithResiduals(baseline=baseline).fit(train)(test.questions)
+    forecast = forecaster(baseline, train)(test.questions)
     assert coverage(forecast, test.rtt_ms, 0.9) == pytest.approx(0.9, abs=0.04)
     assert coverage(forecast, test.rtt_ms, 0.5) == pytest.approx(0.5, abs=0.06)
 
@@ -54,13 +54,13 @@ def test_unfamiliar_questions_get_wider_intervals() -> None:
         destination=np.array([train.destination[0], train.destination[0]]),
         time_s=np.array([np.nan, np.nan]),
     )
-    forecast = WithResiduals(baseline=PairMedian()).fit(train)(ask)
+    forecast = forecaster(PairMedian(), train)(ask)
     width = forecast.quantile(0.9) / forecast.quantile(0.1)
     assert width[1] > 1.5 * width[0]
 
 
 def test_cdf_and_quantile_are_inverse_and_proper() -> None:
-    forecast = WithResiduals(baseline=PairMedian()).fit(separable(5_000, seed=0))(separable(100, seed=1).questions)
+    forecast = forecaster(PairMedian(), separable(5_000, seed=0))(separable(100, seed=1).questions)
     levels = [0.001, 0.1, 0.5, 0.9, 0.999]
     for level in levels:
         assert forecast.cdf(forecast.quantile(level)) == pytest.approx(level, abs=1e-6)
@@ -71,7 +71,7 @@ def test_cdf_and_quantile_are_inverse_and_proper() -> None:
 
 
 def test_every_rtt_between_a_microsecond_and_ten_minutes_has_some_probability() -> None:
-    forecast = WithResiduals(baseline=LastValue()).fit(separable(5_000, seed=0))(separable(50, seed=1).questions)
+    forecast = forecaster(LastValue(), separable(5_000, seed=0))(separable(50, seed=1).questions)
     edges = np.geomspace(0.01, 600_000, 200)
     mass = np.diff([forecast.cdf(edge) for edge in edges], axis=0)
     assert (mass > 0).all()
@@ -80,16 +80,16 @@ def test_every_rtt_between_a_microsecond_and_ten_minutes_has_some_probability() 
 def test_errors_are_learned_from_training_data_that_was_held_out() -> None:
     # Each pair is measured once with much noise: in the sample the pair median has no error, on new pairs it has.
     train = separable(3_000, seed=0, noise=0.5, nodes=300)
-    forecast = WithResiduals(baseline=PairMedian()).fit(train)(separable(2_000, seed=5, noise=0.5, nodes=300))
+    forecast = forecaster(PairMedian(), train)(separable(2_000, seed=5, noise=0.5, nodes=300))
     spread = np.log(forecast.quantile(0.84) / forecast.quantile(0.16)) / 2
     assert np.median(spread) > 0.4
 
 
 def test_a_causal_forecast_does_not_depend_on_the_future_of_its_pair() -> None:
     train = separable(4_000, seed=0, nodes=10)
-    fitted = WithResiduals(baseline=LastValue()).fit(train)
+    fitted = forecaster(LastValue(), train)
     cut = 5e5
-    past = WithResiduals(baseline=LastValue()).fit(train.take(train.time_s < cut))
+    past = forecaster(LastValue(), train.take(train.time_s < cut))
     ask = Questions(source=np.arange(10), destination=10 + np.arange(10), time_s=np.full(10, cut))
     now, then = fitted(ask), past(ask)
     assert now.point_ms == pytest.approx(then.point_ms)
@@ -103,12 +103,11 @@ def test_buckets_go_from_unknown_node_to_fresh_pair() -> None:
     )
     ages = np.array([1.0, 1.0, 1e6, 4e3, 7e2, 1.0])
     ask = Questions(source=np.array([7, 0, 0, 0, 0, 0]), destination=np.array([1, 3, 1, 1, 1, 1]), time_s=ages)
-    known = FittedHistory(train)
-    assert known.bucket(ask).tolist() == list(range(BUCKETS))
+    assert Asked(train, ask).bucket.tolist() == list(range(BUCKETS))
     whenever = Questions(source=ask.source, destination=ask.destination, time_s=np.full(6, np.nan))
-    assert known.bucket(whenever).tolist() == [0, 1, 2, 2, 2, 2]
+    assert Asked(train, whenever).bucket.tolist() == [0, 1, 2, 2, 2, 2]
     before = Questions(source=ask.source, destination=ask.destination, time_s=np.zeros(6))
-    assert known.bucket(before).tolist() == [0] * 6
+    assert Asked(train, before).bucket.tolist() == [0] * 6
 
 
 def test_a_bucket_with_few_errors_borrows_from_the_nearest() -> None:
@@ -131,5 +130,5 @@ def test_without_errors_the_distribution_is_wide_and_centred() -> None:
 def test_an_empty_training_set_still_gives_a_distribution() -> None:
     empty = separable(1, seed=0).take(slice(0, 0))
     for baseline in (GlobalMedian(), LastValue(), PairMedian()):
-        forecast = WithResiduals(baseline=baseline).fit(empty)(separable(3, seed=0).questions)
+        forecast = forecaster(baseline, empty)(separable(3, seed=0).questions)
         assert np.isfinite(forecast.quantile(0.9)).all()

@@ -3,8 +3,8 @@
 To see what errors a baseline makes, it is fitted to a part of the training data and asked about the rest (`Rehearsal`):
 all measurements of some sources, all of some other pairs, and of what remains the latest. A causal baseline is also
 asked about every training measurement, one step ahead. Errors are kept apart by how familiar a question is, because
-they differ by ten times (`FittedHistory.bucket`). Then the baseline is fitted to everything, and the errors are put
-around its answers (`PointWithResiduals`). That is twice the time of one fit; several baselines can share a `Rehearsal`.
+they differ by ten times (`Asked.bucket`). Then the baseline is fitted to everything, and the errors are put around its
+answers (`PointWithResiduals`). That is twice the time of one fit; several baselines can share a `Rehearsal`.
 """
 
 from collections.abc import Callable
@@ -15,9 +15,9 @@ from typing import ClassVar, Final
 import numpy as np
 from scipy.special import expit, logit  # type: ignore[import-untyped]
 
-from ping_llm.baselines.interface import Baseline, rows_of
+from ping_llm.baselines.interface import Baseline, Predict, history_of, mean_of_all_before, rows_of
 from ping_llm.core.measurements import MAX_RTT_MS
-from ping_llm.core.rtt import Bools, Floats, History, Ints, Observations, Questions, RttDistribution
+from ping_llm.core.rtt import Floats, Ints, Observations, Questions, RttDistribution
 
 DEFAULT_FAILED: Final = 0.035
 """Share of unanswered probes in a RIPE Atlas extract, for where nothing at all is known."""
@@ -28,58 +28,57 @@ _MAX_ERRORS: Final = 500_000
 
 
 @dataclass(frozen=True, eq=False)
-class FittedHistory:
-    """Measurements that predictors may look at, with what every distribution needs of them, computed once for all."""
+class Asked:
+    """Questions, what may be known of their answers, and what every distribution needs, computed once for all."""
 
-    observations: Observations
+    known: Observations
+    questions: Questions
 
-    def bucket(self, questions: Questions) -> Ints:
+    def by(self, baseline: Baseline) -> "Asked":
+        """As the baseline sees it: a static one knows all that it was fitted to, whenever it is asked."""
+        return self if baseline.causal else self._whenever
+
+    @cached_property
+    def _whenever(self) -> "Asked":
+        return Asked(self.known, replace(self.questions, time_s=np.full(len(self.questions), np.nan)))
+
+    @cached_property
+    def bucket(self) -> Ints:
         """How familiar a question is at its time (NaN: after all that was measured).
 
         0: an end was never measured; 1: the pair was never measured; from 2 on: it was, the longer ago the less.
         """
+        answered, questions = self.known.answered, self.questions
+        first_s = np.full(max(answered.source.max(initial=-1), answered.destination.max(initial=-1)) + 2, np.inf)
+        for node in (answered.source, answered.destination):
+            np.fmin.at(first_s, node, answered.time_s)
+        source, destination = rows_of(questions, len(first_s) - 1)  # the last one is every unknown node
         time_s = np.where(np.isnan(questions.time_s), np.inf, questions.time_s)
-        source, destination = rows_of(questions, len(self._first_s) - 1)
-        known = (self._first_s[source] < time_s) & (self._first_s[destination] < time_s)
-        start, stop = self._answered.span(questions.pair, questions.time_s)
-        age = self._answered.age(questions.pair, questions.time_s)
-        freshness = len(AGES_S) - np.searchsorted(AGES_S[::-1], age)
+        known = (first_s[source] < time_s) & (first_s[destination] < time_s)
+        of_pair = history_of(questions.pair, answered.pair, answered.time_s, np.zeros(len(answered)))
+        start, stop = of_pair.span(questions.pair, questions.time_s)
+        freshness = len(AGES_S) - np.searchsorted(AGES_S[::-1], of_pair.age(questions.pair, questions.time_s))
         return np.where(stop > start, 2 + freshness, known.astype(np.int64))
 
-    def p_failed(self, questions: Questions) -> Floats:
+    @cached_property
+    def p_failed(self) -> Floats:
         """From smoothed frequencies: the pair's, resting on those of its ends, which rest on that of everything.
 
         A Beta prior stands behind every frequency: as if some more probes had been seen that failed as often as the
         prior says. The two ends are put together by adding their log odds relative to the global ones. Only what was
         measured before a question counts. Never 0 or 1.
         """
-        everything, by_source, by_destination, by_pair = self._failures
-        time_s, zeros = questions.time_s, np.zeros(len(questions), np.int64)
-        overall = everything.mean_before(zeros, time_s, prior=DEFAULT_FAILED, strength=1.0)
-        source = by_source.mean_before(questions.source, time_s, prior=overall, strength=10.0)
-        destination = by_destination.mean_before(questions.destination, time_s, prior=overall, strength=10.0)
+        known, questions, failed = self.known, self.questions, np.isnan(self.known.rtt_ms)
+
+        def frequency(keys: Ints, asked: Ints, prior: Floats, strength: float) -> Floats:
+            history = history_of(asked, keys, known.time_s, failed)
+            return history.mean_before(asked, questions.time_s, prior=prior, strength=strength)
+
+        overall = mean_of_all_before(questions.time_s, known.time_s, failed, prior=DEFAULT_FAILED, strength=1.0)
+        source = frequency(known.source, questions.source, overall, 10.0)
+        destination = frequency(known.destination, questions.destination, overall, 10.0)
         together = expit(logit(source) + logit(destination) - logit(overall))
-        return by_pair.mean_before(questions.pair, time_s, prior=together, strength=3.0)
-
-    @cached_property
-    def _first_s(self) -> Floats:
-        """When each node was first measured, infinite for one that never was; the last one is every unknown node."""
-        known = self.observations.answered
-        first_s = np.full(max(known.source.max(initial=-1), known.destination.max(initial=-1)) + 2, np.inf)
-        for node in (known.source, known.destination):
-            np.fmin.at(first_s, node, known.time_s)
-        return first_s
-
-    @cached_property
-    def _answered(self) -> History:
-        known = self.observations.answered
-        return History(known.pair, known.time_s, np.zeros(len(known)))
-
-    @cached_property
-    def _failures(self) -> list[History]:
-        known = self.observations
-        keys = np.zeros(len(known), np.int64), known.source, known.destination, known.pair
-        return [History(key, known.time_s, np.isnan(known.rtt_ms)) for key in keys]
+        return frequency(known.pair, questions.pair, together, 3.0)
 
 
 # A point prediction becomes a distribution: the errors it made on held-out training data, put around it.
@@ -146,83 +145,54 @@ class PointWithResiduals(RttDistribution):
         return result
 
 
-Forecast = Callable[[Questions], PointWithResiduals]
-
-
 @dataclass(frozen=True, eq=False)
 class Rehearsal:
-    """Training data of which a part is held out: what may be learned, and what is asked to see errors."""
+    """Training data of which a part is held out. What is asked to see errors comes with ln RTT, as it was measured."""
 
-    train: FittedHistory
+    train: Observations
     seed: int = 0
 
     @cached_property
-    def learned(self) -> FittedHistory:
-        return FittedHistory(self.train.observations.take(~self._held_out))
-
-    @cached_property
-    def questions(self) -> Observations:
-        return self._some(self.train.observations.take(self._held_out).answered)
-
-    @cached_property
-    def one_step_ahead(self) -> Observations:
-        """Training measurements, for baselines that see nothing of them when they are asked about them."""
-        return self._some(self.train.observations.answered)
-
-    @cached_property
-    def _held_out(self) -> Bools:
-        train, rng = self.train.observations, np.random.default_rng(self.seed)
+    def held_out(self) -> tuple[Asked, Floats]:
+        train, rng = self.train, np.random.default_rng(self.seed)
         _, source = np.unique(train.source, return_inverse=True)
         _, pair = np.unique(train.unordered_pair, return_inverse=True)
         held_out = (rng.random(len(train)) < 0.05)[source]
         held_out |= (rng.random(len(train)) < 0.1)[pair]
         if len(train):
             held_out |= train.time_s > np.quantile(train.time_s, 0.9)
-        return held_out
+        return self._some(train.take(~held_out), train.take(held_out).answered)
 
-    def _some(self, asked: Observations) -> Observations:
-        if len(asked) <= _MAX_ERRORS:
-            return asked
-        return asked.take(np.random.default_rng(self.seed).choice(len(asked), _MAX_ERRORS, replace=False))
+    @cached_property
+    def one_step_ahead(self) -> tuple[Asked, Floats]:
+        """Training measurements, for baselines that see nothing of them when they are asked about them."""
+        return self._some(self.train, self.train.answered)
 
+    def _some(self, known: Observations, measured: Observations) -> tuple[Asked, Floats]:
+        if len(measured) > _MAX_ERRORS:
+            rows = np.random.default_rng(self.seed).choice(len(measured), _MAX_ERRORS, replace=False)
+            measured = measured.take(rows)
+        return Asked(known, measured.questions), measured.log_rtt
 
-@dataclass(frozen=True, kw_only=True)
-class WithResiduals:
-    """A baseline whose answers are distributions.
-
-    `WithResiduals(baseline=Vivaldi()).fit(train)(questions).quantile(0.9)`
-    """
-
-    baseline: Baseline
-    seed: int = 0
-
-    def fit(self, train: Observations) -> Forecast:
-        history = FittedHistory(train)
-        return self.knowing(history, self.errors(Rehearsal(history, self.seed)))
-
-    def errors(self, rehearsal: Rehearsal) -> Floats:
+    def residuals(self, baseline: Baseline) -> Floats:
         """P(error <= edge) for each bucket of questions, as `PointWithResiduals` takes it."""
-        rounds = [(rehearsal.learned, rehearsal.questions)]
-        if self.baseline.causal:
-            rounds.append((rehearsal.train, rehearsal.one_step_ahead))
         errors, buckets = [], []
-        for history, held_out in rounds:
-            questions = self._as_seen(held_out.questions)
-            errors.append(held_out.log_rtt - np.log(self.baseline.fit(history.observations)(questions)))
-            buckets.append(history.bucket(questions))
+        for everybody, log_rtt in [self.held_out, self.one_step_ahead] if baseline.causal else [self.held_out]:
+            asked = everybody.by(baseline)
+            errors.append(log_rtt - np.log(baseline.fit(asked.known)(asked.questions)))
+            buckets.append(asked.bucket)
         return cumulative_by_bucket(np.concatenate(errors), np.concatenate(buckets), BUCKETS)
 
-    def knowing(self, history: FittedHistory, errors: Floats) -> Forecast:
-        """Fitted to measurements that need not be those from which the errors were learned."""
-        fitted = self.baseline.fit(history.observations)
 
-        def forecast(questions: Questions) -> PointWithResiduals:
-            seen = self._as_seen(questions)
-            point_ms, p_failed, bucket = fitted(seen), history.p_failed(seen), history.bucket(seen)
-            return PointWithResiduals(point_ms=point_ms, p_failed=p_failed, bucket=bucket, cumulative=errors)
+def forecast(predict: Predict, asked: Asked, residuals: Floats) -> PointWithResiduals:
+    """What a fitted baseline answers, with its errors around it."""
+    return PointWithResiduals(
+        point_ms=predict(asked.questions), p_failed=asked.p_failed, bucket=asked.bucket, cumulative=residuals
+    )
 
-        return forecast
 
-    def _as_seen(self, questions: Questions) -> Questions:
-        """A static baseline knows all that it was fitted to, whenever it is asked."""
-        return questions if self.baseline.causal else replace(questions, time_s=np.full(len(questions), np.nan))
+def forecaster(baseline: Baseline, train: Observations, seed: int = 0) -> Callable[[Questions], PointWithResiduals]:
+    """`forecaster(Vivaldi(), train)(questions).quantile(0.9)`"""
+    residuals, predict = Rehearsal(train, seed).residuals(baseline), baseline.fit(train)
+
+    return lambda questions: forecast(predict, Asked(train, questions).by(baseline), residuals)

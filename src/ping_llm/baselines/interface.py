@@ -8,11 +8,15 @@ Static ones learn from one value for each measured pair (`PairTable`). The simpl
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Final, Protocol
+from weakref import WeakKeyDictionary
 
 import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
 
-from ping_llm.core.rtt import DEFAULT_RTT_MS, MIN_RTT_MS, Floats, Ints, Observations, Questions
+from ping_llm.core.rtt import DEFAULT_RTT_MS, MIN_RTT_MS, Floats, History, Ints, Observations, Questions
 
 Predict = Callable[[Questions], Floats]
 """The median RTT in ms that is expected for each question, always positive and finite."""
@@ -33,7 +37,7 @@ class Once:
     """A baseline that others build on: fitted once to the same measurements, however many ask."""
 
     baseline: Baseline
-    fitted: dict[int, tuple[Observations, Predict]] = field(default_factory=dict, repr=False)
+    fitted: WeakKeyDictionary[Observations, Predict] = field(default_factory=WeakKeyDictionary, repr=False)
 
     @property
     def name(self) -> str:
@@ -44,9 +48,9 @@ class Once:
         return self.baseline.causal
 
     def fit(self, train: Observations) -> Predict:
-        if id(train) not in self.fitted:
-            self.fitted[id(train)] = train, self.baseline.fit(train)  # held, so that no other object gets its id
-        return self.fitted[id(train)][1]
+        if train not in self.fitted:
+            self.fitted[train] = self.baseline.fit(train)
+        return self.fitted[train]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +68,13 @@ class PairTable:
 
     @classmethod
     def of(cls, train: Observations) -> "PairTable":
-        known = train.answered
+        """Sorted once for all baselines that learn from the same measurements."""
+        if train not in _TABLES:
+            _TABLES[train] = cls._of(train.answered)
+        return _TABLES[train]
+
+    @classmethod
+    def _of(cls, known: Observations) -> "PairTable":
         pair = known.pair
         rtt = np.maximum(known.rtt_ms.astype(np.float64), MIN_RTT_MS)
         order = np.lexsort((rtt, pair))
@@ -98,12 +108,32 @@ class PairTable:
         return np.where(self.pair[at] == questions.pair, self.rtt_ms[at], np.nan)
 
 
+_TABLES: Final[WeakKeyDictionary[Observations, PairTable]] = WeakKeyDictionary()
+
+
 def rows_of(questions: Questions, count: int) -> tuple[Ints, Ints]:
     """The rows of sources and destinations in tables of `count` nodes and one last row for every unknown node."""
     source, destination = (
         np.where((nodes >= 0) & (nodes < count), nodes, count) for nodes in (questions.source, questions.destination)
     )
     return source, destination
+
+
+def history_of(asked: Ints, key: Ints, time_s: Floats, value: npt.NDArray[Any]) -> History:
+    """The history of the keys that are asked about: to sort that of all others, too, takes most of the memory."""
+    matters = pc.is_in(pa.array(key), value_set=pa.array(np.unique(asked).astype(key.dtype)))
+    rows = matters.to_numpy(zero_copy_only=False)
+    return History(key[rows], time_s[rows], value[rows])
+
+
+def mean_of_all_before(
+    asked_s: Floats, time_s: Floats, value: npt.NDArray[Any], *, prior: float, strength: float
+) -> Floats:
+    """As `History.mean_before`, of all measurements whatever their key."""
+    order = np.argsort(time_s, kind="stable")
+    total = np.concatenate([[0.0], np.cumsum(value[order], dtype=np.float64)])
+    count = np.searchsorted(time_s[order], asked_s)
+    return np.asarray((total[count] + strength * prior) / (count + strength))
 
 
 def with_fallback(predicted: Floats, questions: Questions, fallback: Predict) -> Floats:

@@ -8,12 +8,13 @@ much worse than a static baseline (MENOG, half of the pairs known: median relati
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import numpy as np
 
-from ping_llm.baselines.interface import Predict, with_fallback
-from ping_llm.core.rtt import DEFAULT_RTT_MS, MIN_RTT_MS, Floats, History, Observations, Questions
+from ping_llm.baselines.interface import Predict, history_of, mean_of_all_before, with_fallback
+from ping_llm.core.rtt import DEFAULT_RTT_MS, MIN_RTT_MS, Floats, Observations, Questions
 
 _SHRINK: Final = 2.0
 """Measurements that the prior of a node's mean is worth."""
@@ -32,34 +33,30 @@ class _Sequential:
 
     def fit(self, train: Observations) -> Predict:
         known = train.answered
-        by_pair = History(known.pair, known.time_s, np.maximum(known.rtt_ms, MIN_RTT_MS))
-        from_nodes = _node_means(known)
+        rtt_ms = np.maximum(known.rtt_ms, MIN_RTT_MS)
 
         def predict(questions: Questions) -> Floats:
+            by_pair = history_of(questions.pair, known.pair, known.time_s, rtt_ms)
             start, stop = by_pair.span(questions.pair, questions.time_s)
             predicted = np.empty(len(questions))
             for begin in range(0, len(questions), _ROWS_AT_A_TIME):
                 rows = slice(begin, begin + _ROWS_AT_A_TIME)
                 predicted[rows] = self.summary(by_pair.latest(start[rows], stop[rows], self.window))
             predicted[start == stop] = np.nan
-            return with_fallback(predicted, questions, from_nodes)
+            return with_fallback(predicted, questions, partial(_from_nodes, known))
 
         return predict
 
 
-def _node_means(known: Observations) -> Predict:
+def _from_nodes(known: Observations, questions: Questions) -> Floats:
     """What the earlier measurements of both ends say about a pair that has none."""
-    keys = np.zeros(len(known), np.int64), known.source, known.destination
-    everything, by_source, by_destination = (History(key, known.time_s, known.log_rtt) for key in keys)
-
-    def predict(questions: Questions) -> Floats:
-        time_s, zeros = questions.time_s, np.zeros(len(questions), np.int64)
-        mean = everything.mean_before(zeros, time_s, prior=float(np.log(DEFAULT_RTT_MS)), strength=1e-3)
-        source = by_source.mean_before(questions.source, time_s, prior=mean, strength=_SHRINK)
-        destination = by_destination.mean_before(questions.destination, time_s, prior=mean, strength=_SHRINK)
-        return np.exp(source + destination - mean)
-
-    return predict
+    time_s, log_rtt = questions.time_s, known.log_rtt
+    mean = mean_of_all_before(time_s, known.time_s, log_rtt, prior=float(np.log(DEFAULT_RTT_MS)), strength=1e-3)
+    source, destination = (
+        history_of(asked, key, known.time_s, log_rtt).mean_before(asked, time_s, prior=mean, strength=_SHRINK)
+        for asked, key in ((questions.source, known.source), (questions.destination, known.destination))
+    )
+    return np.exp(source + destination - mean)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -35,7 +35,7 @@ MIN_RTT_MS: Final = 0.01
 """Floor of every RTT before its logarithm is taken. A ping tool can print 0.0; no wire is that short."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Questions:
     """What RTT has `source` to `destination` at `time_s`? The time NaN means after everything that is known."""
 
@@ -70,7 +70,7 @@ class Questions:
         return Questions(source=self.destination, destination=self.source, time_s=self.time_s)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Observations(Questions):
     """Measurements. The RTT NaN means failed: such a row says nothing about RTTs, only about failures."""
 

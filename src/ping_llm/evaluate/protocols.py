@@ -20,8 +20,8 @@ from typing import Protocol
 import numpy as np
 
 from ping_llm.baselines import standard_baselines
-from ping_llm.baselines.forecasts import FittedHistory, Rehearsal, WithResiduals
-from ping_llm.baselines.interface import Baseline
+from ping_llm.baselines.forecasts import Asked, Rehearsal, forecast
+from ping_llm.baselines.interface import Baseline, Predict
 from ping_llm.core.console import Advance, no_progress
 from ping_llm.core.errors import PingLlmError
 from ping_llm.core.rtt import History, Ints, Observations, Questions, RttDistribution
@@ -116,29 +116,29 @@ def baseline_forecasts(
     split: Split, asked: Mapping[str, Observations], baselines: Sequence[Baseline], seed: int
 ) -> Iterator[tuple[str, str, RttDistribution]]:
     """Protocol, name and answers. A baseline is fitted once to what it may know, however many protocols share that."""
-    train, history = FittedHistory(_timed(split.train)), FittedHistory(_timed(split.history))
-    before_cut = split.history.time_s < split.cut_time_s
-    heard = history if split.timeless else FittedHistory(history.observations.take(before_cut))
+    train, history = _timed(split.train), _timed(split.history)
+    heard = history if split.timeless else history.take(history.time_s < split.cut_time_s)
     known_of = {"unseen_probe": (history, heard)}
     if "disconnected" in asked:
-        hidden = [split.visible(part, "disconnected") for part in (split.history, split.train)]
-        known_of["disconnected"] = (FittedHistory(_timed(hidden[0])), FittedHistory(_timed(hidden[1])))
+        known_of["disconnected"] = split.visible(history, "disconnected"), split.visible(train, "disconnected")
+    looking_back, learning = (
+        {name: Asked(known_of.get(name, (history, train))[which], rows.questions) for name, rows in asked.items()}
+        for which in range(2)
+    )
     rehearsal = Rehearsal(train, seed)
     for baseline in baselines:
-        forecaster = WithResiduals(baseline=baseline, seed=seed)
-        errors = forecaster.errors(rehearsal)
-        fitted = {}
-        for protocol, rows in asked.items():
-            looking_back, learned = known_of.get(protocol, (history, train))
-            known = looking_back if baseline.causal else learned
-            if known not in fitted:
-                fitted[known] = forecaster.knowing(known, errors)
-            yield protocol, baseline.name, fitted[known](rows.questions)
+        residuals = rehearsal.residuals(baseline)
+        fitted: dict[Observations, Predict] = {}
+        for protocol, questions in (looking_back if baseline.causal else learning).items():
+            if questions.known not in fitted:
+                fitted[questions.known] = baseline.fit(questions.known)
+            yield protocol, baseline.name, forecast(fitted[questions.known], questions.by(baseline), residuals)
 
 
 def _timed(known: Observations) -> Observations:
     """What has no time lies before every question: baselines would take it to be later."""
-    return replace(known, time_s=np.where(np.isnan(known.time_s), 0.0, known.time_s))
+    untimed = np.isnan(known.time_s)
+    return replace(known, time_s=np.where(untimed, 0.0, known.time_s)) if untimed.any() else known
 
 
 def _known_before(history: Observations, asked: Observations) -> Ints:
