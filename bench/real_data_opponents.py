@@ -13,7 +13,7 @@ import scipy.sparse  # type: ignore[import-untyped]
 
 from ping_llm.baselines.coordinates import Descent, Vivaldi
 from ping_llm.baselines.factors import LogFactors
-from ping_llm.baselines.interface import Baseline, Once, PairTable, Predict, rows_of
+from ping_llm.baselines.interface import Baseline, PairTable, Predict, fitted, rows_of
 from ping_llm.baselines.neighbours import Neighbours
 from ping_llm.core.rtt import Floats, Ints, Observations, Questions
 from real_data_sets import PairTask
@@ -36,7 +36,7 @@ class SchattenCompletion:
     causal: bool = False
 
     def fit(self, train: Observations) -> Predict:
-        table, base = PairTable.of(train), self.base.fit(train)
+        table, base = PairTable.of(train), fitted(self.base, train)
         if not len(table):
             return base
         errors = np.full((table.nodes + 1, table.nodes + 1), np.nan)
@@ -66,7 +66,7 @@ class SchattenCompletion:
         return now
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class DistanceOffsets:
     """RTT = slope x distance + an offset of either end, by least absolute deviations (reweighted least squares), in
     units of the root of the RTT, half way between absolute and relative errors. Never below light in fibre."""
@@ -126,7 +126,7 @@ class NodeTrees:
     def fit(self, train: Observations) -> Predict:
         table = PairTable.of(train)
         if len(table) < _FEWEST_PAIRS:
-            return self.base.fit(train)
+            return fitted(self.base, train)
         pairs = Observations(
             source=table.source, destination=table.destination, time_s=np.zeros(len(table)), rtt_ms=table.rtt_ms
         )
@@ -219,12 +219,12 @@ def blend_weights(predicted: Floats, measured: Floats, prior: float = 5.0, width
 
 def slower_opponents(task: PairTask, seed: int) -> list[Baseline]:
     """Besides those of `ping-llm evaluate`."""
-    vivaldi = Once(Vivaldi(descent=Descent(rate=0.03, seed=seed)))
+    vivaldi = Vivaldi(descent=Descent(rate=0.03, seed=seed))
     shared: dict[str, Any] = {"symmetric": task.symmetric, "seed": seed}
     opponents: list[Baseline] = [SchattenCompletion(symmetric=task.symmetric, base=vivaldi)]
     base: Baseline = vivaldi
     if task.distance_km is not None:
-        base = Once(DistanceOffsets(distance_km=task.distance_km))
+        base = DistanceOffsets(distance_km=task.distance_km)
         both = LogFactors(base=base, name="distance + log factors", **shared)
         opponents += [base, both, Neighbours(base=both, symmetric=task.symmetric, name="distance + neighbours")]
     trees = {"distance_km": task.distance_km, **shared}

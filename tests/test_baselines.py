@@ -10,7 +10,7 @@ from ping_llm.baselines import standard_baselines
 from ping_llm.baselines.coordinates import Dmfsgd, Vivaldi
 from ping_llm.baselines.factors import LogFactors, PairMedian
 from ping_llm.baselines.forecasts import Asked
-from ping_llm.baselines.interface import Baseline, Once, PairTable, Predict
+from ping_llm.baselines.interface import Baseline, PairTable, Predict
 from ping_llm.baselines.neighbours import Neighbours
 from ping_llm.baselines.sequential import LastValue, MedianOfLast, MovingAverage
 from ping_llm.core.rtt import DEFAULT_RTT_MS, Floats, History, Ints, Observations, Questions
@@ -150,9 +150,9 @@ class TestNeighbours:
                 return LogFactors(rank=0).fit(train)
 
         counted = Counted()
-        shared, train, other = Once(counted), random_observations(100), random_observations(90)
+        train, other = random_observations(100), random_observations(90)
         for known in (train, other, train):
-            LogFactors(rank=1, base=shared).fit(known)
+            LogFactors(rank=1, base=counted).fit(known)
         assert counted.fits == 2
 
 

@@ -124,9 +124,10 @@ class TestEvaluationFile:
             source=np.zeros(3, int), destination=np.ones(3, int), time_s=np.arange(3.0), rtt_ms=np.array([10.0, 20, 40])
         )
         predicted = {"good": asked.rtt_ms * 1.1, "Global median": np.full(3, 20.0), "bad": np.full(3, 900.0)}
-        zeros = {"p_failed": np.zeros(3), "bucket": np.zeros(3, np.int64), "cumulative": cumulative(np.zeros(0))[None]}
+        shared: dict[str, Any] = {"p_failed": np.zeros(3), "bucket": np.zeros(3, np.int64)}
+        shared["cumulative"] = cumulative(np.zeros(0))[None]
         answers = {
-            name: ScoredAnswers.of(PointWithResiduals(point_ms=median, **zeros), asked)
+            name: ScoredAnswers.of(PointWithResiduals(point_ms=median, **shared), asked)
             for name, median in predicted.items()
         }
         result = ProtocolResult(questions=asked, known_before=np.arange(3), answers=answers)

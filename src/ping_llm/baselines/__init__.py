@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from ping_llm.baselines.coordinates import Descent, Dmfsgd, Vivaldi
 from ping_llm.baselines.factors import LogFactors, PairMedian
-from ping_llm.baselines.interface import Baseline, GlobalMedian, Once
+from ping_llm.baselines.interface import Baseline, GlobalMedian
 from ping_llm.baselines.neighbours import Neighbours
 from ping_llm.baselines.prefix_trees import PrefixTrees
 from ping_llm.baselines.sequential import LastValue, MedianOfLast, MovingAverage
@@ -27,8 +27,8 @@ def standard_baselines(nodes: Sequence[str] | None = None, *, symmetric: bool = 
     `symmetric`: for data where RTT(i, j) = RTT(j, i). `nodes` has the address of each node; without addresses there are
     no prefix trees.
     """
-    vivaldi = Once(Vivaldi(descent=Descent(rate=0.03, seed=seed)))
-    both = Once(LogFactors(symmetric=symmetric, seed=seed, base=vivaldi, name="vivaldi + log factors"))
+    vivaldi = Vivaldi(descent=Descent(rate=0.03, seed=seed))
+    both = LogFactors(symmetric=symmetric, seed=seed, base=vivaldi, name="vivaldi + log factors")
     return [
         GlobalMedian(),
         PairMedian(),

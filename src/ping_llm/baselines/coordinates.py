@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ping_llm.baselines.factors import LogFactors, rowwise_dot
-from ping_llm.baselines.interface import GlobalMedian, PairTable, Predict, rows_of, with_fallback
+from ping_llm.baselines.interface import GlobalMedian, PairTable, Predict, fitted, rows_of, with_fallback
 from ping_llm.core.rtt import MIN_RTT_MS, Floats, Ints, Observations, Questions
 
 Arrays = dict[str, Any]
@@ -119,7 +119,7 @@ class Vivaldi:
 
     def fit(self, train: Observations) -> Predict:
         table = PairTable.of(train)
-        fallback = LogFactors(rank=0).fit(train)
+        fallback = fitted(LogFactors(rank=0), train)
         if not len(table):
             return fallback
         scale = float(np.median(table.rtt_ms))
@@ -134,12 +134,12 @@ class Vivaldi:
             "log_rtt": np.log(table.rtt_ms / scale).astype(np.float32),
         }
         settings = {"gravity": self.gravity, "height_pull": self.height_pull, "width": self.width}
-        fitted = minimise(_vivaldi_loss, nodes, pairs, settings, self.descent)
+        found = minimise(_vivaldi_loss, nodes, pairs, settings, self.descent)
         known = np.zeros(table.nodes + 1, dtype=bool)
         known[table.source] = known[table.destination] = True
         # In ms; the last row is that of every unknown node.
-        position = scale * np.concatenate([fitted["position"], np.zeros((1, self.dimensions))])
-        height = scale * np.logaddexp(0.0, np.append(fitted["height"], _START_HEIGHT))
+        position = scale * np.concatenate([found["position"], np.zeros((1, self.dimensions))])
+        height = scale * np.logaddexp(0.0, np.append(found["height"], _START_HEIGHT))
 
         def predict(questions: Questions) -> Floats:
             ours, theirs = rows_of(questions, table.nodes)
@@ -208,9 +208,9 @@ class Dmfsgd:
             "their_share": (1.0 / their_pairs[destination]).astype(np.float32),
         }
         settings = {"pull": self.pull, "power": self.power, "width": self.width, "common": common}
-        fitted = minimise(_dmfsgd_loss, {"source": ours, "destination": theirs}, pairs, settings, self.descent)
-        sources = _with_unknown(fitted["source"], our_pairs) + common
-        destinations = _with_unknown(fitted["destination"], their_pairs) + common
+        found = minimise(_dmfsgd_loss, {"source": ours, "destination": theirs}, pairs, settings, self.descent)
+        sources = _with_unknown(found["source"], our_pairs) + common
+        destinations = _with_unknown(found["destination"], their_pairs) + common
 
         def predict_one_way(questions: Questions) -> Floats:
             rows, columns = rows_of(questions, table.nodes)

@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 import scipy.sparse  # type: ignore[import-untyped]
 
-from ping_llm.baselines.interface import Baseline, PairTable, Predict, rows_of, with_fallback
+from ping_llm.baselines.interface import Baseline, PairTable, Predict, fitted, rows_of, with_fallback
 from ping_llm.core.rtt import DEFAULT_RTT_MS, Floats, Ints, Observations, Questions
 
 _NODES_AT_A_TIME: Final = 4096
@@ -47,7 +47,7 @@ class LogFactors:
 
     def fit(self, train: Observations) -> Predict:
         table = PairTable.of(train)
-        base = self.base.fit(train) if self.base else None
+        base = fitted(self.base, train) if self.base else None
         log_rtt = np.log(table.rtt_ms)
         if base:
             log_rtt -= np.log(base(table.questions))
@@ -184,5 +184,5 @@ class PairMedian:
     causal: bool = False
 
     def fit(self, train: Observations) -> Predict:
-        table, fallback = PairTable.of(train), self.fallback.fit(train)
+        table, fallback = PairTable.of(train), fitted(self.fallback, train)
         return lambda questions: with_fallback(table.lookup(questions), questions, fallback)

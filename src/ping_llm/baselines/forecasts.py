@@ -15,7 +15,7 @@ from typing import ClassVar, Final
 import numpy as np
 from scipy.special import expit, logit  # type: ignore[import-untyped]
 
-from ping_llm.baselines.interface import Baseline, Predict, history_of, mean_of_all_before, rows_of
+from ping_llm.baselines.interface import Baseline, Predict, fitted, history_of, mean_of_all_before, rows_of
 from ping_llm.core.measurements import MAX_RTT_MS
 from ping_llm.core.rtt import Floats, Ints, Observations, Questions, RttDistribution
 
@@ -179,7 +179,7 @@ class Rehearsal:
         errors, buckets = [], []
         for everybody, log_rtt in [self.held_out, self.one_step_ahead] if baseline.causal else [self.held_out]:
             asked = everybody.by(baseline)
-            errors.append(log_rtt - np.log(baseline.fit(asked.known)(asked.questions)))
+            errors.append(log_rtt - np.log(fitted(baseline, asked.known)(asked.questions)))
             buckets.append(asked.bucket)
         return cumulative_by_bucket(np.concatenate(errors), np.concatenate(buckets), BUCKETS)
 
@@ -193,6 +193,6 @@ def forecast(predict: Predict, asked: Asked, residuals: Floats) -> PointWithResi
 
 def forecaster(baseline: Baseline, train: Observations, seed: int = 0) -> Callable[[Questions], PointWithResiduals]:
     """`forecaster(Vivaldi(), train)(questions).quantile(0.9)`"""
-    residuals, predict = Rehearsal(train, seed).residuals(baseline), baseline.fit(train)
+    residuals, predict = Rehearsal(train, seed).residuals(baseline), fitted(baseline, train)
 
     return lambda questions: forecast(predict, Asked(train, questions).by(baseline), residuals)

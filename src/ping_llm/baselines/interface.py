@@ -7,7 +7,7 @@ Static ones learn from one value for each measured pair (`PairTable`). The simpl
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final, Protocol
 from weakref import WeakKeyDictionary
 
@@ -32,25 +32,17 @@ class Baseline(Protocol):
     def fit(self, train: Observations) -> Predict: ...
 
 
-@dataclass(frozen=True, eq=False)
-class Once:
-    """A baseline that others build on: fitted once to the same measurements, however many ask."""
+_FITTED: Final[WeakKeyDictionary[Observations, dict[Baseline, Predict]]] = WeakKeyDictionary()
 
-    baseline: Baseline
-    fitted: WeakKeyDictionary[Observations, Predict] = field(default_factory=WeakKeyDictionary, repr=False)
 
-    @property
-    def name(self) -> str:
-        return self.baseline.name
-
-    @property
-    def causal(self) -> bool:
-        return self.baseline.causal
-
-    def fit(self, train: Observations) -> Predict:
-        if train not in self.fitted:
-            self.fitted[train] = self.baseline.fit(train)
-        return self.fitted[train]
+def fitted(baseline: Baseline, train: Observations) -> Predict:
+    """A baseline that others build on is fitted once to the same measurements, however many ask."""
+    if baseline.causal:  # which others do not build on, and which keeps all measurements
+        return baseline.fit(train)
+    of_train = _FITTED.setdefault(train, {})
+    if baseline not in of_train:
+        of_train[baseline] = baseline.fit(train)
+    return of_train[baseline]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,13 +13,11 @@ pair that was measured keeps its median.
 A few dense products of [sources, destinations] matrices: 1 s for 500 nodes, but with the cube of their number.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
-from ping_llm.baselines.coordinates import Vivaldi
-from ping_llm.baselines.factors import LogFactors
-from ping_llm.baselines.interface import Baseline, PairTable, Predict
+from ping_llm.baselines.interface import Baseline, PairTable, Predict, fitted
 from ping_llm.core.rtt import Bools, Floats, Ints, Observations, Questions
 
 
@@ -27,7 +25,7 @@ from ping_llm.core.rtt import Bools, Floats, Ints, Observations, Questions
 class Neighbours:
     """Settings from PlanetLab and MENOG, where a third or three times as much changes little."""
 
-    base: Baseline = field(default_factory=lambda: LogFactors(base=Vivaldi()))
+    base: Baseline
     sharpness: float = 3.0
     """The weight of a neighbour is its squared distance to the power of minus this."""
     expected: float = 3.0
@@ -44,7 +42,7 @@ class Neighbours:
     causal: bool = False
 
     def fit(self, train: Observations) -> Predict:
-        table, base = PairTable.of(train), self.base.fit(train)
+        table, base = PairTable.of(train), fitted(self.base, train)
         ends = table.source, table.destination
         if self.symmetric:
             ends = np.concatenate(ends), np.concatenate(ends[::-1])

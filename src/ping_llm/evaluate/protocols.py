@@ -21,10 +21,10 @@ import numpy as np
 
 from ping_llm.baselines import standard_baselines
 from ping_llm.baselines.forecasts import Asked, Rehearsal, forecast
-from ping_llm.baselines.interface import Baseline, Predict
+from ping_llm.baselines.interface import Baseline, fitted, history_of
 from ping_llm.core.console import Advance, no_progress
 from ping_llm.core.errors import PingLlmError
-from ping_llm.core.rtt import History, Ints, Observations, Questions, RttDistribution
+from ping_llm.core.rtt import Ints, Observations, Questions, RttDistribution
 from ping_llm.evaluate.scores import ORACLE, Evaluation, ProtocolResult, ScoredAnswers, Scores
 from ping_llm.evaluate.split import Split, sampled
 from ping_llm.sources.simulator import World
@@ -128,11 +128,11 @@ def baseline_forecasts(
     rehearsal = Rehearsal(train, seed)
     for baseline in baselines:
         residuals = rehearsal.residuals(baseline)
-        fitted: dict[Observations, Predict] = {}
+        predictors = {}  # a causal one is fitted to the whole history, but not for each protocol
         for protocol, questions in (looking_back if baseline.causal else learning).items():
-            if questions.known not in fitted:
-                fitted[questions.known] = baseline.fit(questions.known)
-            yield protocol, baseline.name, forecast(fitted[questions.known], questions.by(baseline), residuals)
+            if questions.known not in predictors:
+                predictors[questions.known] = fitted(baseline, questions.known)
+            yield protocol, baseline.name, forecast(predictors[questions.known], questions.by(baseline), residuals)
 
 
 def _timed(known: Observations) -> Observations:
@@ -142,7 +142,7 @@ def _timed(known: Observations) -> Observations:
 
 
 def _known_before(history: Observations, asked: Observations) -> Ints:
-    by_source = History(history.source, history.time_s, np.zeros(len(history)))
+    by_source = history_of(asked.source, history.source, history.time_s, np.zeros(len(history)))
     start, stop = by_source.span(asked.source, asked.time_s)
     return stop - start
 

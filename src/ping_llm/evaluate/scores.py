@@ -124,7 +124,7 @@ def leaders(scores: Mapping[str, Scores], resampled: Mapping[str, Mapping[str, F
     found = {}
     for key, column in SCORE_COLUMNS.items():
         distance = {
-            name: float(column.distance(np.array(of_name[key])))
+            name: column.distance(of_name[key])
             for name, of_name in scores.items()
             if name != ORACLE and not np.isnan(of_name.get(key, np.nan))
         }
@@ -288,7 +288,7 @@ class ScoreColumn:
             return float("nan")
         return float(np.mean(scored) if self.level is None else np.quantile(scored, self.level))
 
-    def distance(self, values: Floats) -> Floats:
+    def distance(self, values: Any) -> Any:
         """From the best value there could be."""
         return values if self.best == -math.inf else np.abs(values - self.best)
 
