@@ -16,9 +16,8 @@ from ping_llm.models.completer.inference import BinDistribution, Completer
 from ping_llm.models.completer.model import Bins
 from ping_llm.rows.measurement_set import MeasurementSet
 from ping_llm.serve.access import Limits, ServeSettings
-from ping_llm.serve.answers import ModelAnswers
+from ping_llm.serve.answers import ModelAnswers, ModelThread
 from ping_llm.serve.api import Service
-from ping_llm.serve.model_thread import ModelThread
 from ping_llm.serve.server import listen, make_app, server_config
 from ping_llm.serve.store import MeasurementStore, read_store
 

@@ -32,13 +32,11 @@ _INDEX_ROWS: Final = 2_000_000
 
 
 @contextmanager
-def simulated_input(
-    settings: SimulatorSettings, inside: Path | None = None
-) -> Iterator[tuple[Path, SimulationSummary]]:
+def simulated_input(given: SimulatorSettings, inside: Path | None = None) -> Iterator[tuple[Path, SimulationSummary]]:
     """A temporary folder (`inside` this one) with simulated measurements in `raw`."""
     with tempfile.TemporaryDirectory(prefix="ping-llm-bench-", dir=inside, ignore_cleanup_errors=True) as name:
-        with progress("simulating the input", total=settings.measurements) as advance:
-            summary = simulate(settings, Path(name) / "raw", on_progress=advance)
+        with progress("simulating the input", total=given.measurements) as advance:
+            summary = simulate(given, Path(name) / "raw", on_progress=advance)
         yield Path(name), summary
 
 

@@ -32,9 +32,7 @@ def predict(
         Path | None, Option(help="File of questions instead: src_addr, dst_addr, and event_time if it matters.")
     ] = None,
     matrix: Annotated[bool, Option("--matrix", help="Every source of the history to every destination.")] = False,
-    time: Annotated[
-        str | None, Option(help="When, such as 2024-05-01T12:00Z.", show_default="after the history")
-    ] = None,
+    time: Annotated[str | None, Option(help="When, as 2024-05-01T12:00Z.", show_default="after the history")] = None,
     checkpoint: options.AnyCheckpoint = None,
     quantiles: Annotated[str, Option(help="Levels to print, separated by commas.")] = "0.05,0.5,0.95",
     context: Annotated[int, Option(min=8, help="Measurements in a context, if the history has 2,048 or more.")] = 1024,

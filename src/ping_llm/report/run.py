@@ -363,7 +363,7 @@ def _evaluation(file: Path) -> StoredEvaluation:
         return found
     except ValidationError:
         raise PingLlmError(
-            f"{file} is not what `ping-llm evaluate --json` prints: it has no protocols with scores"
+            f"{file} is no output of `ping-llm evaluate --json`: it has no protocols with scores"
         ) from None
     except (OSError, ValueError, IndexError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else "not JSON"

@@ -8,7 +8,6 @@ from typing import Any, Final
 
 import yaml
 from rich.console import Console
-from rich.text import Text
 
 from ping_llm.batches.explain import explain_sequence
 from ping_llm.batches.source import BatchSource
@@ -156,19 +155,17 @@ def _sequences(run: Run) -> Iterator[dict[str, Any]]:
     if run.data and run.data.identity.get("rows") != spec.identity()["rows"]:
         raise PingLlmError(f"{run.config.network_train_files} holds other rows now than it did then")
     source = BatchSource(spec, run.data.mixture) if run.data else BatchSource(spec)
-    last = max(0, run.steps_done - 1)
+    last, console = max(0, run.steps_done - 1), Console()
     for step in dict.fromkeys((0, last // 2, last)):
         explained = explain_sequence(source, step, 0)
         for segment in explained["segments"]:
-            lines = [_spans(line) for line in render(segment["token_ids"]).split("\n")]
+            lines = [
+                [(part.text, _CLASSES.get(str(part.style), "")) for part in line.render(console)]
+                for line in render(segment["token_ids"]).split("\n")
+            ]
             segment["shown"], segment["hidden"] = lines[:_MAX_LINES], lines[_MAX_LINES:_MAX_HIDDEN]
             segment["left_out"] = len(lines[_MAX_HIDDEN:])
         yield {**explained, "step": step, "fields": _fields(s["token_ids"] for s in explained["segments"])}
-
-
-def _spans(line: Text) -> list[tuple[str, str]]:
-    """Texts, each with its class."""
-    return [(part.text, _CLASSES.get(str(part.style), "")) for part in line.render(Console())]
 
 
 def _fields(segments: Iterable[Sequence[int]]) -> list[tuple[str, int, int]]:

@@ -1,10 +1,19 @@
-"""What each model answers, as jobs for the model's thread (see `model_thread`): the verbs of the Python API."""
+"""What each model answers, as jobs, and the one thread that computes them, a piece of each waiting job in turn.
 
+A job is a generator. Where it yields None, others get their turn. Where it yields prompts, it gets their forecasts
+back: those of all jobs that wait for some are computed together, as far as that is quicker on the device.
+"""
+
+import itertools
+import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import CancelledError, Future
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
-from itertools import product
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
+from queue import PriorityQueue
 from typing import Any, Final
 
 import jax
@@ -22,14 +31,19 @@ from ping_llm.predict.scoring import LikelyAddresses
 from ping_llm.predict.support import Support, widened
 from ping_llm.rows.measurement_set import MeasurementSet
 from ping_llm.runs.trained import SHIPPED
-from ping_llm.serve.model_thread import Job
 from ping_llm.serve.store import KnownMeasurements
+
+Job = Generator[Sequence[Prompt] | None, RttDistribution | None, Any]
+Forecast = Callable[[Sequence[Prompt]], RttDistribution]
 
 _SCORED_PER_CALL: Final = 256
 _NEAR: Final = 1.1  # an RTT is about another if it is at most so many times longer or shorter
 _SIZES: Final = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128, 255)
 _PAIRS: Final = {4: ("192.0.2.1", "192.0.2.2"), 6: ("2001:db8::1", "2001:db8::2")}  # for warming up
 _TOKENS: Final = {4: 16, 6: 40}  # that a measurement of these pairs takes
+_PROMPTS_PER_CALL: Final = 32  # unless a single job has more: the first of many clients is not to wait for the last
+_STOP, _REQUEST, _BACKGROUND = range(3)
+"""Whose turn comes first. A job that is not done always has one, or waits for a forecast that has."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -225,13 +239,13 @@ class ModelAnswers:
         else:
             histories = [_example(4, tokens) for tokens in (self.max_context * _TOKENS[4], _TOKENS[4])]
             counts = (1, 2, 17)  # one of each of the shapes
-        for count, history in product(counts, histories):
+        for count, history in itertools.product(counts, histories):
             source, destination = history.nodes
             queries = queries_of(source, [destination] * count, np.nan)
             yield from self._without_waiting(self.predict(queries, KnownMeasurements(history=history)))
         if self.is_completer:
             return
-        for history, is_search in product(histories, (True, False)):
+        for history, is_search in itertools.product(histories, (True, False)):
             source, *candidates = history.nodes
             known = KnownMeasurements(history=history)
             job = self.destinations(source, 10.0, [] if is_search else candidates, known, np.nan, 1)
@@ -266,3 +280,94 @@ def _likeliest(addresses: Sequence[str], probability: Floats, count: int) -> tup
     order = np.argsort(-probability, kind="stable")[:count]
     chosen = tuple(addresses[index] for index in order.tolist())
     return LikelyAddresses(addresses=chosen, probability=probability[order], covered=np.nan), order
+
+
+class BusyError(PingLlmError):
+    """No answer now; after so many seconds there may be one."""
+
+    retry_after = 2
+
+
+class WarmingError(BusyError):
+    retry_after = 10
+
+
+@dataclass(frozen=True, eq=False)
+class _Running:
+    job: Job
+    priority: int
+    future: Future[Any] = field(default_factory=Future)
+
+
+class ModelThread:
+    """Use it in a `with` block, at the end of which whatever still waits is cancelled."""
+
+    def __init__(self, forecast: Forecast, max_jobs: int) -> None:
+        self._forecast, self._max_jobs = forecast, max_jobs
+        self._turns: PriorityQueue[tuple[int, int, Callable[[], None] | None]] = PriorityQueue()
+        self._number = itertools.count()
+        self._running: set[_Running] = set()
+        self._waiting: deque[tuple[_Running, Sequence[Prompt]]] = deque()
+        self._thread = threading.Thread(target=self._work, name="model", daemon=True)
+
+    def __enter__(self) -> "ModelThread":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._add_turn(_STOP, None)
+        self._thread.join(timeout=10)
+
+    def submit(self, job: Job, *, background: bool = False) -> Future[Any]:
+        """Have a job done; in the background, while nobody waits. A cancelled future ends its job at its next turn."""
+        if not background and sum(one.priority == _REQUEST for one in tuple(self._running)) >= self._max_jobs:
+            raise BusyError("the server is busy: try again in a few seconds")
+        running = _Running(job, _BACKGROUND if background else _REQUEST)
+        self._running.add(running)
+        self._add_turn(running.priority, partial(self._resume, running))
+        return running.future
+
+    def _add_turn(self, priority: int, turn: Callable[[], None] | None) -> None:
+        self._turns.put((priority, next(self._number), turn))
+
+    def _work(self) -> None:
+        while turn := self._turns.get()[-1]:
+            turn()
+        for running in tuple(self._running):
+            running.job.close()
+            running.future.cancel()
+
+    def _resume(self, running: _Running, answer: RttDistribution | None = None, error: Exception | None = None) -> None:
+        """Do the next piece of a job (with an error: its last)."""
+        future = running.future
+        error = CancelledError() if future.cancelled() else error
+        try:
+            prompts = running.job.send(answer) if error is None else running.job.throw(error)
+        except StopIteration as done:
+            settle = partial(future.set_result, done.value)
+        except Exception as failure:
+            settle = partial(future.set_exception, failure)
+        else:
+            if prompts is not None:
+                self._waiting.append((running, prompts))
+            return self._add_turn(running.priority, partial(self._resume, running) if prompts is None else self._answer)
+        self._running.remove(running)
+        if future.set_running_or_notify_cancel():
+            settle()
+
+    def _answer(self) -> None:
+        """Forecast the prompts of the first jobs that wait, unless that was done with those of others."""
+        now: list[_Running] = []
+        prompts: list[Prompt] = []
+        edges, answers, error = [0], None, None
+        while self._waiting and (not now or len(prompts) + len(self._waiting[0][1]) <= _PROMPTS_PER_CALL):
+            running, own = self._waiting.popleft()
+            now.append(running)
+            prompts += own
+            edges.append(len(prompts))
+        try:
+            answers = self._forecast(prompts) if now else None
+        except Exception as failure:
+            error = failure
+        for running, some in zip(now, map(slice, edges, edges[1:]), strict=True):
+            self._resume(running, None if answers is None else answers.take(some), error)

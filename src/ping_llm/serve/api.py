@@ -20,8 +20,7 @@ from ping_llm.predict.scoring import LikelyAddresses
 from ping_llm.rows.measurement_set import MeasurementSet
 from ping_llm.serve import schemas
 from ping_llm.serve.access import Limits, json_reply
-from ping_llm.serve.answers import ModelAnswers, Query, queries_of
-from ping_llm.serve.model_thread import BusyError, Job, ModelThread, WarmingError
+from ping_llm.serve.answers import BusyError, Job, ModelAnswers, ModelThread, Query, WarmingError, queries_of
 from ping_llm.serve.store import KnownMeasurements, MeasurementStore, Role, check_count, measurements_of, read_upload
 
 _MAX_SERIES: Final = 2_000  # measurements of a pair that are shown

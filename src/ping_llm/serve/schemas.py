@@ -13,12 +13,8 @@ Time = Annotated[
     Annotated[str, Field(max_length=60)] | float | None,
     Field(description="ISO 8601, or Unix seconds. Left out in a question: after all known measurements."),
 ]
-Levels = Annotated[
-    list[Annotated[float, Field(gt=0, lt=1)]], Field(max_length=32, description="Levels of the quantiles.")
-]
-Bins = Annotated[
-    int, Field(ge=0, le=512, description="Bins of the density in each reply, equally wide in ln RTT; 0: none.")
-]
+Levels = Annotated[list[Annotated[float, Field(gt=0, lt=1)]], Field(max_length=32, description="Of the quantiles.")]
+Bins = Annotated[int, Field(ge=0, le=512, description="Bins of each density, equally wide in ln RTT; 0: no density.")]
 QUANTILES = [0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95]
 
 

@@ -28,9 +28,8 @@ from ping_llm.core.console import err
 from ping_llm.core.errors import PingLlmError
 from ping_llm.serve import api, schemas
 from ping_llm.serve.access import Guard, Limits, ServeSettings, error_reply, json_reply, log
-from ping_llm.serve.answers import ModelAnswers, steady_predictor
+from ping_llm.serve.answers import BusyError, ModelAnswers, ModelThread, steady_predictor
 from ping_llm.serve.api import Service
-from ping_llm.serve.model_thread import BusyError, ModelThread
 from ping_llm.serve.store import TooManyError, read_store
 from ping_llm.storage.cache import cache_folder
 

@@ -166,9 +166,7 @@ class KnownMeasurements:
         if self.store is None or self.history is None or not len(self.store):
             return
         if self.store.is_timed and np.isnan(self.history.observations.time_s).any():
-            raise PingLlmError(
-                "your measurements have no times, those of the server have: add times, or use yours only"
-            )
+            raise PingLlmError("your measurements have no times, those of the server do: add times, or use yours only")
 
     def latest(self, sources: Sequence[str] | None, time_s: float, max_each: int) -> MeasurementSet:
         """As of the store, and the whole history."""
