@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ping_llm.core import draws, randomness
-from ping_llm.core.compiled import Array, column, kernel, source_version, types
+from ping_llm.core.compiled import Array, kernel, source_version, types
 
 FILES = {
     "package/kernels.py": "import package.direct\nfrom package import module\nfrom package.names import NAME\n",
@@ -32,7 +32,7 @@ def test_the_version_covers_all_that_is_imported_directly_or_not(tmp_path: Path,
     assert (versions[0] == versions[1]) == (changed == "package/unrelated.py")
 
 
-@kernel(column(types.uint64), column(types.uint64), column(types.float64))
+@kernel(types.uint64[::1], types.uint64[::1], types.float64[::1])
 def mix_each(words: Array, mixed: Array, drawn: Array) -> None:
     for i in range(len(words)):
         mixed[i] = draws.extend(words[i], i)

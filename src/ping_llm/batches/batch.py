@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ping_llm.batches.spec import Batch
-from ping_llm.core.compiled import column, kernel, part_of_kernels, types
+from ping_llm.core.compiled import kernel, part_of_kernels, types
 
 ARRAYS: Final = (
     "inputs",
@@ -106,7 +106,7 @@ def _lay_out(tokens: Any, sizes: Any, sequence: Any, arrays: Any) -> None:
             arrays[name, s, at:] = 0
 
 
-_I32, _BATCH = column(types.int32), types.Array(types.int32, 3, "C")
+_I32, _BATCH = types.int32[::1], types.Array(types.int32, 3, "C")
 _LAY_OUT: Final = {
-    np.dtype(kind.name): kernel(column(kind), _I32, _I32, _BATCH)(_lay_out) for kind in (types.uint16, types.uint32)
+    np.dtype(kind.name): kernel(kind[::1], _I32, _I32, _BATCH)(_lay_out) for kind in (types.uint16, types.uint32)
 }

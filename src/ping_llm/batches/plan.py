@@ -32,7 +32,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ping_llm.batches.spec import ContextSettings
-from ping_llm.core.compiled import Array, column, kernel, mapped, part_of_kernels, types
+from ping_llm.core.compiled import Array, kernel, mapped, part_of_kernels, types
 from ping_llm.core.draws import below, extend, log_uniform, permute_run, uniform
 from ping_llm.core.errors import PingLlmError
 from ping_llm.core.randomness import Ints, Purpose, Words, key, permute
@@ -280,7 +280,7 @@ _NOT_FULL_FROM: Final = MODE_SHARES[0]
 _NONE_FROM: Final = MODE_SHARES[0] + MODE_SHARES[1]
 _SIGNPOST_SAMPLES: Final = 16
 
-_I64, _U64, _U8, _BOOL = (column(kind) for kind in (types.int64, types.uint64, types.uint8, types.bool_))
+_I64, _U64, _U8, _BOOL = (kind[::1] for kind in (types.int64, types.uint64, types.uint8, types.bool_))
 _FACTS: Final = types.NamedTuple([*[mapped(types.uint32)] * 3, mapped(types.uint8)], RowFacts)
 SAMPLES: Final = types.NamedTuple([_I64, _I64, _U64, _U8, _U8, _I64, _I64, _BOOL, _I64, _I64, _I64, _BOOL], Samples)
 

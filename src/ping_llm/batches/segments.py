@@ -20,7 +20,7 @@ from ping_llm.batches.plan import (
     Samples,
     bare_tokens,
 )
-from ping_llm.core.compiled import column, kernel, part_of_kernels, table, types
+from ping_llm.core.compiled import kernel, part_of_kernels, types
 from ping_llm.core.draws import extend, permutation_width, permute_run, uniform
 from ping_llm.core.randomness import Ints, Purpose
 from ping_llm.core.rtt import TOO_LONG_US
@@ -88,10 +88,10 @@ _INDEX: Final = (1 << 20) - 1
 _FEW: Final = 12
 """So many keys are sorted faster without buckets."""
 
-_I64, _I32, _U8 = column(types.int64), column(types.int32), column(types.uint8)
-_DRAWN: Final = types.Tuple((_I64, _I64, column(types.int32), column(types.uint64), column(types.bool_)))
+_I64, _I32, _U8 = types.int64[::1], types.int32[::1], types.uint8[::1]
+_DRAWN: Final = types.Tuple((_I64, _I64, types.int32[::1], types.uint64[::1], types.bool_[::1]))
 """What `_draw_measurements` gives."""
-_READ: Final = types.NamedTuple([_I64, column(types.float32), table(types.uint8)], Picked)
+_READ: Final = types.NamedTuple([_I64, types.float32[::1], types.uint8[:, ::1]], Picked)
 
 
 @part_of_kernels
@@ -299,8 +299,8 @@ _ORDERS: Final = len(FIELD_ORDERS)
 
 
 @kernel(
-    *(SAMPLES, table(types.uint8), _DRAWN, _READ, _I64, _I32),
-    returns=types.Tuple((column(types.uint16), _I64, _U8)),
+    *(SAMPLES, types.uint8[:, ::1], _DRAWN, _READ, _I64, _I32),
+    returns=types.Tuple((types.uint16[::1], _I64, _U8)),
 )
 def _write(samples: Any, source: Any, drawn: Any, read: Any, counts: Any, sizes: Any) -> Any:
     """Tokens of the candidates of rank below `counts[s]` of each sample s; the position and field order of each.

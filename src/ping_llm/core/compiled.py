@@ -97,15 +97,6 @@ def _imports(file: Path, root: Path) -> list[Path]:
     return [found for path in paths for found in (path.with_suffix(".py"), path / "__init__.py") if found.is_file()]
 
 
-def column(kind: Any) -> Any:
-    """The type of an array of numbers that lie side by side."""
-    return types.Array(kind, 1, "C")
-
-
-def table(kind: Any) -> Any:
-    return types.Array(kind, 2, "C")
-
-
 def mapped(kind: Any) -> Any:
     """The type of a column that must not be written to, such as one of the row index."""
     return types.Array(kind, 1, "C", readonly=True)

@@ -5,7 +5,7 @@ from typing import Any, Final
 import numpy as np
 
 from ping_llm.core import randomness
-from ping_llm.core.compiled import Array, column, kernel, part_of_kernels, types
+from ping_llm.core.compiled import Array, kernel, part_of_kernels, types
 from ping_llm.core.randomness import GOLDEN
 
 mix64 = part_of_kernels(randomness.mix64)
@@ -108,7 +108,7 @@ def permute_run(word: Any, size: Any, begin: Any, result: Any) -> None:
             result[i] = _shuffled(word, width, np.uint64(result[i]), 12 if few else 4)
 
 
-@kernel(column(types.uint64), column(types.int64), column(types.int64), column(types.int64))
+@kernel(types.uint64[::1], types.int64[::1], types.int64[::1], types.int64[::1])
 def permute_each(words: Array, sizes: Array, positions: Array, result: Array) -> None:
     for i in range(len(result)):
         permute_run(words[i], sizes[i], positions[i], result[i : i + 1])

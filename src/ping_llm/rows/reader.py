@@ -16,18 +16,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ping_llm.core.compiled import (
-    Array,
-    carray,
-    column,
-    kernel,
-    mapped,
-    part_of_kernels,
-    pointer,
-    prefetch,
-    table,
-    types,
-)
+from ping_llm.core.compiled import Array, carray, kernel, mapped, part_of_kernels, pointer, prefetch, types
 from ping_llm.rows.dataset import RowSet
 from ping_llm.rows.format import (
     BLOCK_PAYLOAD,
@@ -84,7 +73,7 @@ class _Maps(NamedTuple):
 _INDEX: Final = types.NamedTuple(
     [mapped(getattr(types, str(INDEX_SCHEMA.field(name).type))) for name in _Index._fields], _Index
 )
-_INTS: Final = column(types.int64)
+_INTS: Final = types.int64[::1]
 _MAPS: Final = types.NamedUniTuple(_INTS, len(_Maps._fields), _Maps)
 
 _physical: Final = part_of_kernels(physical)
@@ -116,7 +105,7 @@ def _prefetch_row(
             prefetch(address + _physical(times + positions[i] * width))
 
 
-@kernel(_INTS, _INTS, _INTS, column(types.bool_), _INDEX, _MAPS, _INTS, column(types.float32), table(types.uint32))
+@kernel(_INTS, _INTS, _INTS, types.bool_[::1], _INDEX, _MAPS, _INTS, types.float32[::1], types.uint32[:, ::1])
 def _pick(
     rows: Array,
     first: Array,
@@ -245,7 +234,7 @@ def _is_sound(row: Any, index: Any, maps: Any) -> Any:
     return crc ^ np.uint32(0xFFFFFFFF) == _number(file, begin + _CRC_AT, 4)
 
 
-@kernel(_INTS, column(types.uint8), _INDEX, _MAPS, returns=types.int64)
+@kernel(_INTS, types.uint8[::1], _INDEX, _MAPS, returns=types.int64)
 def _check(rows: Array, checked: Array, index: Any, maps: Any) -> Any:
     """Mark rows in `checked` until one is not sound; gives its position in `rows`, or `_ALL_SOUND`."""
     for i in range(len(rows)):

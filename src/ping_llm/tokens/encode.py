@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from ping_llm.core.compiled import Array, column, kernel, part_of_kernels, table, types
+from ping_llm.core.compiled import Array, kernel, part_of_kernels, types
 from ping_llm.core.rtt import TOO_LONG_US
 from ping_llm.tokens import FIELD_ORDERS, FIELDS, FIRST_BYTE, LONGEST_DELTA1_S, Role, TimeKind, field_sizes
 
@@ -107,11 +107,11 @@ def write_measurement(
     return at + _OFFSETS[form, _LENGTH]
 
 
-_U8, _I64, _ADDRESSES = column(types.uint8), column(types.int64), table(types.uint8)
-_COLUMNS: Final = types.Tuple((_U8, _ADDRESSES, _ADDRESSES, column(types.float32), _U8, _I64, _U8))
+_U8, _I64, _ADDRESSES = types.uint8[::1], types.int64[::1], types.uint8[:, ::1]
+_COLUMNS: Final = types.Tuple((_U8, _ADDRESSES, _ADDRESSES, types.float32[::1], _U8, _I64, _U8))
 
 
-@kernel(_COLUMNS, _I64, returns=column(types.uint16))
+@kernel(_COLUMNS, _I64, returns=types.uint16[::1])
 def _encode(columns: Any, lengths: Array) -> Any:
     family, source, destination, rtt_ms, time_kind, time_value, field_order = columns
     tokens = np.empty(len(family) * _OFFSETS[:, _LENGTH].max(), dtype=np.uint16)
