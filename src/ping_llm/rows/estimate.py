@@ -13,7 +13,7 @@ from ping_llm.rows.manifest import INDEX_SCHEMA
 from ping_llm.rows.partition import BYTES_PER_ROW_IN_FLIGHT, HEADER_BYTES, RECORDS
 from ping_llm.rows.prepare import DEFAULT_SIZES, MIB, TaskSizes
 from ping_llm.rows.shards import SORT_MEMORY_SHARE, SORTED_BATCH_ROWS
-from ping_llm.rows.work_folder import REQUESTS_AT_ONCE
+from ping_llm.tasks.pool import REQUESTS_AT_ONCE
 
 GIB: Final = 1 << 30
 

@@ -68,22 +68,21 @@ def read_observations(
     """
     dropped: Counter[str] = Counter()
     # All files are looked at before the first is read.
-    pieces = [_pieces(path, columns or {}) for path in files.expand([str(i) for i in inputs])]
+    pieces: list[Piece] = []
+    for path in files.expand([str(i) for i in inputs]):
+        if path.suffix in {".gz", ".bz2"} and path.name.count(".") == 1:  # daily Atlas dumps: ping-2024-05-01T0000.bz2
+            pieces.append(Piece(path=str(path), format="atlas", columns={}, bytes=path.size()))
+        else:
+            pieces += files.describe(path, columns or {}, BATCH_ROWS, OPTIONAL_WITHOUT_TIME)[1]
 
     def batches() -> Iterable[pa.RecordBatch]:
-        for piece in (piece for some in pieces for piece in some):
+        for piece in pieces:
             for raw in files.read(piece, BATCH_ROWS):
                 dropped.update(+raw.dropped)
                 yield raw.batch
                 on_progress(raw.batch.num_rows)
 
     return _checked(batches(), dropped)
-
-
-def _pieces(path: Location, columns: Mapping[str, str]) -> list[Piece]:
-    if path.suffix in {".gz", ".bz2"} and path.name.count(".") == 1:  # daily Atlas dumps: ping-2024-05-01T0000.bz2
-        return [Piece(path=str(path), format="atlas", columns={}, bytes=path.size())]
-    return files.describe(path, columns, BATCH_ROWS, OPTIONAL_WITHOUT_TIME)[1]
 
 
 def table_observations(table: pa.Table | None) -> MeasurementSet:

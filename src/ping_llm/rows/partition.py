@@ -25,10 +25,11 @@ import pyarrow as pa
 from ping_llm.core.errors import MeasurementError, PingLlmError
 from ping_llm.core.measurements import DROP_REASONS, AddressColumn, ValidMeasurements, source_hash, validate
 from ping_llm.rows.format import Ints
-from ping_llm.rows.work_folder import Marker, Task, side_by_side
+from ping_llm.rows.work_folder import Marker, Task
 from ping_llm.sources import files
 from ping_llm.sources.files import Piece, RawBatch
 from ping_llm.storage import Location
+from ping_llm.tasks.pool import side_by_side
 
 BUCKETS: Final = 4096
 FAMILIES: Final = (4, 6)
@@ -174,7 +175,7 @@ def span_reader(folder: Location) -> Callable[[Iterable[Span]], Iterator[bytes]]
             raise PingLlmError(f"{folder / span.file} is shorter than when it was written; run the same command again")
         return data
 
-    return partial(map if folder.is_local else side_by_side, read)
+    return partial(map, read) if folder.is_local else partial(side_by_side, read)
 
 
 def record_batches(stored: Iterable[bytes], family: int) -> Iterator[pa.RecordBatch]:

@@ -52,7 +52,6 @@ from ping_llm.rows.work_folder import (
     finished,
     link,
     locate_work,
-    side_by_side,
     temporary_folder,
     write_json,
 )
@@ -61,6 +60,7 @@ from ping_llm.sources.files import InputFile, Piece
 from ping_llm.storage import Location, locate
 from ping_llm.storage.mirror import Ledger
 from ping_llm.tasks.engines import Engine, EngineChoice, OnTiming
+from ping_llm.tasks.pool import side_by_side
 
 MIB: Final = 1 << 20
 

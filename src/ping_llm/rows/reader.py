@@ -25,9 +25,7 @@ from ping_llm.rows.format import (
     MAGIC,
     TIME_UNITS_US,
     Bytes,
-    CorruptRecordError,
     Ints,
-    decode_row,
     physical,
 )
 from ping_llm.rows.manifest import INDEX_SCHEMA
@@ -80,12 +78,6 @@ _physical: Final = part_of_kernels(physical)
 
 
 @part_of_kernels
-def _first_column(offset: Any) -> Any:
-    """Logical offset of a row's columns: the first multiple of 8 after its header."""
-    return (offset + (_HEADER_BYTES + 7)) & ~7
-
-
-@part_of_kernels
 def _time_width(first_us: Any, last_us: Any, unit_us: Any) -> Any:
     """Bytes of each time of a row, whose ticks take 32 bits if they can."""
     return 8 if last_us - first_us >= unit_us << 32 else 4
@@ -129,7 +121,7 @@ def _pick(
         addresses[i] = maps.address[index.shard[row]]
         widths[i] = _time_width(index.first_time_us[row], index.last_time_us[row], np.int64(index.time_unit_us[row]))
         steps[i] = 16 if index.family[row] == 6 else 4
-        times[i] = _first_column(np.int64(index.offset[row]))
+        times[i] = (np.int64(index.offset[row]) + (_HEADER_BYTES + 7)) & ~7  # the first multiple of 8 after the header
         destinations[i] = times[i] + index.count[row] * widths[i]
         rtts[i] = destinations[i] + index.count[row] * steps[i]
 
@@ -270,7 +262,8 @@ class RowReader:
         while (at := _check(rows, self._checked, self._index, self._maps)) != _ALL_SOUND:
             row = int(rows[at])
             if row in fetched_again or not self.rows.forget(row):
-                raise self.rows.corrupt(row, self._fault(row))
+                _ = self.rows[row]  # raises where the record itself is damaged, and says how
+                raise self.rows.corrupt(row, "the record is not the one that the index names")
             fetched_again.add(row)
             self._bring(rows)  # what was damaged may have been the copy, and others may have lain in it
 
@@ -285,13 +278,6 @@ class RowReader:
             self._arrays[shard] = file = self.rows.shard_bytes(shard)
             self._maps.address[shard], self._maps.bytes[shard] = file.ctypes.data, len(file)
             self._maps.read_whole[shard] = CHECKED_BYTES if self.rows.is_verified(shard) else _ANY_SIZE
-
-    def _fault(self, row: int) -> str:
-        try:
-            decode_row(self.rows.record(row))
-        except CorruptRecordError as error:
-            return str(error)
-        return "the record is not the one that the index names"
 
     def pick(self, rows: Ints, first: Ints, positions: Ints, with_times: npt.NDArray[np.bool_]) -> Picked:
         """Measurements `positions[first[i]:first[i + 1]]` of row `rows[i]`, for all i, after these rows were checked.

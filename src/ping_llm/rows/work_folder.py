@@ -14,8 +14,7 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,18 +26,15 @@ from ping_llm.rows.manifest import MANIFEST
 from ping_llm.storage import Location, MissingError, locate
 from ping_llm.storage.cache import work_folder
 from ping_llm.storage.mirror import LEDGER
-from ping_llm.tasks.pool import map_in_order
+from ping_llm.tasks.pool import side_by_side
 
 if TYPE_CHECKING:
     from ping_llm.rows.prepare import PrepareSettings
 
 Item = TypeVar("Item")
-Outcome = TypeVar("Outcome")
 Marker = dict[str, Any]
 
 LAYOUT: Final = 3  # work of a program version that laid files out in another way is not continued
-
-REQUESTS_AT_ONCE: Final = 16  # to an object store
 
 DATASET_SUFFIXES: Final = (".arrayrecord", ".index")
 
@@ -109,12 +105,6 @@ def finished(folder: Location) -> dict[int, Marker]:
     names = [name for name in sizes if name.endswith(".json")]
     markers = side_by_side(lambda name: json.loads((folder / name).read_text()), names)
     return {marker["number"]: marker for marker in markers if marker["files"].items() <= sizes.items()}
-
-
-def side_by_side(function: Callable[[Item], Outcome], items: Iterable[Item]) -> Iterator[Outcome]:
-    """Outcomes in order. An object store answers one request in some 30 ms whatever its size, but many at a time."""
-    with ThreadPoolExecutor(REQUESTS_AT_ONCE) as threads:
-        yield from map_in_order(threads, function, items, window=2 * REQUESTS_AT_ONCE)
 
 
 @contextmanager

@@ -4,7 +4,10 @@ A *piece* is what one task reads: a range of row groups of a Parquet file, or a 
 batches whose columns have the schema's names; the values are still as the user wrote them (`measurements.validate`
 judges them).
 
-To add a format: a module with `plan_NAME` and `read_NAME` (those of CSV, below, are short), and a line in `FORMATS`.
+To add a format: a line in `FORMATS`, and a module with two functions (those of CSV, below, are short):
+
+    plan_NAME(whole, renamed, piece_rows, optional)   rows (None where only reading tells) and pieces of a file
+    read_NAME(piece, batch_rows, strict)              the `RawBatch`es of a piece
 """
 
 import contextlib
@@ -30,11 +33,7 @@ from ping_llm.storage.location import split_pattern
 
 @dataclass(frozen=True, kw_only=True)
 class Format:
-    """A kind of measurement file. Its module has two functions:
-
-    plan_NAME(whole, renamed, piece_rows, optional)   rows (None where only reading tells) and pieces of a file
-    read_NAME(piece, batch_rows, strict)              the `RawBatch`es of a piece
-    """
+    """A kind of measurement file."""
 
     module: str
     suffixes: tuple[str, ...]
@@ -114,13 +113,12 @@ def expand(patterns: Iterable[str]) -> list[Location]:
 
 
 def _files_of(folder: Location) -> list[Location]:
-    files = folder.list()
-    if any(file.name == SPLIT_FILE for file in files):
+    files = {file.name: file for file in folder.list()}
+    if SPLIT_FILE in files:
         raise PingLlmError(f"the folder {folder} is a split: what may be learned from is in {folder / 'train'}")
-    measured = [file for file in files if _format_by_name(file.name) and file.name not in {WORLD_FILE, ROWS_FILE}]
-    if not measured:
-        raise PingLlmError(f"the folder {folder} holds no measurement file ({_KNOWN_NAMES})")
-    return measured
+    if measured := [files[name] for name in files.keys() - {WORLD_FILE, ROWS_FILE} if _format_by_name(name)]:
+        return measured
+    raise PingLlmError(f"the folder {folder} holds no measurement file ({_KNOWN_NAMES})")
 
 
 def _matching(pattern: Location) -> list[Location]:
@@ -142,23 +140,19 @@ def describe(
 
     `optional` columns need not be there.
     """
-    try:
+    with _readable(path):
         stat = locate(path).stat()
         kind = _format_of(locate(path))
         whole = Piece(path=str(path), format=kind, columns={}, bytes=stat.size)
         measurements, pieces = _function("plan", kind)(whole, renamed, piece_rows, optional)
-    except (OSError, pa.ArrowException, TypeError) as error:
-        raise _unreadable(path, error) from error
     file = InputFile(path=str(path), format=kind, bytes=stat.size, mtime_ns=stat.mtime_ns, measurements=measurements)
     return file, pieces
 
 
 def read(piece: Piece, batch_rows: int, *, strict: bool = False) -> Iterator[RawBatch]:
     """Read a piece in batches of at most about `batch_rows` rows."""
-    try:
+    with _readable(piece.path):
         yield from _function("read", piece.format)(piece, batch_rows, strict)
-    except (OSError, pa.ArrowException, TypeError) as error:
-        raise _unreadable(piece.path, error) from error
 
 
 def find_columns(
@@ -188,10 +182,10 @@ def _format_of(path: Location) -> str:
         start = bytes(file.read_at(4, 0))
     if not start:
         raise PingLlmError(f"{path} is empty")
-    by_content = next((name for name, kind in FORMATS.items() if kind.magic == start), None)
-    if (found := by_content or _format_by_name(path.name)) is None:
-        raise PingLlmError(f"{path}: unknown kind of file (known: {_KNOWN_NAMES})")
-    return found
+    by_content = (name for name, kind in FORMATS.items() if kind.magic == start)
+    if found := next(by_content, None) or _format_by_name(path.name):
+        return found
+    raise PingLlmError(f"{path}: unknown kind of file (known: {_KNOWN_NAMES})")
 
 
 def _format_by_name(name: str) -> str | None:
@@ -201,10 +195,14 @@ def _format_by_name(name: str) -> str | None:
     return next((name for name, kind in FORMATS.items() if suffixes and suffixes[-1] in kind.suffixes), None)
 
 
-def _unreadable(path: str | Path | Location, error: Exception) -> PingLlmError:
-    if isinstance(error, OSError) and error.strerror:
-        return PingLlmError(f"cannot read {path}: {error.strerror}")
-    return MeasurementError(f"cannot read {path}: {one_line(error, 300)}")  # damaged: Arrow's errors have no number
+@contextlib.contextmanager
+def _readable(path: str | Path | Location) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, pa.ArrowException, TypeError) as error:
+        if isinstance(error, OSError) and error.strerror:
+            raise PingLlmError(f"cannot read {path}: {error.strerror}") from error
+        raise MeasurementError(f"cannot read {path}: {one_line(error, 300)}") from error  # damaged
 
 
 # CSV: comma, semicolon, tab or bar; plain or compressed. Every cell is read as text.
@@ -279,11 +277,7 @@ def _header(path: str) -> tuple[list[str], str]:
 
 # Parquet.
 
-_READERS: Final[dict[str, Any]] = {
-    "event_time": time_microseconds,
-    "rtt": rtt_milliseconds,
-    "ip_version": rtt_milliseconds,
-}
+_READERS: Any = {"event_time": time_microseconds, "rtt": rtt_milliseconds, "ip_version": rtt_milliseconds}
 _FETCHED_AHEAD: Final = 256 << 20
 """Of a remote file, pieces up to this size are fetched in a few large requests; longer ones block by block."""
 

@@ -16,7 +16,6 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -34,7 +33,7 @@ from ping_llm.core.measurements import SCHEMA
 from ping_llm.sources.atlas.chunks import DEFAULT_SIZES, Counts, ReadSizes, parse_file
 from ping_llm.storage import Location, locate
 from ping_llm.tasks.engines import EngineChoice, OnTiming
-from ping_llm.tasks.pool import available_cores, map_in_order, worker_pool
+from ping_llm.tasks.pool import available_cores, map_in_order, side_by_side, worker_pool
 
 PARSER_VERSION: Final = 1
 """Raised when the same input gives other measurements than before; older entries are then imported again."""
@@ -45,7 +44,6 @@ LEDGER: Final = "ledger"  # the folder that tells an import file by file
 ROWS_PER_FILE: Final = 10_000_000  # 50 to 70 MB of Parquet
 ROWS_PER_GROUP: Final = 1 << 17
 """Readers take a row group as one task; this is about what DuckDB writes itself. 1 MB on disk."""
-REQUESTS_AT_ONCE: Final = 16
 
 
 @dataclass(kw_only=True)
@@ -94,15 +92,12 @@ def _inputs(files: Sequence[Location], packets: str) -> list[LedgerEntry]:
         raise PingLlmError(f"packets must be 'min' or 'each', not {packets!r}")
     if not files:
         raise PingLlmError("no input file given")
-    with ThreadPoolExecutor(REQUESTS_AT_ONCE) as threads:
-        entries = list(threads.map(Location.stat, files))
-    for file, entry in zip(files, entries, strict=True):
-        if not entry.is_file:
+    found = []
+    for file, stat in zip(files, side_by_side(Location.stat, files), strict=True):
+        if not stat.is_file:
             raise PingLlmError(f"{file}: is not a file but a folder; name the files")
-    return [
-        LedgerEntry(file=str(file), bytes=entry.size, modified_ns=entry.mtime_ns, packets=packets)
-        for file, entry in zip(files, entries, strict=True)
-    ]
+        found.append(LedgerEntry(file=str(file), bytes=stat.size, modified_ns=stat.mtime_ns, packets=packets))
+    return found
 
 
 # All files to one sequence of Parquet files.
@@ -310,15 +305,13 @@ def _done(found: Sequence[LedgerEntry], folder: Location, packets: str) -> dict[
                 f"{folder}: was imported with --packets {before.packets}; choose another folder, or overwrite"
             )
     named = [one for one in found if one.name in ledger]
-    with ThreadPoolExecutor(REQUESTS_AT_ONCE) as threads:
-        entries = zip(named, threads.map(_entry, [ledger[one.name] for one in named]), strict=True)
-        return {
-            one.name: entry
-            for one, entry in entries
-            if entry is not None and entry.error is None
-            if all(vars(entry)[name] == vars(one)[name] for name in ("bytes", "modified_ns", "packets", "parser"))
-            if entry.output is None or entry.output_bytes == sizes.get(entry.output)
-        }
+    return {
+        one.name: entry
+        for one, entry in zip(named, side_by_side(_entry, [ledger[one.name] for one in named]), strict=True)
+        if entry is not None and entry.error is None
+        if all(vars(entry)[name] == vars(one)[name] for name in ("bytes", "modified_ns", "packets", "parser"))
+        if entry.output is None or entry.output_bytes == sizes.get(entry.output)
+    }
 
 
 def _entry(file: Location) -> LedgerEntry | None:
