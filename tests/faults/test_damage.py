@@ -118,7 +118,7 @@ def flip_all(kind: Kind, folder: Path) -> None:
 
 def forge_all(folder: Path) -> None:
     """An index with one number that cannot be, and a manifest that vouches for it: whatever comes, it is no crash."""
-    from ping_llm.rows.manifest import INDEX_TYPES, Manifest, parse
+    from ping_llm.rows.manifest import INDEX_TYPES, Manifest
     from ping_llm.rows.shards import index_table, write_index
 
     path = folder / "train.index"
@@ -132,7 +132,7 @@ def forge_all(folder: Path) -> None:
             write_index(index_table(columns), path)
             split = manifest["splits"]["train"]
             split |= {"index_sha256": file_sha256(path), "index_bytes": path.stat().st_size}
-            manifest["fingerprint"] = parse(Manifest, manifest, "it").fingerprint
+            manifest["fingerprint"] = Manifest.parse(manifest, "it").fingerprint
             (folder / "manifest.json").write_text(json.dumps(manifest))
             say(f"{name}={value}", outcome(_batches, folder, "", "as read"))
 

@@ -33,17 +33,8 @@ from array_record.python.array_record_module import ArrayRecordReader
 from ping_llm.core.console import Advance, err, progress
 from ping_llm.core.errors import PingLlmError, explained, one_line
 from ping_llm.core.files import file_sha256
-from ping_llm.rows.format import (
-    BLOCK,
-    BLOCK_HEADER,
-    LONG_GAP_S,
-    Bytes,
-    CorruptRecordError,
-    Ints,
-    ProbeRow,
-    decode_row,
-    physical,
-)
+from ping_llm.rows import format as layout
+from ping_llm.rows.format import LONG_GAP_S, Bytes, CorruptRecordError, Ints, ProbeRow, decode_row
 from ping_llm.rows.manifest import INDEX_SCHEMA, INDEX_TYPES, Manifest, SplitInfo, index_fault
 from ping_llm.storage import Location, locate
 from ping_llm.storage.cache import LIMIT_VARIABLE, BlockFile, Cache
@@ -174,10 +165,7 @@ class RowSet:
     def record(self, row: int) -> bytes:
         """The bytes of a row's record, taken from the mapped shard; the block headers in between are left out."""
         (begin,), (end,) = self._extent(np.array([row]))
-        file = self.shard_bytes(int(self.column("shard")[row]))
-        if end - begin == self.column("size")[row]:
-            return file[begin:end].tobytes()
-        return file[begin:end][np.arange(begin, end) % BLOCK >= BLOCK_HEADER].tobytes()
+        return layout.without_block_headers(self.shard_bytes(int(self.column("shard")[row])), begin, end)
 
     def corrupt(self, row: int, reason: str) -> CorruptRowError:
         """The error that says what is wrong with a row, and where it is."""
@@ -250,7 +238,7 @@ class RowSet:
     def _extent(self, rows: Ints) -> tuple[Ints, Ints]:
         """Where rows begin and end in their shards' files."""
         offset, size = (self.column(name)[rows].astype(np.int64) for name in ("offset", "size"))
-        return physical(offset), physical(offset + size - 1) + 1
+        return layout.physical(offset), layout.physical(offset + size - 1) + 1
 
     def _make_room(self, cache: Cache, needed: int) -> None:
         """Looking through the cache takes a while, so it is done at first and for every hundredth of it."""

@@ -64,10 +64,6 @@ class Workload:
     object_store: bool = True
     partition_tasks: int | None = None  # if the files were looked at
 
-    def mean_bytes(self, ipv4: float, ipv6: float) -> float:
-        """Of a measurement, from those of each family."""
-        return ipv4 + self.ipv6_share * (ipv6 - ipv4)
-
 
 @dataclass(frozen=True)
 class Stage:
@@ -105,15 +101,15 @@ class Estimate:
 
 
 def estimate(load: Workload, rates: Rates = MEASURED, sizes: TaskSizes = DEFAULT_SIZES) -> Estimate:
-    n, record = load.measurements, {family: float(kind.itemsize) for family, kind in RECORDS.items()}
-    input_bytes, shuffle = n * load.input_bytes_per_measurement, n * load.mean_bytes(record[4], record[6])
-    dataset = n * load.mean_bytes(12, 24)  # with times in whole seconds
+    n, ipv6 = load.measurements, load.measurements * load.ipv6_share
+    shuffle_of = {4: (n - ipv6) * RECORDS[4].itemsize, 6: ipv6 * RECORDS[6].itemsize}
+    input_bytes, shuffle = n * load.input_bytes_per_measurement, sum(shuffle_of.values())
+    dataset = 12 * n + 12 * ipv6  # with times in whole seconds
     pieces = math.ceil(n / sizes.piece_rows)
     runs, shards = load.partition_tasks or min(pieces, sizes.max_runs), len(sizes.bucket_ranges(n))
     rows = int(max(n / load.measurements_per_source, 1) + dataset / load.max_row_bytes)
     index = rows * (sum(field.type.bit_width for field in INDEX_SCHEMA) // 8)
-    ipv6 = n * load.ipv6_share * record[6]
-    sort_bytes = _SORT_FACTOR * max(ipv6, shuffle - ipv6) / shards  # families are sorted one after the other
+    sort_bytes = _SORT_FACTOR * max(shuffle_of.values()) / shards  # families are sorted one after the other
 
     program, batch = _PROGRAM_BYTES, min(load.memory_bytes, min(sizes.piece_rows, n) * BYTES_PER_ROW_IN_FLIGHT)
     sort_memory = load.memory_bytes * SORT_MEMORY_SHARE

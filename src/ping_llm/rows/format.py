@@ -1,16 +1,8 @@
 """The probe row, one source's history as a fixed-width columnar record, and where its bytes lie in an ArrayRecord file.
 
-    header   48 bytes, see `HEADER`
-    padding  0-7 bytes, so that the columns start on a multiple of 8 in the shard (see `record_shape`)
-    time     count × uint32 or uint64: ticks of `time_unit_us` since `first_time_us`
-    dst      count × 4 or 16 bytes: destination address, network byte order
-    rtt      count × float32: milliseconds, NaN for an unanswered probe
-    padding  to a multiple of 8
-
-All numbers are little-endian. Source and destination of a measurement are of one family, so a row is too. An unanswered
-probe *is* its NaN: a separate flag would cost 8 % more bytes and could contradict the RTT beside it. Times are exact:
-the tick is the largest of 1 s, 1 ms and 1 µs that loses nothing, which for whole-second data (RIPE Atlas) makes an IPv4
-measurement 12 bytes and an IPv6 one 24.
+docs/rows.md has the record's fields. An unanswered probe *is* its NaN: a separate flag would cost 8 % more bytes and
+could contradict the RTT beside it. Times are exact: the tick is the largest of 1 s, 1 ms and 1 µs that loses nothing,
+which for whole-second data (RIPE Atlas) makes an IPv4 measurement 12 bytes and an IPv6 one 24.
 
 ArrayRecord files are Riegeli files. With `group_size:1,uncompressed` every record is one chunk that holds the record's
 bytes as they are, so a reader that knows a record's offset can map the file and touch only the pages it needs, where
@@ -139,6 +131,13 @@ def record_prefix(size: Any) -> Any:
 def physical(logical: Any) -> Any:
     """The offset in the file of a logical offset."""
     return logical + BLOCK_HEADER * (logical // BLOCK_PAYLOAD + 1)
+
+
+def without_block_headers(file: Bytes, begin: int, end: int) -> bytes:
+    """What a range of the file (physical offsets) holds of records."""
+    stored = file[begin:end]
+    is_short = begin % BLOCK + len(stored) <= BLOCK
+    return (stored if is_short else stored[np.arange(begin, end) % BLOCK >= BLOCK_HEADER]).tobytes()
 
 
 def measurement_bytes(family: int, time_width: int) -> int:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Final, Self, TypeVar
+from typing import Annotated, Any, Final, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -27,8 +27,6 @@ SPLITS: Final = ("train", "eval")
 
 _CHECKED_AT_ONCE: Final = 1 << 20
 _KIND: Final = "ping-llm probe rows"
-
-Parsed = TypeVar("Parsed")
 
 INDEX_TYPES: Final = {
     "shard": "u4",
@@ -141,6 +139,16 @@ class Manifest:
         }
 
     @classmethod
+    def parse(cls, value: Any, where: object) -> Self:
+        """The manifest in JSON that `where` holds, or an error in one line."""
+        try:
+            return TypeAdapter(cls).validate_python(value, context=where)
+        except ValidationError as error:
+            first = error.errors()[0]
+            at = ".".join(map(str, first["loc"]))
+            raise PingLlmError(f"{where} is damaged: {at[:80]!r}: {first['msg']}; prepare the rows again") from error
+
+    @classmethod
     def load(cls, folder: Path | str | Location) -> Self:
         path = locate(folder) / MANIFEST
         try:
@@ -155,20 +163,10 @@ class Manifest:
             raise PingLlmError(
                 f"{path} has format version {version!r}; this program reads {FORMAT_VERSION}. Prepare the rows again"
             )
-        manifest = parse(cls, value, path)
+        manifest = cls.parse(value, path)
         if manifest.fingerprint != value.get("fingerprint"):
             raise PingLlmError(f"{path} was changed by hand: its fingerprint does not match its content")
         return manifest
-
-
-def parse(kind: type[Parsed], value: Any, where: object) -> Parsed:
-    """An object of one of the classes above from JSON that `where` holds, or an error in one line."""
-    try:
-        return TypeAdapter(kind).validate_python(value, context=where)
-    except ValidationError as error:
-        first = error.errors()[0]
-        at = ".".join(map(str, first["loc"]))
-        raise PingLlmError(f"{where} is damaged: {at[:80]!r}: {first['msg']}; prepare the rows again") from error
 
 
 def index_fault(columns: Mapping[str, npt.NDArray[Any]], info: SplitInfo) -> str | None:

@@ -162,6 +162,24 @@ class Span(NamedTuple):
     end: int
 
 
+Spans = dict[int, tuple[Span, ...]]  # by family
+
+
+def bucket_spans(folder: Location, runs: Sequence[str]) -> Callable[[int, int], Spans]:
+    """Says where the measurements of a range of buckets lie: in a span of every run that has any."""
+    headers = span_reader(folder)(Span(run, 0, HEADER_BYTES) for run in runs)
+    bounds = {run: bucket_bounds(read_offsets(header)) for run, header in zip(runs, headers, strict=True)}
+
+    def spans(first: int, last: int) -> Spans:
+        ends = [(run, begins[:, [first, last]].tolist()) for run, begins in bounds.items()]
+        return {
+            family: tuple(Span(run, *both[number]) for run, both in ends if both[number][0] < both[number][1])
+            for number, family in enumerate(FAMILIES)
+        }
+
+    return spans
+
+
 def span_reader(folder: Location) -> Callable[[Iterable[Span]], Iterator[bytes]]:
     """Gives the bytes of spans of the runs in a folder, in order. From a store many are read at a time."""
     opened = cache(lambda file: (folder / file).open_random())

@@ -1,22 +1,20 @@
 """From measurement files to probe rows: plan the work, run its two steps, publish the result.
 
-Everything that is not finished lives in the work folder, `OUTPUT/.work` unless the settings say otherwise: the plan, a
-marker per finished task, the shuffle files, the shards. The same command resumes a run that was killed from there. The
-dataset appears in `OUTPUT` only at the end, its manifest last. Neither the engine nor the number of workers nor the
-memory limit changes a byte of it.
-
     partition   pieces of input files  ->  a run of measurements cut by source hash   (`partition.py`)
     shard       a range of buckets     ->  sorted, cut into rows, one shard per split (`shards.py`)
     publish     all shards             ->  named, one index per split, the manifest
 
-Tasks are stateless: all they know is in the task, all they say is in the marker they write last, so any engine may run
-them anywhere, and a task without a marker is simply run again.
+Everything that is not finished lives in the work folder, `OUTPUT/.work` unless the settings say otherwise: `plan.json`,
+the runs in `runs`, the shards in `shards`, and a marker for each finished task. The same command resumes from there a
+run that was killed: a task without a marker is simply run again. The dataset appears in `OUTPUT` only at the end, its
+manifest last. Neither the engine nor the number of workers nor the memory limit changes a byte of it.
 """
 
 import errno
 import hashlib
 import itertools
 import json
+import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
@@ -32,37 +30,21 @@ from ping_llm.core.errors import MeasurementError, PingLlmError
 from ping_llm.core.files import file_sha256, sole_writer, sync
 from ping_llm.rows.format import FORMAT_VERSION
 from ping_llm.rows.manifest import MANIFEST, SPLITS, Manifest, ShardInfo, SplitInfo
-from ping_llm.rows.partition import (
-    BUCKETS,
-    FAMILIES,
-    HEADER_BYTES,
-    Span,
-    bucket_bounds,
-    partition,
-    read_offsets,
-    span_reader,
-)
-from ping_llm.rows.shards import ShardInput, join_indexes, read_index, write_shard
-from ping_llm.rows.work_folder import (
-    DATASET_SUFFIXES,
-    Marker,
-    Task,
-    adopt,
-    deliver,
-    finished,
-    link,
-    locate_work,
-    temporary_folder,
-    write_json,
-)
+from ping_llm.rows.partition import BUCKETS, bucket_spans, partition
+from ping_llm.rows.shards import join_indexes, read_index, write_shard
+from ping_llm.rows.work_folder import Marker, Task, deliver, finished, temporary_folder, write_json
 from ping_llm.sources import files
 from ping_llm.sources.files import InputFile, Piece
-from ping_llm.storage import Location, locate
-from ping_llm.storage.mirror import Ledger
+from ping_llm.storage import Location, MissingError, locate
+from ping_llm.storage.cache import work_folder
+from ping_llm.storage.mirror import LEDGER, Ledger
 from ping_llm.tasks.engines import Engine, EngineChoice, OnTiming
 from ping_llm.tasks.pool import side_by_side
 
 MIB: Final = 1 << 20
+
+DATASET_SUFFIXES: Final = (".arrayrecord", ".index")
+LAYOUT: Final = 3  # work of a program version that laid files out in another way is not continued
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,7 +144,7 @@ def prepare(settings: PrepareSettings, on_timing: OnTiming | None = None) -> tup
     `on_timing` is told what each task of this run took.
     """
     plan = make_plan(settings)
-    output, work = locate(settings.output), locate_work(settings, plan.digest)
+    output, work = locate(settings.output), _locate_work(settings, plan.digest)
     # An output folder is for one preparation at a time. In a store nothing can be locked; of those that write to it,
     # two of the same plan write the same bytes, and on one machine they share the work folder.
     locked = output if output.is_local else work
@@ -174,7 +156,7 @@ def prepare(settings: PrepareSettings, on_timing: OnTiming | None = None) -> tup
             if manifest := _published(output, plan):  # what is left of the work was in its way
                 work.delete_tree()
                 return manifest, False
-            adopt(work, output.absolute(), plan.digest, overwrite=settings.overwrite)
+            _adopt(work, output.absolute(), plan.digest, overwrite=settings.overwrite)
             try:
                 manifest = _run(plan, engine, work, on_timing or (lambda timing: None))
             except MeasurementError:  # which no rerun would finish, and which must not stand in the way of better input
@@ -187,6 +169,42 @@ def prepare(settings: PrepareSettings, on_timing: OnTiming | None = None) -> tup
         is_full = error.errno == errno.ENOSPC
         advice = "; free some space and run the same command again: finished work is kept" if is_full else ""
         raise PingLlmError(f"cannot write to {output}{where}: {error.strerror or error}{advice}") from error
+
+
+def _locate_work(settings: PrepareSettings, digest: str) -> Location:
+    """Where the work of a plan lies: in the folder given for it, in the output folder, or on this machine's disk if
+    that is where all tasks run and the output is remote."""
+    output = locate(settings.output).absolute()
+    if settings.work is not None:  # others may use it too
+        key = hashlib.sha256(f"{digest} {output}".encode()).hexdigest()[:16]
+        return locate(settings.work).absolute() / f"prepare-{key}"
+    if output.is_remote and settings.engine == "local":
+        return locate(work_folder(output))
+    return output / ".work"
+
+
+def _adopt(work: Location, output: Location, digest: str, *, overwrite: bool) -> None:
+    """Continue what lies in the work folder if it is of this plan; otherwise start anew, if that is allowed."""
+    mine, plan = {"digest": digest, "layout": LAYOUT}, work / "plan.json"
+    known = None
+    with suppress(MissingError, ValueError):  # damaged: begun again
+        known = json.loads(plan.read_text())
+    if known == mine:
+        return
+    if known is not None and known.get("digest") != digest and not overwrite:
+        raise PingLlmError(
+            f"{output} holds an unfinished preparation of other input or options; "
+            "finish that one, choose another --output, or discard it with --overwrite"
+        )
+    names = [file.name for file in output.list()]
+    foreign = [name for name in names if Path(name).suffix in DATASET_SUFFIXES]
+    if foreign and MANIFEST not in names and LEDGER not in names:
+        raise PingLlmError(f"{output} holds files of another dataset ({foreign[0]}, …); choose another --output")
+    for folder in (work / "runs", work / "shards", work / "scratch"):
+        folder.delete_tree()
+        if folder.is_local:
+            folder.local.mkdir(parents=True)
+    write_json(plan, mine)
 
 
 def _published(output: Location, plan: Plan) -> Manifest | None:
@@ -237,21 +255,7 @@ def _run(plan: Plan, engine: Engine, work: Location, on_timing: OnTiming) -> Man
         dropped = account["dropped"] or "none, it is empty"
         raise MeasurementError(f"no usable measurement in the input; dropped: {dropped}")
 
-    runs = [run for part in parts for run in part["files"]]
-    headers = span_reader(work / "runs")(Span(run, 0, HEADER_BYTES) for run in runs)
-    bounds = {run: bucket_bounds(read_offsets(header)) for run, header in zip(runs, headers, strict=True)}
-
-    def spans(first: int, last: int) -> ShardInput:
-        """Where the measurements of a range of buckets lie: by family, a span of every run that has any."""
-        return {
-            family: tuple(
-                Span(run, int(begins[number, first]), int(begins[number, last]))
-                for run, begins in bounds.items()
-                if begins[number, last] > begins[number, first]
-            )
-            for number, family in enumerate(FAMILIES)
-        }
-
+    spans = bucket_spans(work / "runs", [run for part in parts for run in part["files"]])
     ranges = settings.sizes.bucket_ranges(kept)
     shards = markers("shard", write_shard, itertools.starmap(spans, ranges), len(ranges))
     return _publish(plan, work, shards, account)
@@ -319,7 +323,7 @@ def _publish(plan: Plan, work: Location, markers: list[Marker], account: dict[st
         def put(name: str) -> None:
             size, sha256 = manifest.files[name]
             if ledger is None or not ledger.has(name, size=size, sha256=sha256):
-                link(sources[name], output / name)
+                _link(sources[name], output / name)
                 if ledger is not None:
                     ledger.add(name, sha256)
 
@@ -330,3 +334,13 @@ def _publish(plan: Plan, work: Location, markers: list[Marker], account: dict[st
             sync(output.local)  # the manifest comes after what it names
         write_json(output / MANIFEST, manifest.to_json())
     return manifest
+
+
+def _link(source: Location, target: Location) -> None:
+    """The same file under another name, without copying its bytes where that can be."""
+    if source.is_local and target.is_local:
+        target.delete()
+        with suppress(OSError):  # another disk, or one without links
+            os.link(source.local, target.local)
+            return
+    source.copy_to(target)

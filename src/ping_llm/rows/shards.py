@@ -37,7 +37,7 @@ from ping_llm.rows.format import (
     physical,
 )
 from ping_llm.rows.manifest import INDEX_SCHEMA, INDEX_TYPES, SPLITS, ShardInfo
-from ping_llm.rows.partition import FAMILIES, RECORDS, Span, record_batches, span_reader
+from ping_llm.rows.partition import FAMILIES, RECORDS, Spans, record_batches, span_reader
 from ping_llm.rows.work_folder import Marker, Task
 from ping_llm.storage import Location
 
@@ -49,11 +49,8 @@ _SPLIT_SALT: Final = np.uint64(0x5EED_0F_5B117)
 """Makes the split independent of the bucket, which is cut from the same hash."""
 
 
-ShardInput = dict[int, tuple[Span, ...]]  # by family, where the shard's measurements lie in the runs
-
-
-def write_shard(task: Task[ShardInput]) -> Marker:
-    """Sort a range of buckets and write its rows. Sources go to the split that their hash says."""
+def write_shard(task: Task[Spans]) -> Marker:
+    """Sort a range of buckets, which lie in these spans of the runs, and write its rows, each to its source's split."""
     read_spans, memory = span_reader(task.work / "runs"), int(task.memory_bytes * SORT_MEMORY_SHARE)
     with task.temporary_folder() as scratch:
         writers = {split: ShardWriter(scratch / f"{split}-{task.number:05d}.arrayrecord") for split in SPLITS}

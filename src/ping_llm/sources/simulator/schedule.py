@@ -60,7 +60,9 @@ def build_streams(settings: SimulatorSettings, geography: Geography, endpoints: 
     span_ms = settings.span_s * 1000
     source, count = _split(sizes, span_ms, rng)
     target = _choose_targets(settings, geography, endpoints, source, count, rng)
-    source, target, count = _merge_equal_pairs(source, target, count)
+    # Where a source has fewer targets in reach than streams, the streams to one target become one.
+    _, first, which = np.unique(_pair_key(source, target), return_index=True, return_inverse=True)
+    source, target, count = source[first], target[first], np.bincount(which, count).astype(np.int64)
 
     interval_ms = _shares_of_weight(count, INTERVALS, rng) * 1000
     interval_ms += rng.integers(-_INTERVAL_DRIFT_MS, _INTERVAL_DRIFT_MS + 1, len(count))
@@ -151,12 +153,6 @@ def _repeated(source: Ints, target: Ints, among: Ints) -> Ints:
     repeated = np.ones(len(source), bool)
     repeated[streams[first]] = False
     return among[repeated[among]]
-
-
-def _merge_equal_pairs(source: Ints, target: Ints, count: Ints) -> tuple[Ints, Ints, Ints]:
-    """Where a source has fewer targets in reach than streams, the streams to one target become one."""
-    _, first, which = np.unique(_pair_key(source, target), return_index=True, return_inverse=True)
-    return source[first], target[first], np.bincount(which, count).astype(np.int64)
 
 
 def _pair_key(source: Ints, target: Ints) -> Ints:
