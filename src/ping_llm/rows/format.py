@@ -31,7 +31,6 @@ Ints = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
 
 WRITER_OPTIONS: Final = "group_size:1,uncompressed"
-
 BLOCK: Final = 65536
 BLOCK_HEADER: Final = 24
 BLOCK_PAYLOAD: Final = BLOCK - BLOCK_HEADER
@@ -140,8 +139,10 @@ def without_block_headers(file: Bytes, begin: int, end: int) -> bytes:
     return (stored if is_short else stored[np.arange(begin, end) % BLOCK >= BLOCK_HEADER]).tobytes()
 
 
-def measurement_bytes(family: int, time_width: int) -> int:
-    return time_width + ADDRESS_BYTES[family] + 4
+def capacity(family: int, record_bytes: int) -> tuple[int, int]:
+    """Measurements for which a record has room, with times of 4 and of 8 bytes."""
+    room = record_bytes - HEADER.itemsize - 32  # alignment of the columns and of the record takes at most 32 bytes
+    return max(1, room // (4 + ADDRESS_BYTES[family] + 4)), max(1, room // (8 + ADDRESS_BYTES[family] + 4))
 
 
 def record_shape(body: Ints) -> tuple[Ints, Ints]:
@@ -243,7 +244,7 @@ def decode_row(record: bytes) -> ProbeRow:
     family, width, count, at = (int(header[name]) for name in ("family", "time_width", "count", "columns_at"))
     if family not in ADDRESS_BYTES or width not in (4, 8) or header["time_unit_us"] not in TIME_UNITS_US:
         raise CorruptRecordError(f"record has family {family}, time width {width}, unit {header['time_unit_us']} µs")
-    if at < HEADER.itemsize or at + count * measurement_bytes(family, width) > len(record):
+    if at < HEADER.itemsize or at + count * (width + ADDRESS_BYTES[family] + 4) > len(record):
         raise CorruptRecordError(f"record of {len(record)} bytes is too short for {count} measurements")
     ticks = np.frombuffer(record, dtype=f"<u{width}", count=count, offset=at).astype(np.int64)
     at += count * width

@@ -10,26 +10,34 @@ measurements, one after the other. Within a bucket they keep the order of the in
 task was cut into batches.
 """
 
+import errno
+import json
 import os
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from functools import cache, partial
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import Any, BinaryIO, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from ping_llm.core.errors import MeasurementError, PingLlmError
+from ping_llm.core.files import sync
 from ping_llm.core.measurements import DROP_REASONS, AddressColumn, ValidMeasurements, source_hash, validate
 from ping_llm.rows.format import Ints
-from ping_llm.rows.work_folder import Marker, Task
 from ping_llm.sources import files
 from ping_llm.sources.files import Piece, RawBatch
 from ping_llm.storage import Location
 from ping_llm.tasks.pool import side_by_side
+
+if TYPE_CHECKING:
+    from ping_llm.rows.prepare import PrepareSettings
 
 BUCKETS: Final = 4096
 FAMILIES: Final = (4, 6)
@@ -50,6 +58,74 @@ HEADER_BYTES: Final = len(FAMILIES) * (BUCKETS + 1) * 8
 
 _BATCH_ROWS: Final = 131_072
 """Spans of many runs are joined up to about this size: DuckDB handles few large batches faster than many small ones."""
+
+
+# What tasks of both steps leave in the work folder for others and for the next run. All machines reach it by the same
+# name. A file appears in it whole or not at all, and a task writes its marker last. Two attempts at a task (one on a
+# machine that was given up too early) write the same bytes, so they do no harm.
+
+Item = TypeVar("Item")
+Marker = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task(Generic[Item]):
+    """All that a task of either step knows. All it says is in its marker, so any engine may run it anywhere."""
+
+    kind: str  # `run` or `shard`: what it makes
+    number: int
+    input: Item
+    settings: "PrepareSettings"
+    work: Location
+    memory_bytes: int  # that it may use
+
+    def temporary_folder(self) -> AbstractContextManager[Path]:
+        return temporary_folder(self.work if self.settings.engine == "local" else None)
+
+    def finish(self, files: Sequence[Path], **facts: Any) -> Marker:
+        """Deliver what was made, then the marker, which names it."""
+        marker = {"number": self.number, "files": {path.name: path.stat().st_size for path in files}, **facts}
+        folder = self.work / f"{self.kind}s"
+        for path in files:
+            deliver(path, folder / path.name)
+        write_json(folder / f"{self.kind}-{self.number:05d}.json", marker)
+        return marker
+
+
+def finished(folder: Location) -> dict[int, Marker]:
+    """The markers of finished tasks, by number. A task whose files are gone or cut off is not finished."""
+    sizes = {file.name: file.size() for file in folder.list()}
+    names = [name for name in sizes if name.endswith(".json")]
+    markers = side_by_side(lambda name: json.loads((folder / name).read_text()), names)
+    return {marker["number"]: marker for marker in markers if marker["files"].items() <= sizes.items()}
+
+
+@contextmanager
+def temporary_folder(work: Location | None) -> Iterator[Path]:
+    """In the work folder, or on the disk of whatever machine this is."""
+    inside = work.local / "scratch" if work and work.is_local else None
+    with tempfile.TemporaryDirectory(prefix="ping-llm-", dir=inside, ignore_cleanup_errors=True) as name:
+        yield Path(name)
+
+
+def deliver(source: Path, target: Location) -> None:
+    """Put a finished local file where it belongs. It may be moved away."""
+    if target.is_local:
+        sync(source)
+        try:
+            source.replace(target.local)
+            return
+        except OSError as error:
+            if error.errno != errno.EXDEV:
+                raise
+    target.upload(source)
+
+
+def write_json(target: Location, value: Any) -> None:
+    target.write_text(json.dumps(value, indent=1) + "\n")
+
+
+# Step one.
 
 
 def partition(task: Task[tuple[Piece, ...]]) -> Marker:

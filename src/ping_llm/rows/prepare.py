@@ -30,9 +30,18 @@ from ping_llm.core.errors import MeasurementError, PingLlmError
 from ping_llm.core.files import file_sha256, sole_writer, sync
 from ping_llm.rows.format import FORMAT_VERSION
 from ping_llm.rows.manifest import MANIFEST, SPLITS, Manifest, ShardInfo, SplitInfo
-from ping_llm.rows.partition import BUCKETS, bucket_spans, partition
+from ping_llm.rows.partition import (
+    BUCKETS,
+    Marker,
+    Task,
+    bucket_spans,
+    deliver,
+    finished,
+    partition,
+    temporary_folder,
+    write_json,
+)
 from ping_llm.rows.shards import join_indexes, read_index, write_shard
-from ping_llm.rows.work_folder import Marker, Task, deliver, finished, temporary_folder, write_json
 from ping_llm.sources import files
 from ping_llm.sources.files import InputFile, Piece
 from ping_llm.storage import Location, MissingError, locate

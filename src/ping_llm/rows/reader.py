@@ -18,16 +18,7 @@ import numpy.typing as npt
 
 from ping_llm.core.compiled import Array, carray, kernel, mapped, part_of_kernels, pointer, prefetch, types
 from ping_llm.rows.dataset import RowSet
-from ping_llm.rows.format import (
-    BLOCK_PAYLOAD,
-    FORMAT_VERSION,
-    HEADER,
-    MAGIC,
-    TIME_UNITS_US,
-    Bytes,
-    Ints,
-    physical,
-)
+from ping_llm.rows.format import BLOCK_PAYLOAD, FORMAT_VERSION, HEADER, MAGIC, TIME_UNITS_US, Bytes, Ints, physical
 from ping_llm.rows.manifest import INDEX_SCHEMA
 
 CHECKED_BYTES: Final = 1 << 20

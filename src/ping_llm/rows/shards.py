@@ -23,27 +23,15 @@ from ping_llm.core.errors import PingLlmError, one_line
 from ping_llm.core.files import file_sha256
 from ping_llm.core.measurements import source_hash
 from ping_llm.core.randomness import mix64, uniform
-from ping_llm.rows.format import (
-    FIRST_CHUNK,
-    HEADER,
-    MAGIC,
-    TIME_UNITS_US,
-    WRITER_OPTIONS,
-    Bytes,
-    Ints,
-    RowBatch,
-    encode_rows,
-    measurement_bytes,
-    physical,
-)
+from ping_llm.rows import format as layout
+from ping_llm.rows.format import Bytes, Ints, RowBatch, encode_rows
 from ping_llm.rows.manifest import INDEX_SCHEMA, INDEX_TYPES, SPLITS, ShardInfo
-from ping_llm.rows.partition import FAMILIES, RECORDS, Spans, record_batches, span_reader
-from ping_llm.rows.work_folder import Marker, Task
+from ping_llm.rows.partition import FAMILIES, RECORDS, Marker, Spans, Task, record_batches, span_reader
 from ping_llm.storage import Location
 
 SORTED_BATCH_ROWS: Final = 500_000
 
-SORT_MEMORY_SHARE: Final = 0.5  # duckDB's part of a worker's memory; the rest is for what goes in and comes out
+SORT_MEMORY_SHARE: Final = 0.5  # DuckDB's part of a worker's memory; the rest is for what goes in and comes out
 
 _SPLIT_SALT: Final = np.uint64(0x5EED_0F_5B117)
 """Makes the split independent of the bucket, which is cut from the same hash."""
@@ -151,9 +139,7 @@ def _row_counts(columns: list[npt.NDArray[Any]], family: int, max_row_bytes: int
     changes = np.flatnonzero(np.any([s[1:] != s[:-1] for s in sources], axis=0)) + 1
     bounds = np.concatenate([[0], changes, [len(time)] if final else []]).astype(np.int64)
     closed = np.diff(bounds)
-    # Alignment of the columns and of the record takes at most 32 bytes.
-    room = max_row_bytes - HEADER.itemsize - 32
-    narrow, wide = (max(1, room // measurement_bytes(family, time_width)) for time_width in (4, 8))
+    narrow, wide = layout.capacity(family, max_row_bytes)
 
     counts = closed.tolist()
     for source in reversed(np.flatnonzero(closed > wide).tolist()):
@@ -172,7 +158,7 @@ def _cut(time: Ints, narrow: int, wide: int, keep_below: int = 1) -> list[int]:
     counts = []
     while len(time) >= keep_below:
         since_first = time[:narrow] - time[0]
-        unit = next(u for u in TIME_UNITS_US if not (since_first % u).any())
+        unit = next(u for u in layout.TIME_UNITS_US if not (since_first % u).any())
         counts.append(min(len(since_first), narrow if since_first[-1] // unit < 2**32 else wide))
         time = time[counts[-1] :]
     return counts
@@ -202,8 +188,8 @@ class ShardWriter:
 
     def __init__(self, path: Path) -> None:
         self.path, self.index_path = path, path.with_suffix(".index")
-        self._writer = ArrayRecordWriter(str(path), WRITER_OPTIONS)
-        self._next_chunk = FIRST_CHUNK
+        self._writer = ArrayRecordWriter(str(path), layout.WRITER_OPTIONS)
+        self._next_chunk = layout.FIRST_CHUNK
         self._entries: list[pa.Table] = []
         self._rows = 0
 
@@ -239,8 +225,8 @@ class ShardWriter:
     def _check(self, offsets: Ints) -> None:
         """See that each record begins where the index says: mapped reads rely on what ArrayRecord does not promise."""
         file = np.memmap(self.path, dtype=np.uint8, mode="r")
-        found = file[physical(offsets[:, None] + np.arange(len(MAGIC)))]
-        if not (found == np.frombuffer(MAGIC, dtype=np.uint8)).all():
+        found = file[layout.physical(offsets[:, None] + np.arange(len(layout.MAGIC)))]
+        if not (found == np.frombuffer(layout.MAGIC, dtype=np.uint8)).all():
             raise PingLlmError(
                 f"{self.path}: this array_record release lays records out in a way this version of ping-llm does not "
                 "know; install the array_record version named in the lock file"
