@@ -14,6 +14,7 @@ one, so processes need not agree on anything.
 Batches do not need whole rows: `reader.py` picks single measurements out of the mapped bytes, compiled.
 """
 
+import math
 import resource
 import time
 import warnings
@@ -74,9 +75,9 @@ class RowSet:
         self._cache = None if self.folder.is_local else cache or Cache.from_environment()
         self._whole: dict[int, tuple[Bytes, int]] = {}
         self._parts: dict[int, BlockFile] = {}
-        self._pool: ThreadPoolExecutor | None = None
+        self._pool = ThreadPoolExecutor(READS_AT_ONCE, thread_name_prefix="rows")  # without threads until it is used
         self._swept = time.monotonic()
-        self._fetched_bytes: int | None = None
+        self._fetched_bytes = math.inf  # since the cache was last looked through
         self._warned = False
         _allow_open_files(4 * len(self.info.shards))
         found = {file.name: file.size() for file in self.folder.list()}
@@ -217,7 +218,6 @@ class RowSet:
             reads += [(part, *read) for read in ranges]
         if reads:
             self._make_room(self._cache, sum(end - begin for _, begin, end in reads))
-            self._pool = self._pool or ThreadPoolExecutor(READS_AT_ONCE, thread_name_prefix="rows")
             for done in [self._pool.submit(part.fetch, begin, end) for part, begin, end in reads]:
                 done.result()
         return np.concatenate(came)
@@ -243,7 +243,7 @@ class RowSet:
     def _make_room(self, cache: Cache, needed: int) -> None:
         """Looking through the cache takes a while, so it is done at first and for every hundredth of it."""
         step = cache.limit_bytes // 100
-        if self._fetched_bytes is None or self._fetched_bytes + needed >= step:
+        if self._fetched_bytes + needed >= step:
             cache.make_room(max(needed, 10 * step))  # other processes fetch at the same time
             self._fetched_bytes = 0
         else:

@@ -156,7 +156,7 @@ def prepare(settings: PrepareSettings, on_timing: OnTiming | None = None) -> tup
     output, work = locate(settings.output), _locate_work(settings, plan.digest)
     # An output folder is for one preparation at a time. In a store nothing can be locked; of those that write to it,
     # two of the same plan write the same bytes, and on one machine they share the work folder.
-    locked = output if output.is_local else work
+    locked = output.absolute() if output.is_local else work
     try:
         if not work.exists() and (manifest := _published(output, plan)):
             return manifest, False

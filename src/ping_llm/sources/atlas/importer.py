@@ -19,7 +19,6 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
@@ -191,27 +190,24 @@ def write_measurements(
     # Arrow's default gives up on dictionaries above 1 MiB.
     options: dict[str, Any] = {"use_dictionary": ["src_addr", "dst_addr"], "dictionary_pagesize_limit": 16 << 20}
     written: list[Path] = []
-    waiting = SCHEMA.empty_table()
-    room = 0  # rows that the open file still takes
-    with ExitStack() as open_file:
-        for batch in chain(batches, [None]):  # None: the end
-            if batch is not None:
-                waiting = pa.concat_tables([waiting, pa.Table.from_batches([batch], schema=SCHEMA)])
-            while len(waiting):
-                rows = min(ROWS_PER_GROUP, room or rows_per_file)
-                if len(waiting) < rows and batch is not None:
-                    break
-                if not room:
-                    open_file.close()
-                    written.append(folder / f"measurements-{len(written):05d}.parquet")
-                    writer = open_file.enter_context(
-                        pq.ParquetWriter(written[-1], SCHEMA, compression="zstd", **options)
-                    )
-                    room = rows_per_file
-                # One contiguous chunk: page boundaries could otherwise follow those of the batches.
-                writer.write_table(waiting.slice(0, rows).combine_chunks(), row_group_size=rows)
-                waiting = waiting.slice(rows)
-                room -= rows
+    upcoming, waiting = iter(batches), SCHEMA.empty_table()
+
+    def take(rows: int) -> pa.Table:
+        """The next rows, fewer only at the end, in one chunk: page boundaries could otherwise follow the batches'."""
+        nonlocal waiting
+        while len(waiting) < rows and (batch := next(upcoming, None)) is not None:
+            waiting = pa.concat_tables([waiting, pa.Table.from_batches([batch], schema=SCHEMA)])
+        taken, waiting = waiting.slice(0, rows).combine_chunks(), waiting.slice(rows)
+        return taken
+
+    while len(group := take(min(ROWS_PER_GROUP, rows_per_file))):
+        written.append(folder / f"measurements-{len(written):05d}.parquet")
+        with pq.ParquetWriter(written[-1], SCHEMA, compression="zstd", **options) as writer:
+            room = rows_per_file
+            while len(group):
+                writer.write_table(group, row_group_size=len(group))
+                room -= len(group)
+                group = take(min(ROWS_PER_GROUP, room))
     return written
 
 
@@ -260,8 +256,8 @@ def import_by_file(
             entries[one.name] = one
             on_progress(one.bytes)
             if on_timing is not None:
-                moved: dict[str, Any] = {"bytes_in": one.bytes, "bytes_out": one.output_bytes}
-                on_timing(replace(timing, stage="import", task=one.name, **moved))
+                bytes_in, bytes_out = one.bytes, one.output_bytes
+                on_timing(replace(timing, stage="import", task=one.name, bytes_in=bytes_in, bytes_out=bytes_out))
     imported = tuple(entries[one.name] for one in found)
     return ImportReport(
         seconds=time.perf_counter() - started,

@@ -157,7 +157,8 @@ class DelayModel:
         ends, places = self.endpoints, self.geography
         source_pop, target_pop = ends.pop[source], ends.pop[target]
         systems = _pair(places.pop_system[source_pop], places.pop_system[target_pop], len(places.system_region))
-        regions = _pair(places.pop_region[source_pop], places.pop_region[target_pop], len(places.region_weight))
+        source_region, target_region = (places.city_region[places.pop_city[pop]] for pop in (source_pop, target_pop))
+        regions = _pair(source_region, target_region, len(places.region_weight))
         by_regions = mixed(key_words(self.settings.seed, "region pair")[0], regions)
         by_systems = mixed(key_words(self.settings.seed, "system pair")[0], systems)
         by_route = mixed(by_systems, ends.family[source].astype(np.uint64))  # IPv4 and IPv6 reroute on their own

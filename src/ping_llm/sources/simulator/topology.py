@@ -85,14 +85,6 @@ class Geography:
     access_weight: Floats  # by PoP: where hosts of access networks are; sums to 1
     hosting_weight: Floats  # by PoP: where hosts of hosting networks are; sums to 1
 
-    @property
-    def pop_region(self) -> Ints:
-        return self.city_region[self.pop_city]
-
-    def scatter(self, pops: Ints, rng: np.random.Generator) -> Floats:
-        """Positions of hosts around the cities of their PoPs."""
-        return _on_sphere(self.city_position[self.pop_city[pops]] + _HOST_WANDER * rng.standard_normal((len(pops), 3)))
-
 
 def build_geography(settings: SimulatorSettings) -> Geography:
     rng = generator(settings.seed, "geography")
@@ -221,7 +213,8 @@ def build_endpoints(settings: SimulatorSettings, geography: Geography, source_si
     (system_access,) = spread_out(systems, 1, rng.random(1))
     probe_pop = _pick_pop(geography, probe_in_hosting, probe_quantile)
     pop = np.concatenate([probe_pop, np.sort(_pick_pop(geography, target_in_hosting, target_quantile))])
-    position = geography.scatter(pop, rng)
+    city_position = geography.city_position[geography.pop_city[pop]]
+    position = _on_sphere(city_position + _HOST_WANDER * rng.standard_normal(city_position.shape))
     system = geography.pop_system[pop]
     hosting = geography.system_is_hosting[system] == 1
 
