@@ -1,17 +1,13 @@
 """Reading prepared rows: the index of a split, whole rows, and the check that files are what the manifest says.
 
-`RowSet` is the one way to a split's bytes, wherever they are:
+`RowSet` is the one way to a split's bytes, wherever they are (docs/storage.md has the measurements behind it):
 
     local          shards are mapped where they lie
     remote, whole  copied to the cache by `fetch_ahead`, verified by the manifest's checksum, and mapped
     remote, parts  fetched as rows need them, in blocks, each row verified by its own checksum
 
-A global shuffle reads rows all over the dataset, so it soon needs all of it: if it fits the cache, it is fetched whole
-and in large requests. If it does not, a cache of whole shards would hold little of what the next batch needs and fetch
-50 MB for a row of some KB; then only the blocks that hold the rows are fetched. A whole copy is used wherever there is
-one, so processes need not agree on anything.
-
-Batches do not need whole rows: `reader.py` picks single measurements out of the mapped bytes, compiled.
+A whole copy is used wherever there is one, so processes need not agree on anything. Batches do not need whole rows:
+`reader.py` picks single measurements out of the mapped bytes, compiled.
 """
 
 import math

@@ -26,7 +26,6 @@ from ping_llm.storage import Location
 
 BATCH_ROWS: Final = 1_000_000  # measurements in work at once; the memory beyond the result grows with it
 
-
 _NOBODY: Final = np.zeros(0, dtype=np.int64)
 NOTHING: Final = Observations(
     source=_NOBODY, destination=_NOBODY, time_s=np.zeros(0), rtt_ms=np.zeros(0, dtype=np.float32)

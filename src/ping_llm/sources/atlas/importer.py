@@ -2,11 +2,10 @@
 
 `import_atlas` makes one sequence of files from all input; they appear together at the end.
 
-`import_by_file` makes a Parquet file for each input, on several machines: for the daily dumps of weeks and years. A
-ledger says what is done: a small JSON file for each input, written after the Parquet file that it vouches for. An input
-without an entry, with another size or time than its entry has, or whose Parquet file is not there as it was, is simply
-imported again. So an import that was stopped continues where it was, one with more files does only those, and a damaged
-file is reported at the end without holding up the rest.
+`import_by_file` makes a Parquet file for each input, on several machines. A ledger says what is done: a small JSON file
+for each input, written after the Parquet file that it vouches for. An input without an entry, with another size or time
+than its entry has, or whose Parquet file is not there as it was, is imported again. A damaged file is reported at the
+end without holding up the rest.
 """
 
 import json
