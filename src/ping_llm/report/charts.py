@@ -145,7 +145,7 @@ def _json(value: float) -> float | int | None:
 
 
 def training_charts(runs: Sequence[Run]) -> list[Chart]:
-    if not any(len(run.curves["step"]) for run in runs):
+    if not any(run.steps_done for run in runs):
         return []
     columns: list[tuple[str, str, str, Style]] = [
         ("Speed", f"real {runs[0].words.token}s per second", "real_tokens_per_s", "count"),
@@ -155,27 +155,20 @@ def training_charts(runs: Sequence[Run]) -> list[Chart]:
         ("Learning rate", "by the schedule", "learning_rate", "number"),
         ("Padding", "share of the positions of a batch", "padding", "percent"),
     ]
-    last = max([1.0, *(run.curves["step"][-1] for run in runs if len(run.curves["step"]))])
+    last = float(max(run.steps_done for run in runs))
     resumed = {session.first_step for session in runs[0].sessions[1:]} - {0} if len(runs) == 1 else set()
     common: dict[str, Any] = {"x_range": (0.0, last), "marks": [(step, "resumed") for step in sorted(resumed)]}
     charts = [_loss(runs, common)]
     for title, unit, column, style in columns:
-        values = [run.padding if column == "padding" else run.curves[column] for run in runs]
-        every = np.concatenate([value[np.isfinite(value)] for value in values])
+        every = np.concatenate([run.curves[column] for run in runs])
+        every = every[np.isfinite(every)]
         if not len(every):  # nobody knows the utilisation of an unknown device
             continue
         spiky = bool(every.min() > 0 and every.max() > _SPIKY * np.median(every))
-        charts.append(
-            Chart(
-                title=title,
-                unit=unit + (", logarithmic" if spiky else ""),
-                lines=_lines(runs, values, title.lower(), smooth=column in ("grad_norm", "padding")),
-                style=style,
-                from_zero=not spiky,
-                log_y=spiky,
-                **common,
-            )
-        )
+        unit += ", logarithmic" if spiky else ""
+        lines = _lines(runs, column, title.lower(), smooth=column in ("grad_norm", "padding"))
+        axis: dict[str, Any] = {"from_zero": not spiky, "log_y": spiky}
+        charts.append(Chart(title=title, unit=unit, lines=lines, style=style, **axis, **common))
     return charts
 
 
@@ -193,21 +186,22 @@ def _loss(runs: Sequence[Run], common: Mapping[str, Any]) -> Chart:
         for colour, run in enumerate(runs, 1)
         if len(run.curves["eval_loss"])
     ]
-    trained = _lines(runs, [run.curves["loss"] for run in runs], "training", smooth=True)
+    trained = _lines(runs, "loss", "training", smooth=True)
     unit = f"cross entropy, nats per {runs[0].words.question}" + ("; dots: evaluation" if several and evaluated else "")
     return Chart(title="Loss", unit=unit, lines=evaluated + trained, wide=True, **common)
 
 
-def _lines(runs: Sequence[Run], values: Sequence[Floats], label: str, *, smooth: bool) -> list[Line]:
+def _lines(runs: Sequence[Run], column: str, label: str, *, smooth: bool) -> list[Line]:
     """The mean over a window, and below it the single steps, unless there are too many runs."""
     several = len(runs) > 1
     lines = []
-    for colour, (run, value) in enumerate(zip(runs, values, strict=True), 1):
+    for colour, run in enumerate(runs, 1):
         window, name = run.window if smooth else 1, run.label if several else label
-        lines.append(Line(name=name, x=run.curves["step"], y=smoothed(value, window), colour=colour))
+        each_step = Line(name=name, x=run.curves["step"], y=run.curves[column], colour=colour)
+        lines.append(replace(each_step, y=smoothed(each_step.y, window)))
         if window > 1 and len(runs) <= _MAX_FAINT_RUNS:
             each = f"{run.label}, each step" if several else "each step"
-            lines.append(replace(lines[-1], name=each, y=value, kind="faint", in_legend=not several))
+            lines.append(replace(each_step, name=each, kind="faint", in_legend=not several))
     return lines
 
 

@@ -160,9 +160,13 @@ class Run:
         self.label = self.name  # what it is called among others: see `distinct_labels` of the page
         self.problems: list[str] = []  # of reading, one line each
         self.config, self.settings = self._configuration(where.config)
+        self.dataset_type = str(self.settings.get("dataset_type", "network"))
         records, broken = read_lines(where.metrics)
         usable = [record for record in records if isinstance(record.get("step"), int)]
         self.curves, self.sessions = _curves_of(usable), _sessions_of(read_lines(where.sessions)[0])
+        steps, self.machine = self.curves["step"], self.sessions[-1].machine if self.sessions else {}
+        self.steps_done = int(steps[-1]) if len(steps) else 0
+        self.window = max(1, len(steps) // 50)  # steps over which curves are smoothed: a fiftieth of the run
         if broken := broken + len(records) - len(usable):
             self.problems.append(f"{broken:,} lines of {where.metrics.name} cannot be read and are left out")
         self.summary = self._stored(where.summary) or {}
@@ -172,6 +176,7 @@ class Run:
             pipeline = self._stored(Path(drawn) / PIPELINE_FILE)
         self.pipeline = pipeline if pipeline and _is_pipeline(pipeline) else None  # of `PipelineReport.to_json`
         self.data = self._data_state(where)
+        self.curves["padding"] = self._padding()
         self.evaluation: StoredEvaluation | None = (
             _evaluation(evaluation) if evaluation else self._stored(folder / EVALUATION_FILE, StoredEvaluation)
         )
@@ -191,10 +196,9 @@ class Run:
         """Of another version of the program, the settings alone."""
         try:
             config = load_config(file)
+            return config, config.to_store()
         except (PingLlmError, RecursionError) as error:
             self.problems.append(f"the configuration is not one of this version: {error}")
-        else:
-            return config, config.to_store()
         try:
             values = yaml.safe_load(file.read_text(encoding="utf-8", errors="replace"))
         except (yaml.YAMLError, ValueError, RecursionError):
@@ -216,26 +220,12 @@ class Run:
         return None
 
     @property
-    def dataset_type(self) -> str:
-        return str(self.settings.get("dataset_type", "network"))
-
-    @property
-    def steps_done(self) -> int:
-        return int(self.curves["step"][-1]) if len(self.curves["step"]) else 0
-
-    @property
-    def window(self) -> int:
-        """Steps over which curves are smoothed: a fiftieth of the run."""
-        return max(1, len(self.curves["step"]) // 50)
-
-    @property
     def words(self) -> Words:
         if self.dataset_type in COMPLETER_DATA:
             return Words("completer", token="position", question="question")
         return Words("language model of text" if self.dataset_type in TEXT_DATASET_TYPES else "language model")
 
-    @property
-    def padding(self) -> Floats:
+    def _padding(self) -> Floats:
         """Of each batch of a language model; a completer's contexts differ in size by intent. NaN: unknown."""
         length = self.settings.get("max_target_length")
         batch = self.data.identity.get("global_batch_size") if self.data else None
@@ -243,10 +233,6 @@ class Run:
         if self.dataset_type in COMPLETER_DATA or len(sizes) < 2:
             return np.full(len(self.curves["step"]), np.nan)
         return 1 - self.curves["real_tokens"] / np.prod(sizes)
-
-    @property
-    def machine(self) -> Mapping[str, Any]:
-        return self.sessions[-1].machine if self.sessions else {}
 
     @property
     def hardware(self) -> str:
@@ -257,7 +243,7 @@ class Run:
     def figures(self) -> dict[str, Any]:
         """None where it is unknown. `loss` is the mean of the last steps, `time` of sessions whose end is known."""
         curves, eval_loss = self.curves, self.curves["eval_loss"]
-        last_losses, padding = _finite(curves["loss"][-self.window :]), _finite(self.padding)
+        last_losses, padding = _finite(curves["loss"][-self.window :]), _finite(curves["padding"])
         evaluated = np.flatnonzero(np.isfinite(eval_loss))
         best = evaluated[np.argmin(eval_loss[evaluated])] if len(evaluated) else None
         parameters, flops_per_token = self.summary.get("parameters"), None
@@ -320,7 +306,7 @@ class Run:
             faults.append("A checkpoint was damaged and set aside; the run resumed from the one before.")
         if pipeline and pipeline.get("corrupt_rows"):
             faults.append(f"{pipeline['corrupt_rows']:,} rows could not be read and were left out.")
-        if not len(self.curves["step"]):
+        if not self.steps_done:
             concerns.append("No step has been finished yet.")
         if (waited := found["data_wait"] or 0) > _LONG_WAIT:
             advice = f": {pipeline['advice']}" if pipeline and pipeline["bottleneck"] != "consumer" else ""

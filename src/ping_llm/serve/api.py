@@ -146,8 +146,8 @@ async def model(service: _Service) -> Response:
         times = store.measured.observations.time_s
         rows = {
             "measurements": len(store),
-            "sources": store.count("source"),
-            "destinations": store.count("destination"),
+            "sources": np.count_nonzero(store.counts["source"]),
+            "destinations": np.count_nonzero(store.counts["destination"]),
             "begin": times[0],
             "end": times[-1],
             "examples": [{"src_addr": source, "dst_addr": destination} for source, destination in store.busiest],

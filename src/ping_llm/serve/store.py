@@ -62,21 +62,15 @@ class MeasurementStore:
         self._node = {address: node for node, address in enumerate(measured.nodes)}
         self._by_source = np.argsort(observations.source, kind="stable")
         self._starts = np.searchsorted(observations.source[self._by_source], np.arange(count + 1))
-        self._counts = {
+        self.is_timed = not np.isnan(observations.time_s[:1]).any()
+        self.counts = {
             "source": np.bincount(observations.source, minlength=count),
             "destination": np.bincount(observations.destination, minlength=count),
         }
+        """How often each node has measured, and was measured."""
 
     def __len__(self) -> int:
         return len(self.measured.observations)
-
-    @property
-    def is_timed(self) -> bool:
-        return not len(self) or not np.isnan(self.measured.observations.time_s[0])
-
-    def count(self, role: Role) -> int:
-        """How many addresses have measured, or were measured."""
-        return int((self._counts[role] > 0).sum())
 
     def rows_of(self, source: str, destination: str | None = None) -> Ints:
         """Numbers of the measurements of a source, or of a pair, in time order."""
@@ -93,7 +87,7 @@ class MeasurementStore:
         measured first. Of destinations of a source, those that it has measured precede all others of its family.
         """
         text = text.strip().lower()
-        weight = self._counts[role].astype(np.float64)
+        weight = self.counts[role].astype(np.float64)
         if role == "destination" and source is not None:
             destinations = self.measured.observations.destination[self.rows_of(source)]
             of_source = np.bincount(destinations, minlength=len(weight))
@@ -111,7 +105,7 @@ class MeasurementStore:
     def busiest(self) -> list[tuple[str, str]]:
         """Pairs to begin with: the most measured one of each of the busiest sources."""
         nodes, pairs = self.measured.nodes, []
-        for node in np.argsort(-self._counts["source"], kind="stable")[:4].tolist():
+        for node in np.argsort(-self.counts["source"], kind="stable")[:4].tolist():
             destinations = self.measured.observations.destination[self.rows_of(nodes[node])]
             if len(destinations):
                 pairs.append((nodes[node], nodes[int(np.bincount(destinations).argmax())]))
