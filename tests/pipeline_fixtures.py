@@ -27,14 +27,12 @@ START_S = 1_700_000_000
 
 def facts_of(counts: npt.ArrayLike, *, family: Any = 4, failed: Any = 0, long_gaps: Any = 0) -> RowFacts:
     """Rows of these sizes as the index would describe them."""
-    count = np.asarray(counts, dtype=np.int64)
-
-    def column(value: Any, dtype: Any = np.int64) -> npt.NDArray[Any]:
-        return np.broadcast_to(value, count.shape).astype(dtype)
-
-    return RowFacts(
-        count=count, failed=column(failed), long_gaps=column(long_gaps), family=column(family, dtype=np.uint8)
-    )
+    kinds = {"count": np.uint32, "failed": np.uint32, "long_gaps": np.uint32, "family": np.uint8}
+    given = {"count": counts, "failed": failed, "long_gaps": long_gaps, "family": family}
+    columns = {name: np.broadcast_to(given[name], np.shape(counts)).astype(kind) for name, kind in kinds.items()}
+    for column in columns.values():
+        column.flags.writeable = False
+    return RowFacts(**columns)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ping_llm.batches.mixture import PERIOD, Mixture
+from ping_llm.batches.spec import DataState
 from ping_llm.core.errors import PingLlmError
 
 
@@ -71,7 +72,8 @@ def test_equal_weights_begin_no_new_phase_and_json_keeps_everything() -> None:
     mixture = Mixture.of(weights(3, 7))
     assert mixture.changed(weights(30, 70), 40) is mixture
     changed = mixture.changed(weights(1, 1), 123)
-    assert Mixture.from_json(changed.to_json()) == changed
+    state = DataState(next_step=18, identity={"seed": 1}, mixture=changed)
+    assert DataState.from_json(state.to_json()) == state
 
 
 def test_a_blend_cannot_change_its_number_of_row_sets() -> None:

@@ -213,12 +213,8 @@ class TestLimits:
     def test_ten_million_rows_are_planned_in_little_memory(self) -> None:
         rows = np.arange(10_000_000)
         count = np.minimum(30 / (1 - rows / 10_000_001) ** (2 / 3), 500_000).astype(np.uint32)  # a Pareto tail
-        facts = RowFacts(
-            count=count,
-            failed=count // np.uint32(30),
-            long_gaps=count // np.uint32(3),
-            family=np.where(rows % 2, 4, 6).astype(np.uint8),
-        )
+        failed, long_gaps, family = count // 30, count // 3, np.where(rows % 2, 4, 6)
+        facts = facts_of(count, failed=failed, long_gaps=long_gaps, family=family)
         tracemalloc.start()
         try:
             plan = plan_of(facts)

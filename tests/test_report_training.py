@@ -14,7 +14,7 @@ from ping_llm.batches.source import BatchSource
 from ping_llm.config import Config
 from ping_llm.core.errors import PingLlmError
 from ping_llm.core.rtt import Observations
-from ping_llm.data.registry import spec_from_config
+from ping_llm.data.network import spec_from_config
 from ping_llm.evaluate.scores import Evaluation, ProtocolResult, ScoredAnswers, save_evaluation
 from ping_llm.report import page
 from ping_llm.report.page import write_at_end

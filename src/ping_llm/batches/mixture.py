@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
-from typing import Any, Final, Self
+from typing import Final, Self
 
 import numpy as np
 
@@ -78,13 +78,6 @@ class Mixture:
         phase = next(p for p in reversed(self.phases) if p.start <= sequence)
         source = int(phase.schedule[(sequence - phase.start) % PERIOD])
         return source, phase.given_before(sequence)[source]
-
-    def to_json(self) -> list[dict[str, Any]]:
-        return [{"start": p.start, "shares": list(p.shares), "given": list(p.given)} for p in self.phases]
-
-    @classmethod
-    def from_json(cls, value: list[dict[str, Any]]) -> Self:
-        return cls(tuple(Phase(p["start"], tuple(p["shares"]), tuple(p["given"])) for p in value))
 
 
 UNMIXED: Final = Mixture((Phase(0, (PERIOD,), (0,)),))

@@ -22,10 +22,9 @@ Importing this loads (or compiles) the kernels.
 
 import heapq
 import math
-from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from enum import IntEnum
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -137,13 +136,13 @@ class SequencePlan:
             raise PingLlmError(f"a sequence must have at least {LONGEST_MEASUREMENT} tokens, not {settings.length}")
         self.settings = settings
         self.seed = seed
-        kinds = (np.uint32, np.uint32, np.uint32, np.uint8)
-        self.facts = RowFacts(*(_read_only(column, kind) for column, kind in zip(facts, kinds, strict=True)))
+        self.facts = facts
         self.first_sample = np.append(0, np.cumsum(settings.per_row(facts.count)))
         """Number of each row's first sample, and of all samples."""
         self.samples_per_epoch = int(self.first_sample[-1])
         self.blocks = -(-self.samples_per_epoch // BLOCK_SAMPLES)
-        self._cached: OrderedDict[tuple[int, int], Block] = OrderedDict()
+        self.block = lru_cache(maxsize=_CACHED_BLOCKS)(self._pack)
+        """The packed samples of an epoch and the number of a block in it."""
 
     @cached_property
     def sequences_per_block(self) -> int:
@@ -220,25 +219,16 @@ class SequencePlan:
         samples = parts[0] if len(parts) == 1 else Samples.concatenate(parts)
         return samples, np.repeat(np.arange(len(sequences), dtype=np.int32), np.concatenate(counts))
 
-    def block(self, epoch: int, block: int) -> Block:
-        at = epoch, block
-        if at not in self._cached:
-            begin, end = (b * self.samples_per_epoch // self.blocks for b in (block, block + 1))
-            order_key = key(self.seed, epoch, Purpose.SEQUENCE_ORDER, block)
-            self._cached[at] = self._pack(self._draw(epoch, begin, end), order_key)
-            if len(self._cached) > _CACHED_BLOCKS:
-                self._cached.popitem(last=False)
-        self._cached.move_to_end(at)
-        return self._cached[at]
-
-    def _pack(self, samples: Samples, order_key: Words) -> Block:
-        length, sequences = self.settings.length, self.sequences_per_block
+    def _pack(self, epoch: int, block: int) -> Block:
+        begin, end = (b * self.samples_per_epoch // self.blocks for b in (block, block + 1))
+        samples, length, sequences = self._draw(epoch, begin, end), self.settings.length, self.sequences_per_block
         # Of numbers of 16 bits a stable sort goes by their digits, several times as fast.
         largest_first = np.argsort((length - samples.target_tokens).astype(np.min_scalar_type(length)), kind="stable")
         sequence = _share_out(largest_first, samples.target_tokens, sequences)
         make_room(sequence, samples.min_tokens, sequences, length)
         # Shared out largest first, the first sequences would have few long contexts and the last ones many short. So
         # the sequences are given other numbers, at random.
+        order_key = key(self.seed, epoch, Purpose.SEQUENCE_ORDER, block)
         sequence = permute(order_key, sequences, np.arange(sequences))[sequence]
         # In a sequence windows come before whole rows, then large samples before small ones, then as they were drawn.
         drawn = np.arange(len(samples.row))
@@ -265,13 +255,6 @@ def make_room(sequence: Ints, min_tokens: Ints, sequences: int, length: int) -> 
         sequence[moved] = emptiest
         load[fullest] -= min_tokens[moved]
         load[emptiest] += min_tokens[moved]
-
-
-def _read_only(column: npt.NDArray[Any], kind: npt.DTypeLike) -> npt.NDArray[Any]:
-    """The column as kernels expect it: as it is, if it is one of the row index."""
-    result = np.ascontiguousarray(column, dtype=kind).view()
-    result.flags.writeable = False
-    return result
 
 
 # Kernels: mode, window and size of samples, from their numbers and the row index.

@@ -8,9 +8,10 @@ from typing import Any, Final, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import TypeAdapter
 
-from ping_llm.batches.mixture import UNMIXED, Mixture
-from ping_llm.core.errors import PingLlmError
+from ping_llm.batches.mixture import UNMIXED, Mixture, Phase
+from ping_llm.core.errors import PingLlmError, one_line
 from ping_llm.core.randomness import Ints
 from ping_llm.rows.manifest import MANIFEST, Manifest
 from ping_llm.storage import locate
@@ -111,13 +112,7 @@ class DataState:
         return cls(next_step=0, identity=spec.identity(), mixture=Mixture.of(spec.weights))
 
     def to_json(self) -> str:
-        value = {
-            "version": STATE_VERSION,
-            "next_step": self.next_step,
-            "identity": dict(self.identity),
-            "mixture": self.mixture.to_json(),
-        }
-        return json.dumps(value)
+        return json.dumps({"version": STATE_VERSION, **asdict(self), "mixture": asdict(self.mixture)["phases"]})
 
     @classmethod
     def from_json(cls, text: str) -> "DataState":
@@ -125,10 +120,10 @@ class DataState:
             value = json.loads(text)
             if value["version"] != STATE_VERSION:
                 raise PingLlmError(f"data state has version {value['version']}; this program reads {STATE_VERSION}")
-            mixture = Mixture.from_json(value["mixture"])
+            mixture = Mixture(TypeAdapter(tuple[Phase, ...]).validate_python(value["mixture"]))
             return cls(next_step=int(value["next_step"]), identity=dict(value["identity"]), mixture=mixture)
         except (ValueError, KeyError, TypeError) as error:
-            raise PingLlmError(f"not a data state: {error!r}") from error
+            raise PingLlmError(f"not a data state: {type(error).__name__}: {one_line(error)}") from None
 
     def check(self, identity: Mapping[str, Any]) -> None:
         """An error that says what differs, if this state belongs to other data."""

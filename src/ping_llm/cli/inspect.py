@@ -158,7 +158,7 @@ def _spec(
     """What decides the batches: the configuration, where there is one, else the options."""
     from ping_llm.batches.spec import ContextSettings, DataSpec, RowsSpec
     from ping_llm.config import load_config
-    from ping_llm.data.registry import spec_from_config
+    from ping_llm.data.network import spec_from_config
 
     if not (config or changes):
         if not rows:

@@ -13,11 +13,10 @@ Documents differ in size, so what blocks hold differs by a few per cent. Sequenc
 three per cent too much on average: that is not seen in this epoch. Where a block has too little, padding stands.
 """
 
-from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -223,7 +222,7 @@ class TextPlan:
         self._length, self._max_segments = config.max_target_length, max_segments(config)
         self._stages = stages
         self.blocks = max(1, round(len(self._documents) / spec.block_documents))
-        self._kept: OrderedDict[tuple[int, int], Concatenated] = OrderedDict()
+        self._block = lru_cache(maxsize=_BLOCKS_KEPT)(self._tokenised)
 
     @cached_property
     def sequences_per_block(self) -> int:
@@ -265,21 +264,15 @@ class TextPlan:
         begin = offset * self._length
         return joined([self._block(epoch, block).cut(begin, begin + self._length)], self._max_segments)
 
-    def _block(self, epoch: int, block: int) -> Concatenated:
-        at = epoch, block
-        if at not in self._kept:
-            begin, end = (b * len(self._documents) // self.blocks for b in (block, block + 1))
-            with self._stages("plan"):
-                order = key(self._seed, epoch, Purpose.EPOCH_ORDER)
-                numbers = permute(order, len(self._documents), np.arange(begin, end))
-            with self._stages("read"):
-                texts = self._documents.texts(numbers)
-            with self._stages("encode"):
-                self._kept[at] = Concatenated.of(*self._tokenizer.encode(texts))
-            if len(self._kept) > _BLOCKS_KEPT:
-                self._kept.popitem(last=False)
-        self._kept.move_to_end(at)
-        return self._kept[at]
+    def _tokenised(self, epoch: int, block: int) -> Concatenated:
+        begin, end = (b * len(self._documents) // self.blocks for b in (block, block + 1))
+        with self._stages("plan"):
+            order = key(self._seed, epoch, Purpose.EPOCH_ORDER)
+            numbers = permute(order, len(self._documents), np.arange(begin, end))
+        with self._stages("read"):
+            texts = self._documents.texts(numbers)
+        with self._stages("encode"):
+            return Concatenated.of(*self._tokenizer.encode(texts))
 
 
 class TextSource:

@@ -43,9 +43,9 @@ def eval_loader(config: Config, part: Part) -> Loader:
 
 
 def _fetched(config: Config, split: str, part: Part) -> "tuple[DataSpec, RowsInMemory | None]":
-    """As `spec_of`; remote rows that fit the cache are copied there before the first batch."""
+    """As `_spec_of`; remote rows that fit the cache are copied there before the first batch."""
     configure(config.data_cache_dir, config.data_cache_gb)
-    spec, kept = spec_of(config, split, part)
+    spec, kept = _spec_of(config, split, part)
     remote = [rows for rows in spec.rows if locate(rows.folder).is_remote]
     if remote:
         splits = [(locate(rows.folder), Manifest.load(rows.folder).splits[rows.split]) for rows in remote]
@@ -62,7 +62,16 @@ def check(config: Config) -> None:
                 RowsSpec.find(pattern, split)
 
 
-def spec_of(config: Config, split: str, part: Part) -> "tuple[DataSpec, RowsInMemory | None]":
+def spec_from_config(config: Config, split: str = "train", devices: int = 1) -> DataSpec:
+    """What decides every batch of a run with this configuration (of prepared rows)."""
+    if config.dataset_type != "network":
+        raise PingLlmError(f"dataset_type={config.dataset_type} has no rows to look at; use dataset_type=network")
+    if config.network_data_format != "probe_chunks":
+        raise PingLlmError("only prepared rows can be looked at: set network_data_format=probe_chunks")
+    return _spec_of(config, split, Part(devices=devices))[0]
+
+
+def _spec_of(config: Config, split: str, part: Part) -> "tuple[DataSpec, RowsInMemory | None]":
     """What decides every batch, and what must be kept alive for it."""
     blend = _blend(config, split)
     kept = None

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol, cast
 
-from ping_llm.batches.spec import Batch, DataSpec, DataState, EvalLoader, LoaderSettings, TrainLoader
+from ping_llm.batches.spec import Batch, DataState, EvalLoader, LoaderSettings, TrainLoader
 from ping_llm.config import Config
 from ping_llm.config.keys import BACKEND_ENTRY_POINTS, DATASET_TYPES, installed_backends
 from ping_llm.core.errors import PingLlmError
@@ -87,17 +87,6 @@ def check_files(config: Config) -> None:
     backend: Any = find(config.dataset_type)
     if hasattr(backend, "check"):
         backend.check(config)
-
-
-def spec_from_config(config: Config, split: str = "train", devices: int = 1) -> DataSpec:
-    """What decides every batch of a run with this configuration (of prepared rows)."""
-    from ping_llm.data.network import spec_of
-
-    if config.dataset_type != "network":
-        raise PingLlmError(f"dataset_type={config.dataset_type} has no rows to look at; use dataset_type=network")
-    if config.network_data_format != "probe_chunks":
-        raise PingLlmError("only prepared rows can be looked at: set network_data_format=probe_chunks")
-    return spec_of(config, split, Part(devices=devices))[0]
 
 
 def loader_settings(config: Config, part: Part) -> LoaderSettings:

@@ -12,7 +12,7 @@ from rich.console import Console
 from ping_llm.batches.explain import explain_sequence
 from ping_llm.batches.source import BatchSource
 from ping_llm.core.errors import PingLlmError
-from ping_llm.data.registry import spec_from_config
+from ping_llm.data.network import spec_from_config
 from ping_llm.evaluate.scores import ORACLE, PROTOCOL_TITLES, SCORE_COLUMNS
 from ping_llm.report.charts import evaluation_charts
 from ping_llm.report.formatting import UNKNOWN, percent

@@ -238,8 +238,9 @@ class _Run:
         source = f"{self.config.dataset_type} data"
         if self.config.dataset_type == "network" and self.config.network_data_format == "probe_chunks":
             from ping_llm.batches.explain import rows_of_batch
+            from ping_llm.data.network import spec_from_config
 
-            source = rows_of_batch(registry.spec_from_config(self.config, "train", jax.device_count()), step)
+            source = rows_of_batch(spec_from_config(self.config, "train", jax.device_count()), step)
         saved = "no checkpoint was saved before" if self.checkpoints is None else "earlier checkpoints are sound"
         return (
             f"{what}; {saved}. The batch came from {source}. Look at it "
