@@ -21,8 +21,7 @@ import yaml
 from backend_fixtures import reading, text_config, texts, write_files
 from ping_llm.config import Config
 from ping_llm.core.errors import PingLlmError
-from ping_llm.training.guard import LOST, explain
-from ping_llm.training.processes import find_coordinates, join
+from ping_llm.training.processes import LOST, explain, find_coordinates, join
 from training_fixtures import folder_of, free_port, losses, simulated_rows, steps_done, tiny_config
 
 DEPLOY = Path(__file__).resolve().parents[1] / "deploy"
@@ -300,7 +299,7 @@ SRUN = {
     "SLURM_JOB_ID": "1", "SLURM_STEP_NODELIST": "n[1-2]",
     "SLURM_NTASKS": "2", "SLURM_PROCID": "0", "SLURM_LOCALID": "0",
 }  # fmt: skip
-HOSTS = {0: "node1", 1: "node2", 2: "node3"}
+HOSTS = ["node1", "node2", "node3"]
 
 
 class TestCoordinates:
@@ -365,11 +364,11 @@ class TestExplanation:
         assert "\n" not in explanation
 
     def test_a_process_that_was_killed_is_said_to_be(self) -> None:
-        assert "ended by SIGKILL (the machine may have run out of memory)" in (explain(-9, "", {}) or "")
+        assert "ended by SIGKILL (the machine may have run out of memory)" in (explain(-9, "", []) or "")
 
     @pytest.mark.parametrize("code", [0, 1, 75, 130, -signal.SIGABRT])
     def test_there_is_nothing_to_explain_where_a_process_has_spoken_for_itself(self, code: int) -> None:
-        assert explain(code, "", {}) is None
+        assert explain(code, "", []) is None
 
 
 class TestLauncherFiles:

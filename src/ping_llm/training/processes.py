@@ -3,20 +3,28 @@
 They find each other by three variables (JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES, JAX_PROCESS_ID), or by those of a
 launcher that JAX knows: SLURM's srun, Open MPI's mpirun, Cloud TPU, Kubernetes. A process that fails would leave the
 others waiting for it, each in the middle of a step. So it says why in the key-value store that JAX's processes share,
-where the others look every second, and all end at once. What Python cannot say, `guard.py` does.
+where the others look every second, and all end at once.
+
+What Python cannot say, a parent does. JAX ends a process that has lost the others from inside its C++ library, by
+`abort()` and with a stack trace. So each process forks before it joins the others: the child trains; the parent passes
+on what the child writes and the signals that come, waits, and explains in one line how it ended. It also ends the
+worker processes that an aborted child leaves behind, and goes down together with the child.
 """
 
+import contextlib
+import ctypes
 import hashlib
 import json
+import mmap
 import os
+import re
 import signal
 import socket
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import count
 from types import FrameType
 from typing import Any, Final, NoReturn, Self
@@ -29,7 +37,6 @@ from ping_llm import __version__
 from ping_llm.config import Config
 from ping_llm.core.console import err, print_error
 from ping_llm.core.errors import PingLlmError, one_line
-from ping_llm.training.guard import Hosts, fork_guarded
 
 _VARIABLES: Final = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
 _LAUNCHERS: Final = ("SLURM_JOB_ID", "OMPI_COMM_WORLD_RANK", "KUBERNETES_SERVICE_HOST")
@@ -60,7 +67,7 @@ def start_processes(config: Config) -> None:
 
 
 def join(config: Config) -> None:
-    """Join the other processes. Returns in a process that `guard.py` watches over."""
+    """Join the other processes. Returns in a child process, which its parent watches over."""
     if not config.run_name:
         raise PingLlmError("the processes of a run must know its name: add --name, the same for all")
     coordinates = find_coordinates(os.environ)
@@ -123,21 +130,15 @@ def _seconds(variable: str, default: int) -> int:
     return int(text)
 
 
-def _store() -> Any:
-    """JAX's key-value store of the run, which Orbax uses in the same way; there is no public name for it."""
+def _joined() -> Any:
+    """JAX's state of the run, which has no public name: `client`, the key-value store that Orbax uses in the same way,
+    and `process_id`, for which `jax.process_index` would start the devices."""
     from jax._src import distributed
 
-    return distributed.global_state.client
+    return distributed.global_state
 
 
-def _number() -> int:
-    """Of this process. `jax.process_index` would start the devices."""
-    from jax._src import distributed
-
-    return distributed.global_state.process_id
-
-
-def _introduce(config: Config) -> Hosts:
+def _introduce(config: Config) -> list[str]:
     """Meet the others: all must have the same configuration and version. Returns where each of them is."""
     digest = hashlib.sha256(config.to_yaml().encode()).hexdigest()
     mine = {"host": socket.gethostname(), "version of ping-llm": __version__, "configuration": digest}
@@ -148,15 +149,15 @@ def _introduce(config: Config) -> Hosts:
                 f"process {number} on {other['host']} has another {different[0]} than process 0 on {first['host']}: "
                 "start all with the same"
             )
-    return {number: process["host"] for number, process in enumerate([first, *others])}
+    return [process["host"] for process in (first, *others)]
 
 
 def of_all_processes(mine: str) -> list[str]:
     """The texts of all processes, in their order; each must call this, as often as the others."""
-    if (store := _store()) is None:
+    if (store := _joined().client) is None:
         return [mine]
     name = f"ping_llm/exchange/{next(_exchanges)}"
-    store.key_value_set(f"{name}/{_number():09}", mine)
+    store.key_value_set(f"{name}/{_joined().process_id:09}", mine)
     store.wait_at_barrier(name, 300_000)
     return [text for _, text in sorted(store.key_value_dir_get(f"{name}/"))]
 
@@ -164,7 +165,7 @@ def of_all_processes(mine: str) -> list[str]:
 # -- failing
 
 
-@contextmanager
+@contextlib.contextmanager
 def failing_together() -> Iterator[None]:
     """What is done in here by all processes ends in all when it fails in one: the processes end, with a line."""
     if jax.process_count() == 1:
@@ -178,7 +179,6 @@ def failing_together() -> Iterator[None]:
         if not isinstance(error, PingLlmError) and tells_of_a_lost_process(error):
             error = _verdict(error)
         done.set()
-        _announce(error)
         _end_with(error)
     finally:
         done.set()
@@ -189,7 +189,7 @@ def tells_of_a_lost_process(error: BaseException) -> bool:
 
 
 def _watch_others(done: threading.Event) -> None:
-    store = _store()
+    store = _joined().client
     while not done.wait(_POLL_S):
         try:
             message = store.key_value_try_get(_FAILURE)
@@ -199,14 +199,6 @@ def _watch_others(done: threading.Event) -> None:
         if not done.is_set():
             print_error(f"{message}; so this process stops, too")
             os._exit(1)
-
-
-def _announce(error: BaseException) -> None:
-    reason = one_line(error, 500)
-    if not isinstance(error, PingLlmError):
-        reason = f"{type(error).__name__}: {reason}"
-    with suppress(Exception):  # another was first, or process 0 is gone
-        _store().key_value_set(_FAILURE, f"process {jax.process_index()} on {socket.gethostname()} failed: {reason}")
 
 
 def _verdict(error: BaseException) -> PingLlmError:
@@ -222,7 +214,11 @@ def _verdict(error: BaseException) -> PingLlmError:
 
 
 def _end_with(error: BaseException) -> NoReturn:
-    """At once. On the usual way out of Python, JAX and Orbax would wait minutes for the others."""
+    """At once, and say why. On the usual way out of Python, JAX and Orbax would wait minutes for the others."""
+    kind = "" if isinstance(error, PingLlmError) else f"{type(error).__name__}: "
+    failure = f"process {jax.process_index()} on {socket.gethostname()} failed: {kind}{one_line(error, 500)}"
+    with contextlib.suppress(Exception):  # another was first, or process 0 is gone
+        _joined().client.key_value_set(_FAILURE, failure)
     if isinstance(error, PingLlmError):
         print_error(error)
     elif not isinstance(error, KeyboardInterrupt | SystemExit):
@@ -235,8 +231,109 @@ def _end_with(error: BaseException) -> NoReturn:
 
 def _let_others_see() -> None:
     """What happened, before the process goes that holds the store."""
-    if _number() == 0:
+    if _joined().process_id == 0:
         time.sleep(2 * _POLL_S)
+
+
+# -- the parent
+
+LOST: Final = 75
+"""Exit code of a process that ended because another was lost (`EX_TEMPFAIL`): start all again, and the run resumes."""
+
+_FORWARDED: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+_LAST_WORDS: Final = b"Terminating process because the JAX distributed service"
+_PR_SET_PDEATHSIG: Final = 1
+_NOT_JOINED: Final = {
+    "ALREADY_EXISTS": "another process has the same number (JAX_PROCESS_ID)",
+    "Unexpected task": "process 0 was told of fewer processes (JAX_NUM_PROCESSES)",
+    "DEADLINE_EXCEEDED": "not all came in time: see that every process was started, reaches the host and port of "
+    "process 0, and has the same number of processes; PING_LLM_JOIN_S is how many seconds they wait",
+}
+
+
+def fork_guarded() -> Callable[[list[str]], object]:
+    """Fork. Returns in the child, which continues; the function it gets tells the parent who takes part."""
+    errors, errors_write = os.pipe()
+    shared = mmap.mmap(-1, 1 << 20)  # both see it
+    sys.stdout.flush()
+    sys.stderr.flush()
+    parent = os.getpid()
+    if child := os.fork():
+        os.close(errors_write)
+        _guard(child, errors, shared)
+    os.close(errors)
+    os.setpgid(0, 0)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before that
+        os._exit(1)
+    os.dup2(errors_write, 2)
+    os.close(errors_write)
+    return lambda hosts: shared.write(json.dumps(hosts).encode())
+
+
+def _guard(child: int, errors: int, shared: mmap.mmap) -> NoReturn:
+    for number in _FORWARDED:
+        signal.signal(number, lambda number, _frame: os.kill(child, number))
+    last_words = bytearray()
+    listener = threading.Thread(target=_listen, args=(errors, last_words), daemon=True)
+    listener.start()
+    os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)  # not reaped yet, so that its number stays its own
+    listener.join(timeout=0.5)
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(child, signal.SIGKILL)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    listener.join(timeout=5)
+    hosts = json.loads(shared[:].rstrip(b"\0") or "[]")  # nothing, if the child never got so far
+    if explanation := explain(code, last_words.decode(errors="replace"), hosts):
+        print_error(explanation)
+    else:
+        _pass_on(bytes(last_words))
+    os._exit(LOST if code == -signal.SIGABRT and explanation else code if code >= 0 else 128 - code)
+
+
+def _listen(source: int, last_words: bytearray) -> None:
+    """Pass on what the child writes, but for JAX's last words, which `explain` puts in a line."""
+    while data := os.read(source, 1 << 16):
+        found = data.find(_LAST_WORDS)
+        start = 0 if last_words else len(data) if found < 0 else data.rfind(b"\n", 0, found) + 1
+        _pass_on(data[:start])
+        last_words += data[start:]
+
+
+def _pass_on(data: bytes) -> None:
+    with contextlib.suppress(OSError):
+        sys.stderr.buffer.write(data)
+        sys.stderr.flush()
+
+
+def explain(code: int, last_words: str, hosts: Sequence[str]) -> str | None:
+    """Why a process ended with this exit code (negative: a signal); None if it has said so itself."""
+    if code >= 0 or (code == -signal.SIGABRT and not last_words):
+        return None
+    if code != -signal.SIGABRT:
+        memory = " (the machine may have run out of memory)" if code == -signal.SIGKILL else ""
+        return f"this process was ended by {signal.Signals(-code).name}{memory}"
+    reason = " ".join(last_words.partition("absl::Status:")[2].partition("*** Check")[0].split())
+    if "RegisterTask" in reason:
+        why = next((text for sign, text in _NOT_JOINED.items() if sign in reason), reason[:300])
+        return f"the processes could not be joined: {why}"
+    return (
+        f"{_who(reason, hosts)}, so this process stops. Start all processes again with the same command, in the same "
+        "or another number: the run resumes from its last checkpoint, with the batches that would have come next"
+    )
+
+
+def _who(reason: str, hosts: Sequence[str]) -> str:
+    silent = re.search(r"stopped sending heartbeats\):(.*?)The tasks have crashed", reason)
+    if silent and (lost := [int(number) for number in re.findall(r"(?:^|\s|task:)(\d+)(?=\s|$)", silent[1])]):
+        return f"lost {', '.join(_named(number, hosts) for number in lost)} of {len(hosts) or 'all'}: no sign of life"
+    if "Failed to send RPC" in reason or "Socket closed" in reason:
+        return f"lost {_named(0, hosts)}, which holds the processes together, or the network to it"
+    return f"lost another process ({reason[:300]})"
+
+
+def _named(number: int, hosts: Sequence[str]) -> str:
+    return f"process {number}" + (f" on {hosts[number]}" if number < len(hosts) else "")
 
 
 # -- stopping
