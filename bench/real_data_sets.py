@@ -16,11 +16,11 @@ Nothing may be chosen by looking at a test set: no weight, no setting of the pri
 """
 
 import bz2
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -28,8 +28,7 @@ import orjson
 import pyarrow.csv
 
 from ping_llm.baselines.interface import PairTable
-from ping_llm.core.rtt import Floats, History, Observations, Questions, RttDistribution
-from ping_llm.evaluate.scores import ScoredAnswers, Scores
+from ping_llm.core.rtt import Floats, History, Observations
 from ping_llm.sources.atlas.parse import read_ping
 
 PLANETLAB_FILE: Final = "planetlab-rtt-frame1.npz"
@@ -41,10 +40,6 @@ _FEWEST_ANSWERS: Final = 10
 
 
 Column = npt.NDArray[Any]
-
-
-class ContextPredictor(Protocol):
-    def predict(self, known: Observations, questions: Questions, nodes: Sequence[str] | None) -> RttDistribution: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,25 +98,6 @@ def parted(pairs: Observations, known: float, seed: int) -> tuple[Observations, 
     order = np.random.default_rng(seed).permutation(len(pairs))
     learned, asked = np.split(order, [round(known * len(pairs))])
     return pairs.take(learned), pairs.take(asked)
-
-
-def unseen_pairs(
-    predictor: ContextPredictor,
-    pairs: Observations,
-    known: float,
-    *,
-    nodes: Sequence[str] | None = None,
-    seeds: Iterable[int] = range(3),
-    most_questions: int | None = None,
-) -> Scores:
-    """Means over the seeds. `most_questions` asks a random part of what was held out."""
-    results = []
-    for seed in seeds:
-        learned, asked = parted(pairs, known, seed)
-        test = asked.take(slice(0, most_questions))
-        answers = predictor.predict(learned, test.questions, nodes)
-        results.append({**ScoredAnswers.of(answers, test).scores, "questions": len(test)})
-    return {name: float(np.mean([result[name] for result in results])) for name in results[0]}
 
 
 def measured_later(pings: Pings, most_questions: int = 2000, seed: int = 0) -> Observations:

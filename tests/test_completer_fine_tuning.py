@@ -23,6 +23,8 @@ from ping_llm.training import train
 
 SETTINGS = WorldSettings(context=48, questions=16)
 NODES = 20
+NAMES = [f"node {number}" for number in range(NODES)]
+"""No addresses, so that nobody shares a prefix."""
 Contexts = dict[str, np.ndarray]
 
 
@@ -44,7 +46,7 @@ def _made(settings: WorldSettings, data: Columns, step: Any, rows: Any) -> Any:
 
 
 def contexts(known: Observations, step: int = 0, rows: int = 32) -> Contexts:
-    made = _made(SETTINGS, on_device_measurements(known), step, np.arange(rows))
+    made = _made(SETTINGS, on_device_measurements(known, NAMES), step, np.arange(rows))
     return {name: np.asarray(column) for name, column in made.items()}
 
 
@@ -137,7 +139,7 @@ def test_with_times_some_questions_are_about_pairs_that_are_known_and_some_are_n
 @pytest.mark.slow
 def test_a_context_depends_on_its_own_numbers_alone() -> None:
     known = measurements(timed=True)
-    data = on_device_measurements(known)
+    data = on_device_measurements(known, NAMES)
     whole = contexts(known, step=3, rows=8)
     part = _made(SETTINGS, data, 3, np.array([5, 2]))
     for name, column in part.items():
@@ -164,7 +166,7 @@ def test_shared_prefixes_are_those_of_the_addresses() -> None:
 
 def test_too_few_measurements_are_refused() -> None:
     with pytest.raises(PingLlmError, match="at least two"):
-        on_device_measurements(measurements(timed=True, count=1))
+        on_device_measurements(measurements(timed=True, count=1), NAMES)
 
 
 @pytest.mark.slow

@@ -14,8 +14,9 @@ from flax import nnx
 from ping_llm.core.rtt import Observations, Questions
 from ping_llm.models.completer.inference import Completer, PredictionSettings
 from ping_llm.models.completer.model import Bins, CompleterSettings, Mixture, SetTransformer, loss_sums
-from ping_llm.prior.worlds import WorldSettings, world_batch
-from real_data_sets import unseen_pairs
+from ping_llm.prior.worlds import WorldSettings
+from real_data_sets import parted
+from world_fixtures import world_batch
 
 pytestmark = pytest.mark.slow  # compiling worlds and training a model take a minute
 
@@ -24,6 +25,8 @@ TINY = CompleterSettings(
     layers=2, width=64, heads=4, head_dim=16, mlp_width=128, identity=16, bins=128, dtype="float32", attention="plain"
 )
 STEPS, WORLDS_PER_STEP = 300, 16
+NODES = [f"node {number}" for number in range(5001)]
+"""No addresses, so that nobody shares a prefix."""
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +104,11 @@ def test_predictions_improve_with_context(trained: tuple[Any, list[float]], grap
 
 
 def _sums(graph: Any, weights: Any, batch: Any) -> Any:
-    return loss_sums(nnx.merge(graph, weights)(batch), batch)
+    """Those of training, and the part of the RTTs."""
+    mixture = nnx.merge(graph, weights)(batch)
+    answered = batch["question_counts"] & ~batch["question_failed"]
+    of_rtt = -jnp.sum(jnp.where(answered, mixture.log_density(batch["question_log_rtt"]), 0.0))
+    return loss_sums(mixture, batch) | {"rtt_entropy": of_rtt, "answered": jnp.sum(answered)}
 
 
 def answering(graph: Any, weights: Any) -> Any:
@@ -173,11 +180,11 @@ def test_what_is_measured_later_changes_no_prediction(trained: tuple[Any, list[f
     questions = known.take(slice(200, 212)).questions
     questions = Questions(**vars(questions) | {"time_s": np.full(12, known.time_s[200])})
     completer = predictor(trained[0])
-    expected = completer.predict(known, questions)
-    assert np.array_equal(completer.predict(changed, questions).probability, expected.probability)
-    assert np.array_equal(completer.predict(known.take(~later), questions).probability, expected.probability)
+    expected = completer.predict(known, questions, NODES)
+    assert np.array_equal(completer.predict(changed, questions, NODES).probability, expected.probability)
+    assert np.array_equal(completer.predict(known.take(~later), questions, NODES).probability, expected.probability)
     earlier = Observations(**vars(known) | {"rtt_ms": np.where(later, known.rtt_ms, 1.0)})
-    assert not np.allclose(completer.predict(earlier, questions).probability, expected.probability)
+    assert not np.allclose(completer.predict(earlier, questions, NODES).probability, expected.probability)
 
 
 @pytest.mark.parametrize("settings", [{"whole": 300}, {"whole": 64}, {"whole": 64, "quick": True}])
@@ -210,18 +217,18 @@ def test_unknown_nodes_and_empty_histories_get_an_answer(trained: tuple[Any, lis
         source=np.array([-1, 5000, 0]), destination=np.array([-1, 0, 4000]), time_s=np.full(3, np.nan)
     )
     for known in (pairs, pairs.take(slice(0, 0))):
-        answer = predictor(trained[0]).predict(known, questions)
+        answer = predictor(trained[0]).predict(known, questions, NODES)
         assert np.all(np.isfinite(answer.median))
         assert np.allclose(answer.probability.sum(axis=1), 1)
-    assert len(predictor(trained[0]).predict(pairs, questions.take(slice(0, 0)))) == 0
+    assert len(predictor(trained[0]).predict(pairs, questions.take(slice(0, 0)), NODES)) == 0
 
 
 def test_votes_and_clusters_answer_every_question(trained: tuple[Any, list[float]]) -> None:
     pairs = line_of_nodes()
-    completer = predictor(trained[0], votes=2, cluster=3)
-    result = unseen_pairs(completer, pairs, 0.6, seeds=(0,), most_questions=40)
-    assert result["questions"] == 40
-    assert np.isfinite(list(result.values())).all()
+    known, test = parted(pairs, 0.6, seed=0)
+    answers = predictor(trained[0], votes=2, cluster=3).predict(known, test.take(slice(0, 40)).questions, NODES)
+    assert len(answers) == 40
+    assert np.isfinite(answers.median).all()
 
 
 def test_more_keys_make_attention_sharper_as_far_as_a_head_asks_for_it() -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from ping_llm.core.rtt import Observations
 from ping_llm.models.completer.model import LEVEL_SHARES, OWN_SHARE, identities
+from ping_llm.prior.prng import Columns
 from ping_llm.prior.selection import (
     ANSWERED,
     EMPTY,
@@ -21,7 +22,6 @@ from ping_llm.prior.selection import (
     prefix_distance,
     rank_measurements,
     select,
-    words_of_numbers,
 )
 from ping_llm.prior.worlds import WorldSettings, make_world
 
@@ -54,7 +54,7 @@ def some_addresses(count: int, seed: int) -> list[str]:
 
 
 def index_of(known: Observations) -> ContextIndex:
-    return ContextIndex(known, words_of_numbers(1001))
+    return ContextIndex(known, node_words([f"node {number}" for number in range(1001)]))
 
 
 def groups_of(nodes: list[str]) -> Any:
@@ -125,16 +125,16 @@ def test_training_and_prediction_choose_the_same(seed: int, nodes: int, count: i
 
     low, high = np.minimum(known.source, known.destination), np.maximum(known.source, known.destination)
     later = (low[:, None] == low) & (high[:, None] == high) & (known.time_s > known.time_s[:, None])
-    class_, keys, _ = rank_measurements(
-        jnp.asarray(known.source),
-        jnp.asarray(known.destination),
-        jnp.asarray(known.rtt_ms, jnp.float32),
-        jnp.asarray(later.sum(axis=1)),
-        jnp.ones(len(known), bool),
-        jnp.asarray(groups_of(addresses)),
-        query_source=jnp.int32(source),
-        is_queried=jnp.isin(jnp.arange(nodes), others),
+    measured = Columns(
+        source=jnp.asarray(known.source),
+        destination=jnp.asarray(known.destination),
+        rtt_ms=jnp.asarray(known.rtt_ms, jnp.float32),
+        failed=jnp.isnan(known.rtt_ms),
+        round=jnp.asarray(later.sum(axis=1)),
+        known=jnp.ones(len(known), bool),
     )
+    is_queried = jnp.isin(jnp.arange(nodes), others)
+    class_, keys, _ = rank_measurements(measured, jnp.asarray(groups_of(addresses)), source, is_queried)
     rows, length = select(class_, keys, 100, room)
     assert np.asarray(rows)[: int(length)].tolist() == expected.tolist()
 

@@ -12,7 +12,8 @@ import pytest
 from ping_llm.prior.internet import OCTAVES, drift, make_disturbances
 from ping_llm.prior.prng import Columns, Draws
 from ping_llm.prior.selection import ANSWERED, EMPTY, FAILED
-from ping_llm.prior.worlds import WorldSettings, make_world, world_batch
+from ping_llm.prior.worlds import WorldSettings, make_world
+from world_fixtures import world_batch
 
 SMALL = WorldSettings(context=48, questions=16, most_nodes=40, most_asked=3)
 WORLDS = 256

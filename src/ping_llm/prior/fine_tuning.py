@@ -20,27 +20,22 @@ import numpy as np
 from ping_llm.core.errors import PingLlmError
 from ping_llm.core.rtt import MIN_RTT_MS, Observations
 from ping_llm.prior.prng import Columns, Draws
-from ping_llm.prior.selection import LEVELS, UNKNOWN_AGE, first_equal, node_words, rank_measurements
-from ping_llm.prior.worlds import (
-    QUESTION_REACH_MS,
-    Batch,
-    WorldSettings,
-    batch_of,
-    make_context,
-    words_of_groups,
-)
+from ping_llm.prior.selection import LEVELS, UNKNOWN_AGE, first_equal, node_words, pair_distance
+from ping_llm.prior.worlds import QUESTION_REACH_MS, Batch, WorldSettings, batch_of, make_context, words_of_groups
 
 # mypy: disallow-untyped-calls=False
 
 _UNSEEN: Final = 0.5
 _FORGETFUL: Final = 0.5
 _LEAST_REMEMBERED: Final = 0.1
+"""Share of the contexts whose queried pairs were never measured; of those where pairs are forgotten; and of pairs that
+are remembered there, at least."""
 _TICKS: Final = 1 << 30
 _SOON: Final = 512
 """Of all that was measured from now on, so many are considered as questions."""
 
 
-def on_device_measurements(known: Observations, addresses: Sequence[str] | None = None) -> Columns:
+def on_device_measurements(known: Observations, addresses: Sequence[str]) -> Columns:
     """All of them, numbered anew; `addresses` are those of the nodes' numbers.
 
     They must fit the device's memory a few hundred times over: some millions do.
@@ -54,7 +49,7 @@ def on_device_measurements(known: Observations, addresses: Sequence[str] | None 
     low, high = np.minimum(source, destination), np.maximum(source, destination)
     _, pair, count = np.unique(low * len(nodes) + high, return_inverse=True, return_counts=True)
     by_pair = np.argsort(pair, kind="stable")
-    words = np.tile(nodes[:, None], (1, 1 + LEVELS)) if addresses is None else node_words(addresses)[nodes]
+    words = node_words(addresses)[nodes]
     groups = np.empty((len(nodes), LEVELS), np.int64)
     for level, of_level in enumerate(words[:, 1:].T):
         _, first, number_of_group = np.unique(of_level, return_index=True, return_inverse=True)
@@ -96,26 +91,22 @@ def _shown(s: WorldSettings, data: Columns, key: jax.Array) -> Batch:
     swap = draw.chance(0.5)
     centre = jnp.where(swap, data.destination[now], data.source[now])
     is_queried = _queried_nodes(s, draw, data, centre, jnp.where(swap, data.source[now], data.destination[now]))
-    is_queried_pair = ((data.source == centre) & is_queried[data.destination]) | (
-        (data.destination == centre) & is_queried[data.source]
-    )
+    is_queried_pair = (data.source == centre) & is_queried[data.destination]
+    is_queried_pair |= (data.destination == centre) & is_queried[data.source]
     unseen = ~data.is_timed | draw.chance(_UNSEEN)
-    is_forgotten = _forgotten(draw, data)[data.pair] & ~is_queried_pair
+    remembered = jnp.where(draw.chance(_FORGETFUL), draw.log_uniform(_LEAST_REMEMBERED, 1.0), 1.0)
+    is_forgotten = (draw.uniform(shape=data.pair_count.shape) > remembered)[data.pair] & ~is_queried_pair
     is_past = ~data.is_timed | (data.tick < data.tick[now])
     known = is_past & ~(unseen & is_queried_pair) & ~is_forgotten
 
     known_of_pair = jax.ops.segment_sum(known.astype(jnp.int32), data.pair, data.pair_count.shape[0])
     round_ = jnp.maximum(known_of_pair[data.pair] - 1 - data.rank, 0)
-    columns = data.source, data.destination, data.rtt_ms
-    class_, keys, near = rank_measurements(
-        *columns, round_, known, data.groups, query_source=centre, is_queried=is_queried
-    )
     failed = jnp.isnan(data.rtt_ms)
-    age_s = jnp.where(data.is_timed, (data.tick[now] - data.tick).astype(jnp.float32) * data.tick_s, UNKNOWN_AGE)
     log_rtt = jnp.log(jnp.maximum(jnp.where(failed, 1.0, data.rtt_ms), MIN_RTT_MS))
-    measured = data.source, data.destination, failed, log_rtt, age_s
-    context, _ = make_context(s, draw, measured, known, round_, class_, keys)
-    query, is_question = _questions(s, draw, data, now, known, is_queried_pair, near)
+    age_s = jnp.where(data.is_timed, (data.tick[now] - data.tick).astype(jnp.float32) * data.tick_s, UNKNOWN_AGE)
+    seen = Columns(**vars(data), round=round_, known=known, failed=failed, log_rtt=log_rtt, age_s=age_s)
+    context, near, _ = make_context(s, draw, seen, data.groups, centre, is_queried)
+    query, is_question = _questions(s, draw, seen, now, is_queried_pair, near)
     ends = {
         "question_source": data.source[query],
         "question_destination": data.destination[query],
@@ -145,30 +136,16 @@ def _queried_nodes(s: WorldSettings, draw: Draws, data: Columns, centre: jax.Arr
     return jnp.zeros(nodes, bool).at[node].max(taken)
 
 
-def _forgotten(draw: Draws, data: Columns) -> jax.Array:
-    """Of pairs."""
-    share = jnp.where(draw.chance(_FORGETFUL), draw.log_uniform(_LEAST_REMEMBERED, 1.0), 1.0)
-    return draw.uniform(shape=data.pair_count.shape) > share
-
-
 def _questions(
-    s: WorldSettings,
-    draw: Draws,
-    data: Columns,
-    now: jax.Array,
-    known: jax.Array,
-    is_queried_pair: jax.Array,
-    near: jax.Array,
+    s: WorldSettings, draw: Draws, seen: Columns, now: jax.Array, is_queried_pair: jax.Array, near: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """Measurements to predict: the queried pairs first, then others by how near they are."""
-    distance = jnp.minimum(
-        near[0, data.source] + near[1, data.destination], near[0, data.destination] + near[1, data.source]
-    )
+    distance = pair_distance(near, seen.source, seen.destination)
     late = jnp.where(is_queried_pair, 0.0, draw.exponential(distance.shape) * (distance + QUESTION_REACH_MS))
-    first = jnp.searchsorted(data.tick, data.tick[now])
-    row = jnp.arange(data.tick.shape[0])
+    first = jnp.searchsorted(seen.tick, seen.tick[now])
+    row = jnp.arange(seen.tick.shape[0])
     is_next = (row >= first) & (row < first + _SOON)
-    late = jnp.where(~known & (is_next | ~data.is_timed), late, jnp.inf).at[now].set(-1.0)
+    late = jnp.where(~seen.known & (is_next | ~seen.is_timed), late, jnp.inf).at[now].set(-1.0)
     earliest, query = jax.lax.top_k(-late, min(s.questions, late.shape[0]))
     room = (0, s.questions - len(query))
     return jnp.pad(query, room), jnp.pad(earliest > -jnp.inf, room)

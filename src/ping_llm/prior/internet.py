@@ -284,19 +284,9 @@ def _dead(draw: Draws, nodes: int) -> jax.Array:
     return jnp.where(is_dead, jnp.where(draw.chance(0.6, (nodes,)), 1.0, draw.uniform(0.2, 1.0, (nodes,))), 0.0)
 
 
-def disturbed(
-    draw: Draws,
-    d: Columns,
-    undisturbed_ms: jax.Array,
-    *,
-    one: jax.Array,
-    other: jax.Array,
-    pair: jax.Array,
-    backwards: jax.Array,
-    age_s: jax.Array,
-) -> tuple[jax.Array, jax.Array]:
+def disturbed(draw: Draws, d: Columns, undisturbed_ms: jax.Array, m: Columns) -> tuple[jax.Array, jax.Array]:
     """RTT in ms and whether it failed, of measurements of `pair` (whose nodes are `one` and `other`)."""
-    shape = pair.shape
+    one, other, pair, age_s, shape = m.one, m.other, m.pair, m.age_s, m.pair.shape
     before = age_s > d.pair_change_s[:, pair]
     route = jnp.sum(jnp.where(before, d.pair_before[:, pair], 0.0), axis=0)
     route += jnp.where(draw.chance(d.second_route_chance[pair], shape), d.second_route[pair], 0.0)
@@ -304,7 +294,7 @@ def disturbed(
     level = undisturbed_ms[pair] * jnp.exp(d.strength * jnp.clip(route, -1.5, 2.0))
     level += d.strength * (_level_ms(d, one, age_s) + _level_ms(d, other, age_s))
     uneven = jnp.clip(d.asymmetry[pair] + d.node_asymmetry[one] - d.node_asymmetry[other], -1.0, 1.0)
-    level *= jnp.exp(jnp.where(backwards, uneven, 0.0))
+    level *= jnp.exp(jnp.where(m.backwards, uneven, 0.0))
 
     busy = (_load_ms(d, one, age_s) + _load_ms(d, other, age_s)) * (0.3 + draw.exponential(shape))
     jitter = (d.node_jitter_ms[one] + d.node_jitter_ms[other] + d.pair_jitter[pair] * level) * draw.exponential(shape)
@@ -315,7 +305,7 @@ def disturbed(
     resolution = jnp.maximum(d.resolution_ms, 1e-9)
     rounded = jnp.maximum(jnp.round(rtt / resolution), 1.0) * resolution
     rtt = jnp.where(d.resolution_ms > 0.002, rounded, rtt)  # finer than any bin: rounding would only cost precision
-    source, destination = jnp.where(backwards, other, one), jnp.where(backwards, one, other)
+    source, destination = jnp.where(m.backwards, other, one), jnp.where(m.backwards, one, other)
     arrives = (1 - d.node_loss[one]) * (1 - d.node_loss[other]) * (1 - d.pair_loss[pair])
     arrives *= (1 - d.source_loss[source]) * (1 - d.destination_loss[destination])
     return jnp.clip(rtt, MIN_MS, MAX_MS), draw.chance(1.0 - arrives, shape)

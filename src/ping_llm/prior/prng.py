@@ -79,8 +79,8 @@ class Draws:
     def normal(self, shape: Shape = ()) -> jax.Array:
         return self._next("normal", shape)
 
-    def half_normal(self, scale: float, shape: Shape = ()) -> jax.Array:
-        return scale * jnp.abs(self.normal(shape))
+    def half_normal(self, scale: float) -> jax.Array:
+        return scale * jnp.abs(self.normal())
 
     def log_normal(self, median: float, spread: float, shape: Shape = ()) -> jax.Array:
         return median * jnp.exp(spread * self.normal(shape))

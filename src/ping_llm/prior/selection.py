@@ -35,6 +35,7 @@ import numpy.typing as npt
 from ping_llm.core.measurements import UNPARSABLE, parse_addresses, source_hash
 from ping_llm.core.randomness import mix64
 from ping_llm.core.rtt import MIN_RTT_MS, Ints, Observations
+from ping_llm.prior.prng import Columns
 
 # mypy: disallow-untyped-calls=False
 
@@ -89,8 +90,13 @@ def score_pairs(one: Array, other: Array, rtt_ms: Array, source: Target, queried
     class_ = xp.where(is_own, OWN, xp.where(is_end[one] | is_end[other], SHARED, OTHERS))
     by_both = (direct_source < FAR_MS) & (direct_queried < FAR_MS)
     shared = xp.minimum(direct_source, direct_queried) + xp.where(by_both, 0.0, FAR_MS).astype(np.float32)
-    stand_in = xp.minimum(near_source[one] + near_queried[other], near_source[other] + near_queried[one])
-    return class_, shared, stand_in, xp.stack([near_source, near_queried])
+    near = xp.stack([near_source, near_queried])
+    return class_, shared, pair_distance(near, one, other), near
+
+
+def pair_distance(near: Array, one: Array, other: Array) -> Array:
+    """How far measurements between these nodes are from one between the source and a queried node."""
+    return _module(near).minimum(near[0, one] + near[1, other], near[0, other] + near[1, one])
 
 
 def quotas(count: Any, room: Any, xp: Any = jnp) -> list[Any]:
@@ -167,29 +173,21 @@ def _module(array: Array) -> Any:
 
 
 def rank_measurements(
-    source: jax.Array,
-    destination: jax.Array,
-    rtt_ms: jax.Array,
-    round_: jax.Array,
-    known: jax.Array,
-    groups: jax.Array,
-    *,
-    query_source: jax.Array,
-    is_queried: jax.Array,
+    m: Columns, groups: jax.Array, query_source: int | jax.Array, is_queried: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Classes and sortable keys of measurements, and how near nodes are to (the source, a queried node).
 
-    `rtt_ms` is NaN where a measurement failed; `groups` are those of shared prefixes; `is_queried` is a mask of nodes.
+    Columns of measurements are source, destination, rtt_ms, failed, round, known; `is_queried` is a mask of nodes.
     """
-    rtt = jnp.where(known & ~jnp.isnan(rtt_ms), jnp.minimum(rtt_ms, FAR_MS), FAR_MS)
+    rtt = jnp.where(m.known & ~m.failed, jnp.minimum(m.rtt_ms, FAR_MS), FAR_MS)
     is_source = jnp.arange(is_queried.shape[0]) == query_source
     targets = [Target(mask, prefix_distance(groups, mask)) for mask in (is_source, is_queried)]
-    class_, shared, stand_in, near = score_pairs(source, destination, rtt, *targets)
-    third = jnp.where((is_source | is_queried)[source], destination, source)
+    class_, shared, stand_in, near = score_pairs(m.source, m.destination, rtt, *targets)
+    third = jnp.where((is_source | is_queried)[m.source], m.destination, m.source)
     distance = jnp.where(class_ == OTHERS, stand_in, shared[third])
-    doubled = (distance + HALF_MS) * jnp.exp2(jnp.minimum(round_, MAX_ROUNDS).astype(jnp.float32))
-    score = jnp.where(class_ == OWN, round_.astype(jnp.float32), doubled)
-    class_ = jnp.where(known, class_, UNKNOWN)
+    doubled = (distance + HALF_MS) * jnp.exp2(jnp.minimum(m.round, MAX_ROUNDS).astype(jnp.float32))
+    score = jnp.where(class_ == OWN, m.round.astype(jnp.float32), doubled)
+    class_ = jnp.where(m.known, class_, UNKNOWN)
     bits = jax.lax.bitcast_convert_type(score, jnp.uint32)  # of positive numbers: ordered like them
     return class_, (class_.astype(jnp.uint32) << 30) | (bits >> 1), near
 
@@ -237,11 +235,6 @@ def node_words(nodes: Sequence[str], is_known: npt.NDArray[np.bool_] | None = No
         of_most = np.isin(prefix, found[2 * count > is_known.sum()])
         words.append(np.where(is_address & ~of_most, prefix, own))
     return np.stack(words, axis=1)
-
-
-def words_of_numbers(count: int) -> Words:
-    """Of nodes without addresses, which share nothing."""
-    return np.tile(mix64(np.arange(count, dtype=np.uint64)).astype(np.uint32)[:, None], (1, 1 + LEVELS))
 
 
 def first_equal(numbers: jax.Array) -> jax.Array:

@@ -20,18 +20,16 @@ from typing import Any, Final
 import jax
 import jax.numpy as jnp
 
-from ping_llm.core.errors import PingLlmError
-from ping_llm.prior.internet import (
-    MAX_MS,
-    MIN_MS,
-    disturbed,
-    make_disturbances,
-    make_nodes,
-    make_prefix_groups,
-    undisturbed_ms,
-)
+from ping_llm.prior import internet
 from ping_llm.prior.prng import Columns, Draws, hash32
-from ping_llm.prior.selection import UNKNOWN_AGE, behind_empty_slot, rank_measurements, select, slot_columns
+from ping_llm.prior.selection import (
+    UNKNOWN_AGE,
+    behind_empty_slot,
+    pair_distance,
+    rank_measurements,
+    select,
+    slot_columns,
+)
 
 # mypy: disallow-untyped-calls=False
 
@@ -73,12 +71,6 @@ class WorldSettings:
     chosen_share: float = 0.65
     """Worlds whose context is chosen for the queried pairs."""
 
-    def __post_init__(self) -> None:
-        if not 2 <= self.fewest_nodes <= self.most_nodes:
-            raise PingLlmError(f"worlds of {self.fewest_nodes} to {self.most_nodes} nodes: at least 2, in this order")
-        if min(self.context, self.questions, self.most_asked, self.pairs_per_slot) < 1:
-            raise PingLlmError("context, questions, most_asked and pairs_per_slot are at least 1")
-
     @property
     def pairs(self) -> int:
         return max(self.context * self.pairs_per_slot, self.questions)
@@ -103,28 +95,14 @@ def batch_of(make: Callable[[jax.Array], Batch], seed: Any, step: Any, row: Any)
     return jax.vmap(one)(*(column.astype(jnp.uint32) for column in (seed, step, row)))
 
 
-@partial(jax.jit, static_argnums=(0, 4))
-def world_batch(s: WorldSettings, seed: Any, step: Any, first: Any, count: int) -> Batch:
-    """Rows `first` to `first + count` of the batch of a step.
-
-    For a single row the compiler arranges the arithmetic differently, and the last bits differ.
-    """
-    row = jnp.arange(count) + first
-    return worlds_of(s, jnp.full_like(row, seed), jnp.full_like(row, step), row)
-
-
 def _shown(s: WorldSettings, key: jax.Array) -> Batch:
     """What a batch shows of one world: its measurements and its questions."""
     w = _computed_once(make_world(s, jax.random.fold_in(key, 1)))
     draw = Draws(jax.random.fold_in(key, 2))
-    ends = w.one[w.pair], w.other[w.pair]
-    source, destination = jnp.where(w.backwards, ends[1], ends[0]), jnp.where(w.backwards, ends[0], ends[1])
-    rtt = jnp.where(w.failed, jnp.nan, w.rtt_ms)
-    class_, keys, near = rank_measurements(
-        source, destination, rtt, w.round, w.known, w.groups, query_source=jnp.int32(0), is_queried=w.is_queried
-    )
-    columns = source, destination, w.failed, jnp.log(w.rtt_ms), w.age_s
-    context, is_chosen = make_context(s, draw, columns, w.known, w.round, class_, keys)
+    one, other = w.one[w.pair], w.other[w.pair]
+    w.source, w.destination = jnp.where(w.backwards, other, one), jnp.where(w.backwards, one, other)
+    w.log_rtt = jnp.log(w.rtt_ms)
+    context, near, is_chosen = make_context(s, draw, w, w.groups, 0, w.is_queried)
     pair, is_question = _questions(s, draw, w, near, is_chosen)
     forwards = ~w.now_backwards[pair]
     return {
@@ -139,29 +117,25 @@ def _shown(s: WorldSettings, key: jax.Array) -> Batch:
 
 
 def make_context(
-    s: WorldSettings,
-    draw: Draws,
-    columns: tuple[jax.Array, ...],
-    known: jax.Array,
-    round_: jax.Array,
-    class_: jax.Array,
-    keys: jax.Array,
-) -> tuple[Batch, jax.Array]:
-    """A context, and whether it was chosen for the queried pairs: as large as there is room, or smaller.
+    s: WorldSettings, draw: Draws, m: Columns, groups: jax.Array, query_source: int | jax.Array, is_queried: jax.Array
+) -> tuple[Batch, jax.Array, jax.Array]:
+    """A context, as large as there is room, or smaller; how near nodes are to its queries; and whether it was chosen
+    for them. What is not chosen for anybody is the latest of each pair in random order, then those before them.
 
-    `columns` are source, destination, whether it failed, ln RTT and age of measurements. What is not chosen for anybody
-    is the latest of each pair in random order, then those before them.
+    Columns of measurements are those that `rank_measurements` and `slot_columns` need.
     """
+    class_, keys, near = rank_measurements(m, groups, query_source, is_queried)
     slots = s.context - 1
     room = jnp.where(draw.chance(0.75), slots, draw.log_uniform(min(32, slots), slots)).astype(jnp.int32)
     is_chosen = draw.chance(s.chosen_share)
-    late = jnp.where(known, round_ + draw.uniform(shape=known.shape), jnp.inf)
+    late = jnp.where(m.known, m.round + draw.uniform(shape=m.known.shape), jnp.inf)
     _, at_random = jax.lax.top_k(-late, slots)
     chosen, count = select(class_, keys, slots, room)
     rows = jnp.where(is_chosen, chosen, at_random)
-    length = jnp.where(is_chosen, count, jnp.minimum(jnp.sum(known), room))
-    context = behind_empty_slot(slot_columns(length, *(column[rows] for column in columns)))
-    return {f"context_{name}": column for name, column in context.items()}, is_chosen
+    length = jnp.where(is_chosen, count, jnp.minimum(jnp.sum(m.known), room))
+    columns = (column[rows] for column in (m.source, m.destination, m.failed, m.log_rtt, m.age_s))
+    context = behind_empty_slot(slot_columns(length, *columns))
+    return {f"context_{name}": column for name, column in context.items()}, near, is_chosen
 
 
 def words_of_groups(groups: jax.Array, key: jax.Array) -> jax.Array:
@@ -187,11 +161,11 @@ def make_world(s: WorldSettings, key: jax.Array) -> Columns:
     is_probe = draw.chance(draw.uniform(0.15, 0.6), (s.most_nodes,))
     is_probe = jnp.where(number == 0, hub_is_probe, jnp.where(is_queried, ~hub_is_probe, is_probe))
     exists &= ~bipartite | (is_probe[one] != is_probe[other])
-    nodes, paths = _computed_once(make_nodes(draw, s, count, bipartite & is_probe))
+    nodes, paths = _computed_once(internet.make_nodes(draw, s, count, bipartite & is_probe))
     swap = bipartite & is_probe[other]
     one, other = jnp.where(swap, other, one), jnp.where(swap, one, other)
     one, other, exists = _computed_once((one, other, exists))
-    undisturbed = _computed_once(undisturbed_ms(draw, nodes, paths, one, other))
+    undisturbed = _computed_once(internet.undisturbed_ms(draw, nodes, paths, one, other))
 
     often = _often_measured(draw, is_queried)
     weight = often[one] * often[other]
@@ -206,18 +180,19 @@ def make_world(s: WorldSettings, key: jax.Array) -> Columns:
     age = _ages(draw, s, interval, pair, round_)
     repeated = series & draw.chance(0.75)
     timed = draw.chance(jnp.where(series, 0.75, 0.15))
-    disturbances = _computed_once(make_disturbances(draw, s.most_nodes, s.pairs, noisy=series, interval_s=interval))
+    disturbances = _computed_once(
+        internet.make_disturbances(draw, s.most_nodes, s.pairs, noisy=series, interval_s=interval)
+    )
     flips = ~bipartite & draw.chance(0.5)
     now_backwards, backwards = flips & draw.chance(0.5, (s.pairs,)), flips & draw.chance(0.5, pair.shape)
-    ends = {"one": one[pair], "other": other[pair], "pair": pair}
-    rtt, failed = disturbed(draw, disturbances, undisturbed, **ends, backwards=backwards, age_s=age)
+    measured = Columns(one=one[pair], other=other[pair], pair=pair, backwards=backwards, age_s=age)
+    rtt, failed = internet.disturbed(draw, disturbances, undisturbed, measured)
     rtt = _with_errors(draw, rtt)
     copied = draw.chance(0.06) & (round_ > 0)  # a file that was read twice, an export that repeats itself
     rtt, failed, age, backwards = (jnp.where(copied, column[pair], column) for column in (rtt, failed, age, backwards))
-    now = {"one": one, "other": other, "pair": jnp.arange(s.pairs)}
-    now_ms, now_failed = disturbed(
-        draw, disturbances, undisturbed, **now, backwards=now_backwards, age_s=jnp.zeros(s.pairs)
-    )
+    numbers, no_age = jnp.arange(s.pairs), jnp.zeros(s.pairs)
+    now = Columns(one=one, other=other, pair=numbers, backwards=now_backwards, age_s=no_age)
+    now_ms, now_failed = internet.disturbed(draw, disturbances, undisturbed, now)
     return Columns(
         # of pairs
         one=one,
@@ -239,7 +214,7 @@ def make_world(s: WorldSettings, key: jax.Array) -> Columns:
         age_s=jnp.where(timed, age, UNKNOWN_AGE),
         # of nodes; the source is node 0
         is_queried=is_queried,
-        groups=make_prefix_groups(draw, nodes),
+        groups=internet.make_prefix_groups(draw, nodes),
     )
 
 
@@ -295,7 +270,7 @@ def _with_errors(draw: Draws, rtt_ms: jax.Array) -> jax.Array:
     is_wrong = draw.chance(draw.sometimes(0.2, draw.log_uniform(0.003, 0.15)), rtt_ms.shape)
     tenfold = jnp.where(draw.chance(0.5, rtt_ms.shape), 10.0, 0.1)
     factor = jnp.where(draw.chance(0.4), tenfold, draw.log_uniform(1 / 30, 30.0, rtt_ms.shape))
-    return jnp.where(is_wrong, jnp.clip(rtt_ms * factor, MIN_MS, MAX_MS), rtt_ms)
+    return jnp.where(is_wrong, jnp.clip(rtt_ms * factor, internet.MIN_MS, internet.MAX_MS), rtt_ms)
 
 
 def _late_share(share: jax.Array, late: jax.Array, nodes: jax.Array) -> jax.Array:
@@ -331,7 +306,7 @@ def _questions(
     s: WorldSettings, draw: Draws, w: Columns, near: jax.Array, is_chosen: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """Pairs of the questions: all queried ones, others by weight and, if something was chosen, by how near they are."""
-    distance = jnp.minimum(near[0, w.one] + near[1, w.other], near[0, w.other] + near[1, w.one])
+    distance = pair_distance(near, w.one, w.other)
     often = w.weight * jnp.where(w.known[: s.pairs], _SEEN_WEIGHT, 1.0)
     weight = jnp.clip(often, 0.05, 20.0) / jnp.where(is_chosen, distance + QUESTION_REACH_MS, 1.0)
     is_queried_pair = (jnp.minimum(w.one, w.other) == 0) & w.is_queried[jnp.maximum(w.one, w.other)]

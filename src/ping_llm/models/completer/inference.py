@@ -14,7 +14,7 @@ A context is encoded once for all queries that share it, and what is encoded for
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import jax
 import numpy as np
@@ -33,12 +33,9 @@ from ping_llm.models.completer.model import (
     SetTransformer,
     identities,
 )
-from ping_llm.prior.selection import LEVELS, ContextIndex, behind_empty_slot, node_words, words_of_numbers
+from ping_llm.prior.selection import LEVELS, ContextIndex, behind_empty_slot, node_words
 
 # mypy: disallow-untyped-calls=False
-
-Nodes = Sequence[str] | None
-"""Addresses of the nodes' numbers, if there are any."""
 
 _CONTEXT_SIZES: Final = (64, 256, 1024, 2048, 4096)
 _QUERY_SIZES: Final = (1, 16, 256)
@@ -76,7 +73,7 @@ class Completer:
     """A trained set transformer that answers queries from measurements it has never seen.
 
     >>> completer = Completer(settings=settings, weights=weights)
-    >>> completer.predict(known, questions).median
+    >>> completer.predict(known, questions, nodes).median
     """
 
     settings: CompleterSettings
@@ -87,7 +84,7 @@ class Completer:
     """The last history, which a second call with the same measurements finds encoded."""
 
     def predict(
-        self, known: Observations, questions: Questions, nodes: Nodes = None, advance: Advance | None = None
+        self, known: Observations, questions: Questions, nodes: Sequence[str], advance: Advance | None = None
     ) -> "BinDistribution":
         """One distribution for each question, from what was known strictly before its time (NaN: from everything).
 
@@ -100,29 +97,23 @@ class Completer:
         return BinDistribution(p_failed=p_failed, probability=probability)
 
     def in_parts(
-        self, known: Observations, questions: Questions, nodes: Nodes = None, advance: Advance | None = None
+        self, known: Observations, questions: Questions, nodes: Sequence[str], advance: Advance | None = None
     ) -> Iterator[tuple[Ints, "BinDistribution"]]:
         """The same as they come, some dozens at a time: rows of the questions, and their answers."""
         return self.history(known, nodes, questions).answer(questions, advance)
 
-    def history(self, known: Observations, nodes: Nodes, questions: Questions) -> "History":
+    def history(self, known: Observations, nodes: Sequence[str], questions: Questions) -> "History":
         """Known measurements, ready for these questions."""
         if self._kept and self._kept[0].known is known and self._kept[0].nodes == nodes:
             return self._kept[0]
-        ends = known.source, known.destination, questions.source, questions.destination
-        if nodes is None:
-            words = words_of_numbers(1 + max((int(column.max()) for column in ends if len(column)), default=0))
-        else:
-            is_known = np.ones(len(nodes), bool)
-            is_known[np.concatenate(ends[2:])] = False
-            is_known[np.concatenate(ends[:2])] = True  # a node that is only queried decides nothing
-            words = node_words(nodes, is_known)
-        self._kept[:] = [History(self, known, nodes, ContextIndex(known, words))]
+        is_known = np.ones(len(nodes), bool)
+        is_known[np.concatenate([questions.source, questions.destination])] = False
+        is_known[np.concatenate([known.source, known.destination])] = True  # one that is only queried decides nothing
+        self._kept[:] = [History(self, known, nodes, ContextIndex(known, node_words(nodes, is_known)))]
         return self._kept[0]
 
 
-@dataclass(frozen=True)
-class _Context:
+class _Context(NamedTuple):
     """What some queries look at."""
 
     rows: Ints
@@ -135,7 +126,7 @@ class _Context:
 class History:
     """Known measurements, ready to be queried. What is encoded for all queries is kept."""
 
-    def __init__(self, completer: Completer, known: Observations, nodes: Nodes, index: ContextIndex) -> None:
+    def __init__(self, completer: Completer, known: Observations, nodes: Sequence[str], index: ContextIndex) -> None:
         self.completer, self.known, self.nodes, self.index = completer, known, nodes, index
         self.settings = completer.prediction
         self.words = np.concatenate([index.words, _NOBODY])
@@ -203,11 +194,10 @@ class History:
             slots = _size(max(map(len, parts)), _QUERY_SIZES)
             empty = [np.zeros(0, np.int64)] * (len(encoded[0].length) - len(parts))
             filled = np.stack([np.pad(part, (0, slots - len(part)), constant_values=-1) for part in parts + empty])
-            ends = (
+            source, destination = (
                 np.where(end[filled] >= 0, end[filled], len(self.words) - 2 + which)
                 for which, end in enumerate((questions.source, questions.destination))
             )
-            source, destination = ends
             is_query = filled >= 0
             votes = []
             for vote, of_vote in enumerate(encoded):

@@ -26,7 +26,7 @@ steps) with pointers is at 2.49 nats where the pair was measured before and at 5
 """
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -108,19 +108,12 @@ class Bins:
         return lower, at - lower
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True, kw_only=True)
-class Mixture:
-    bin_logits: jax.Array
-    """[contexts, questions, bins]"""
-    failure_logit: jax.Array
-    """[contexts, questions]"""
-    log_share: jax.Array
-    """[contexts, questions, 1 + precisions]: of the bins, and of each precision"""
-    pointer_log_share: jax.Array
-    """[contexts, questions, context]: of the context's measurements"""
-    context_log_rtt: jax.Array
-    """[contexts, context]"""
+class Mixture(NamedTuple):
+    bin_logits: jax.Array  # [contexts, questions, bins]
+    failure_logit: jax.Array  # [contexts, questions]
+    log_share: jax.Array  # [contexts, questions, 1 + precisions]: of the bins, and of each precision
+    pointer_log_share: jax.Array  # [contexts, questions, context]: of the context's measurements
+    context_log_rtt: jax.Array  # [contexts, context]
 
     @property
     def bins(self) -> Bins:
@@ -188,14 +181,8 @@ def loss_sums(mixture: Mixture, batch: dict[str, jax.Array]) -> dict[str, jax.Ar
     of_rtt = -jnp.sum(jnp.where(answered, mixture.log_density(batch["question_log_rtt"]), 0.0))
     logit = mixture.failure_logit
     of_failure = jnp.sum(jnp.where(counts, jax.nn.softplus(jnp.where(batch["question_failed"], -logit, logit)), 0.0))
-    return {
-        "objective": of_rtt + of_failure,
-        "cross_entropy": of_rtt + of_failure,
-        "rtt_entropy": of_rtt,
-        "failure_entropy": of_failure,
-        "answered": jnp.sum(answered, dtype=jnp.int32),
-        "targets": jnp.sum(counts, dtype=jnp.int32),
-    }
+    total = of_rtt + of_failure
+    return {"objective": total, "cross_entropy": total, "targets": jnp.sum(counts, dtype=jnp.int32)}
 
 
 # The network.
@@ -231,29 +218,22 @@ class CompleterSettings(LayerSettings):
         return 6 * self.parameters * positions + 12 * self.layers * self.heads * self.head_dim * context * positions
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True, kw_only=True)
-class Measurements:
+class Measurements(NamedTuple):
     """Of contexts, [contexts, slots]; only the first `length` slots of each count."""
 
-    source: jax.Array
-    """[contexts, slots, identity], as is `destination`"""
-    destination: jax.Array
+    source: jax.Array  # [contexts, slots, identity]
+    destination: jax.Array  # [contexts, slots, identity]
     kind: jax.Array
     log_rtt: jax.Array
     age_s: jax.Array
     length: jax.Array
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True, kw_only=True)
-class Encoded:
+class Encoded(NamedTuple):
     """Contexts that were read: all that queries need of them."""
 
-    layers: list[tuple[jax.Array, jax.Array]]
-    """Keys and values, [contexts, slots, heads, size] each."""
-    pointed_at: jax.Array
-    """[contexts, slots, size]: keys of the pointer"""
+    layers: list[tuple[jax.Array, jax.Array]]  # keys and values, [contexts, slots, heads, size] each
+    pointed_at: jax.Array  # [contexts, slots, size]: keys of the pointer
     is_answered: jax.Array
     log_rtt: jax.Array
     length: jax.Array

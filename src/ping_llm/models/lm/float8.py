@@ -218,8 +218,7 @@ def _like(x: jax.Array, flat: jax.Array) -> jax.Array:
 
 class Quantized(NamedTuple):
     rows: jax.Array
-    columns: jax.Array
-    """`rows`, transposed."""
+    columns: jax.Array  # `rows`, transposed
     scale: jax.Array
 
 

@@ -19,7 +19,7 @@ at batch 64 of `latency_network` on an H200), so that number has to be tight.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -85,17 +85,12 @@ def loss_sums(logits: jax.Array, targets: jax.Array, targets_segmentation: jax.A
     }
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True, kw_only=True)
-class Segments:
+class Segments(NamedTuple):
     """What each position may attend to, computed once for all layers. Padding belongs to the segment before it."""
 
-    number: jax.Array
-    """[batch, length]: the segment of each position."""
-    lengths: jax.Array
-    """[batch, max segments]: tokens of each segment, -1 where there is none."""
-    starts: jax.Array
-    """[batch, max segments + 1]: offset of each segment, -1 where there is none."""
+    number: jax.Array  # [batch, length]: the segment of each position
+    lengths: jax.Array  # [batch, max segments]: tokens of each segment, -1 where there is none
+    starts: jax.Array  # [batch, max segments + 1]: offset of each segment, -1 where there is none
 
 
 def segments_of(segmentation: jax.Array, max_segments: int) -> Segments:
