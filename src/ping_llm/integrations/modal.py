@@ -23,6 +23,7 @@ from ping_llm.config import load_config
 from ping_llm.core.console import err, out
 from ping_llm.core.errors import PingLlmError, need
 from ping_llm.rows.summary import render, summarise
+from ping_llm.storage.mirror import newest_step
 
 modal = need("modal", "modal", "ping_llm.integrations.modal")
 
@@ -86,10 +87,8 @@ def run(
         job = plan_run(run_name=run_name, steps=steps, batch_size=batch_size, **data, **where)
         if not 1 <= hours <= 24:
             raise PingLlmError(f"--hours {hours}: Modal allows 1 to 24; a longer run resumes by itself")
-        chosen: dict[str, Any] = {"gpu": gpu, "timeout": hours * 3600}
-        if wandb_project:
-            chosen["secrets"] = [modal.Secret.from_name(wandb_secret, required_keys=["WANDB_API_KEY"])]
-        function = train_on_gpu.with_options(**chosen)
+        secrets = [modal.Secret.from_name(wandb_secret, required_keys=["WANDB_API_KEY"])] if wandb_project else []
+        function = train_on_gpu.with_options(gpu=gpu, timeout=hours * 3600, secrets=secrets)
         summary = _checked(function.remote(**job, seconds=hours * 3600 - _MARGIN_S))
         for name, value in summary.items():
             out.print(f"{name}: {value}", markup=False, soft_wrap=True)
@@ -239,12 +238,12 @@ def train_rented(
     command = [sys.executable, "-m", "ping_llm", "train", "--config", str(file), "--json", *options]
     training = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONUNBUFFERED": "1"})
     end = time.monotonic() + seconds
-    saved, stopping = _saved_steps(run), False
+    saved, stopping = newest_step(run), False
     try:
         while training.poll() is None:
             time.sleep(_POLL_S if end - time.monotonic() > _POLL_S else 0.1)
-            before, saved = saved, _saved_steps(run)
-            if saved - before:
+            before, saved = saved, newest_step(run)
+            if saved > before:
                 commit()
             if not stopping and time.monotonic() > end:
                 training.terminate()
@@ -268,8 +267,3 @@ def train_rented(
     if not summary["complete"]:
         raise NotFinishedError(f"saved after {summary['steps']:,} steps; there are more to do")
     return summary
-
-
-def _saved_steps(run: Path) -> set[int]:
-    """Checkpoints that are whole: one that is being written has another name."""
-    return {int(path.name) for path in (run / "checkpoints").glob("[0-9]*") if path.name.isdecimal()}

@@ -8,8 +8,7 @@ import json
 import logging
 import weakref
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Self
 
 import jax
 import numpy as np
@@ -39,8 +38,7 @@ _log = logging.getLogger(__name__)
 _open: "weakref.WeakSet[NetworkIterator]" = weakref.WeakSet()
 
 
-@dataclass(frozen=True, kw_only=True)
-class Share:
+class Share(NamedTuple):
     """Of the global batch, this process gives part `host` of `hosts` equal ones."""
 
     host: int
@@ -94,15 +92,11 @@ def check_batch(batch: Mapping[str, Any], *, sequences: int, length: int, vocabu
     step = np.diff(segment, axis=1)
     follows = (step == 0) | ((step == 1) & real[:, :-1]) | (segment[:, 1:] == 0)
     _require(follows, "segments are not numbered 1, 2, … with padding only at the end", 1)
-    continues = (step == 0) & real[:, :-1]
-    expected = np.zeros_like(position)
-    expected[:, 1:] = np.where(continues, position[:, :-1] + 1, 0)
+    predicts = np.pad((step == 0) & real[:, :-1], ((0, 0), (0, 1)))
+    expected = np.where(np.roll(predicts, 1, axis=1), np.roll(position, 1, axis=1) + 1, 0)
     _require(position == expected, "positions do not count from 0 within each segment")
-    predicts = np.zeros_like(real)
-    predicts[:, :-1] = continues
-    shifted = np.zeros_like(inputs)
-    shifted[:, :-1] = inputs[:, 1:]
-    _require(batch["targets"] == shifted * predicts, "targets are not the inputs shifted by one within each segment")
+    shifted = np.roll(inputs, -1, axis=1) * predicts
+    _require(batch["targets"] == shifted, "targets are not the inputs shifted by one within each segment")
     for part, array in (("position", position), ("segmentation", segment)):
         _require(batch[f"targets_{part}"] == array * predicts, f"targets_{part} marks what has no target")
 
@@ -137,7 +131,7 @@ class LocalBatches(ElasticIterator):  # type: ignore[misc]
     processes, and hands it to however many there are at the next start.
     """
 
-    def __init__(self, loader: Loader, *, steps: int | None, allow_data_change: bool) -> None:
+    def __init__(self, loader: Loader, *, steps: int | None = None, allow_data_change: bool = False) -> None:
         super(ElasticIterator, self).__init__()
         self.loader = loader
         self._steps = steps
@@ -182,30 +176,23 @@ class NetworkIterator:
 
     def __next__(self) -> dict[str, jax.Array]:
         try:
-            batch = self._whole(next(self.local_iterator))
+            batch = next(self.local_iterator)
+            sequences = self.local_iterator.loader.batch_size
+            check_batch(batch, sequences=sequences, length=self._length, vocabulary=self._vocabulary)
+            check_segments(batch, self._max_segments)
         except StopIteration:
             if not self._pads_at_the_end:
                 raise
-            batch = self._padding(self._share.rows)
+            batch = dict.fromkeys(ARRAYS, np.zeros((0, self._length), dtype=np.int32))
         except Exception as error:
             self.failure = error
             raise
         shape = (self._share.global_rows, self._length)
-        sharding = self._share.sharding
-        return {name: jax.make_array_from_process_local_data(sharding, batch[name], shape) for name in ARRAYS}
-
-    def _whole(self, batch: Batch) -> Batch:
-        """The rows this process must give: those of the batch, checked, and padding that is never trained on."""
-        sequences = self.local_iterator.loader.batch_size
-        check_batch(batch, sequences=sequences, length=self._length, vocabulary=self._vocabulary)
-        check_segments(batch, self._max_segments)
-        if self._share.rows == sequences:
-            return batch
-        missing = self._padding(self._share.rows - sequences)
-        return {name: np.concatenate([batch[name], missing[name]]) for name in ARRAYS}
-
-    def _padding(self, sequences: int) -> Batch:
-        return {name: np.zeros((sequences, self._length), dtype=np.int32) for name in ARRAYS}
+        missing = ((0, self._share.rows - len(batch["inputs"])), (0, 0))  # padding that is never trained on
+        return {
+            name: jax.make_array_from_process_local_data(self._share.sharding, np.pad(batch[name], missing), shape)
+            for name in ARRAYS
+        }
 
     def reset(self) -> None:
         """From the beginning: MaxText does it before each evaluation."""
@@ -241,17 +228,16 @@ def make_eval_iterator(config: Any, global_mesh: Any) -> NetworkIterator:
     )
     loader = make_eval_loader(keys, host=share.host, hosts=share.hosts)
     assert isinstance(loader, Loader)
-    local = LocalBatches(loader, steps=None, allow_data_change=False)
-    return NetworkIterator(local, share, config, pads_at_the_end=config.generate_padding_batch_eval)
+    return NetworkIterator(LocalBatches(loader), share, config, pads_at_the_end=config.generate_padding_batch_eval)
 
 
 def close_all() -> None:
     """End the workers of all iterators; raise what went wrong in one, if anything did."""
-    iterators = list(_open)
-    for iterator in iterators:
+    failures = [iterator.failure for iterator in _open if iterator.failure]
+    for iterator in _open:
         iterator.close()
     _open.clear()
-    if failures := [iterator.failure for iterator in iterators if iterator.failure]:
+    if failures:
         raise failures[0]
 
 
