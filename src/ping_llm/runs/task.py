@@ -32,22 +32,17 @@ from ping_llm.runs.trained import Trained, completer_settings, model_settings
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    shape: str
-    """Layers, heads and sizes, in words."""
-    cost: str
-    """Of a token, in words."""
+    shape: str  # layers, heads and sizes, in words
+    cost: str  # of a token, in words
     arithmetic: str
     parameters: int
-    flops_per_token: int
-    """Of a training step. A token is a position of the model's input."""
+    flops_per_token: int  # of a training step; a token is a position of the model's input
     make: Callable[[nnx.Rngs], nnx.Module]
     sums: Callable[[Any, DeviceBatch, Any, int], Sums]
     """Of the model, a batch, `data`, and the most segments that a sequence has: `objective` is what is minimised,
     `cross_entropy` what is reported, `targets` what both are divided by, `real_tokens` what was not padding."""
-    data: Callable[[], Any] = lambda: None
-    """What every training step needs on the device beside its batch."""
-    needs_max_segments: bool = False
-    """Whether the attention is compiled for a number of segments."""
+    data: Callable[[], Any] = lambda: None  # what every training step needs on the device beside its batch
+    needs_max_segments: bool = False  # whether the attention is compiled for a number of segments
 
 
 def task_of(config: Config) -> Task:
@@ -62,11 +57,6 @@ def size_of(config: Config) -> tuple[int, int]:
     completer, worlds = completer_settings(config), world_settings(config)
     flops = completer.flops_per_context(worlds.context, worlds.questions)
     return completer.parameters, flops // (worlds.context + worlds.questions)
-
-
-def graph(task: Task) -> Any:
-    """The model without its weights: what `nnx.merge` needs beside them."""
-    return nnx.split(nnx.eval_shape(lambda: task.make(nnx.Rngs(0))))[0]
 
 
 def _shape(s: LayerSettings) -> str:
@@ -111,10 +101,7 @@ def _completer(config: Config) -> Task:
     def sums(model: SetTransformer, batch: DeviceBatch, data: Columns | None, max_segments: int) -> Sums:
         shown = jax.lax.stop_gradient(_contexts(worlds, data, config.measured_share, batch))
         values = completer_sums(model(shown), shown)
-        return {
-            **{name: values[name] for name in ("objective", "cross_entropy", "targets")},
-            "real_tokens": jnp.sum(shown["context_length"], dtype=jnp.int32) + values["targets"],
-        }
+        return {**values, "real_tokens": jnp.sum(shown["context_length"], dtype=jnp.int32) + values["targets"]}
 
     return Task(
         shape=f"completer, {_shape(s)}",

@@ -214,9 +214,8 @@ def weight_shapes(config: Config) -> Any:
     """The weights of the configured model, without their values."""
 
     def make() -> nnx.Module:
-        if config.dataset_type in COMPLETER_DATA:
-            return SetTransformer(completer_settings(config), nnx.Rngs(0))
-        return Transformer(model_settings(config), nnx.Rngs(0))
+        s = _settings(config)
+        return SetTransformer(s, nnx.Rngs(0)) if isinstance(s, CompleterSettings) else Transformer(s, nnx.Rngs(0))
 
     if config.base_num_decoder_layers > _MAX_LAYERS:
         raise PingLlmError(f"base_num_decoder_layers={config.base_num_decoder_layers}: at most {_MAX_LAYERS}")

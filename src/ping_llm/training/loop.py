@@ -6,7 +6,6 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any, Final
 
 import jax
@@ -136,7 +135,7 @@ class _Run:
             return state
         weights = begin_with(load_trained(self.config.load_parameters_path), state.weights)
         average = None if state.average is None else jax.tree.map(jnp.copy, weights)
-        return replace(state, weights=weights, average=average)
+        return state._replace(weights=weights, average=average)
 
     def announce(self) -> None:
         if not self.is_main:

@@ -10,11 +10,13 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from typing import Any, Final
 
 import jax
 import numpy as np
+import numpy.typing as npt
 
 from ping_llm import __version__
 from ping_llm.config import Config
@@ -48,11 +50,10 @@ class Pace:
     """
 
     def __init__(self, flops_per_token: int, peak_flops: float | None) -> None:
-        self._flops_per_token = flops_per_token
-        self._peak = peak_flops
-        self._recent: deque[tuple[float, float, int]] = deque(maxlen=_WINDOW)
+        self._flops_per_token, self._peak = flops_per_token, peak_flops
+        self._recent: deque[npt.NDArray[np.float64]] = deque(maxlen=_WINDOW)
         """Of a step: seconds, of these waited, tokens."""
-        self._total = (0.0, 0.0, 0)
+        self._total = np.zeros(3)
         self._last: float | None = None
         self._waited = 0.0
 
@@ -63,9 +64,8 @@ class Pace:
         """A step's results are here. The first one after a pause only starts the clock."""
         now = time.perf_counter()
         if self._last is not None:
-            self._recent.append((now - self._last, self._waited, tokens))
-            seconds, waited, before = self._total
-            self._total = seconds + now - self._last, waited + self._waited, before + tokens
+            self._recent.append(np.array([now - self._last, self._waited, tokens]))
+            self._total += self._recent[-1]
         self._last, self._waited = now, 0.0
 
     def pause(self) -> None:
@@ -73,12 +73,13 @@ class Pace:
         self._last = None
 
     def recent(self) -> dict[str, float | None]:
-        return self._rates(*map(sum, zip(*self._recent, strict=True))) if self._recent else self._rates(0.0, 0.0, 0)
+        return self._rates(sum(self._recent, start=np.zeros(3)))
 
     def overall(self) -> dict[str, float | None]:
-        return self._rates(*self._total)
+        return self._rates(self._total)
 
-    def _rates(self, seconds: float, waited: float, tokens: int) -> dict[str, float | None]:
+    def _rates(self, numbers: npt.NDArray[np.float64]) -> dict[str, float | None]:
+        seconds, waited, tokens = numbers.tolist()
         if seconds <= 0:
             return {"real_tokens_per_s": None, "mfu": None, "data_wait_fraction": None}
         rate = tokens / seconds
@@ -111,7 +112,7 @@ class Metrics:
         }
         self._log_session({"event": "begin", "first_step": first_step, "arithmetic": arithmetic, **machine})
         self._writers: list[Callable[[Record], None]] = []
-        self._closers: list[Callable[[], None]] = []
+        self._closing = ExitStack()
         if config.enable_tensorboard:
             self._start_tensorboard()
         if config.wandb_mode != "off":
@@ -127,8 +128,7 @@ class Metrics:
         self._file.close()
         error = sys.exception()  # what the run is ending in
         self._log_session({"event": "end", "error": f"{type(error).__name__}: {error}"[:1000] if error else None})
-        for close in self._closers:
-            close()
+        self._closing.close()
 
     def _log_session(self, event: Record) -> None:
         with self._folder.sessions.open("a") as file:
@@ -147,7 +147,7 @@ class Metrics:
                     writer.add_scalar(name, value, record["step"])
 
         self._writers.append(write)
-        self._closers.append(writer.close)
+        self._closing.callback(writer.close)
 
     def _start_wandb(self, config: Config) -> None:
         wandb = need("wandb", "wandb", "wandb_mode")
@@ -165,7 +165,7 @@ class Metrics:
             run.log({name: value for name, value in record.items() if name != "step"}, step=record["step"])
 
         self._writers.append(write)
-        self._closers.append(run.finish)
+        self._closing.callback(run.finish)
 
 
 def draw_losses(folder: RunFolder) -> None:

@@ -10,9 +10,9 @@ import json
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -40,9 +40,7 @@ _SMALLEST_SHARDED: Final = 2**12
 _DAMAGED: Final = "damaged-checkpoints"
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class TrainState:
+class TrainState(NamedTuple):
     weights: Any
     optimizer: Any
     average: Any = None
@@ -110,8 +108,7 @@ def create_state(config: Config, optimizer: optax.GradientTransformation, mesh: 
 
 
 def _items(state: TrainState) -> dict[str, Any]:
-    items = {"weights": state.weights, "optimizer": state.optimizer}
-    return items if state.average is None else items | {"average": state.average}
+    return {name: tree for name, tree in state._asdict().items() if tree is not None}
 
 
 class Checkpoints:
@@ -160,7 +157,8 @@ class Checkpoints:
                 failure = one_line(error)
             failures = [text for text in of_all_processes(failure) if text]
             if restored and not failures:
-                self._set_aside(damaged)
+                if damaged:
+                    self._set_aside(damaged)
                 return restored
             damaged[step] = failures[0]
         if damaged:
@@ -173,16 +171,13 @@ class Checkpoints:
     def _read(self, step: int, like: TrainState) -> tuple[int, TrainState, DataState]:
         trees = {name: ocp.args.StandardRestore(tree) for name, tree in _items(like).items()}
         items = self._manager.restore(step, args=ocp.args.Composite(**trees, run=ocp.args.JsonRestore()))
-        average = items["average"] if like.average is not None else None
-        state = TrainState(weights=items["weights"], optimizer=items["optimizer"], average=average)
+        state = TrainState(**{name: items[name] for name in trees})
         record = unsealed(items["run"])
         if record["digests"] != digests(state):
             raise ValueError("its arrays are not those that were saved")
         return step, state, DataState.from_json(record["data"])
 
     def _set_aside(self, damaged: dict[int, str]) -> None:
-        if not damaged:
-            return
         self._manager.close()
         for step, problem in damaged.items():
             err.print(

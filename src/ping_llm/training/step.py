@@ -19,7 +19,7 @@ from flax import nnx
 from ping_llm.batches.device import DeviceBatch
 from ping_llm.config import Config
 from ping_llm.models.lm.transformer import Sums
-from ping_llm.runs.task import Task, graph
+from ping_llm.runs.task import Task
 from ping_llm.training.state import TrainState
 
 # -- schedules: of the steps after the warm-up
@@ -156,14 +156,13 @@ EvalStep = Callable[[Any, DeviceBatch, int], Sums]
 
 def make_train_step(task: Task, optimizer: optax.GradientTransformation, config: Config) -> TrainStep:
     """Returns the state after the step, and numbers that stay on the device until somebody reads them."""
-    parts = config.gradient_accumulation_steps
-    model = graph(task)
+    parts, sums = config.gradient_accumulation_steps, _sums_of_weights(task)
 
-    def sums(weights: Any, batch: DeviceBatch, data: Any, max_segments: int) -> tuple[jax.Array, Sums]:
-        values = task.sums(nnx.merge(model, weights), batch, data, max_segments)
+    def objective(*of_batch: Any) -> tuple[jax.Array, Sums]:
+        values = sums(*of_batch)
         return values["objective"], values
 
-    gradient = jax.grad(sums, has_aux=True)
+    gradient = jax.grad(objective, has_aux=True)
 
     def accumulated(weights: Any, batch: DeviceBatch, data: Any, max_segments: int) -> tuple[Any, Sums]:
         """Gradient and sums of the batch, from `parts` micro-batches."""
@@ -203,11 +202,11 @@ def make_train_step(task: Task, optimizer: optax.GradientTransformation, config:
 
 def make_eval_step(task: Task) -> EvalStep:
     """Sums over a batch, without a change of anything."""
-    model = graph(task)
-
-    @partial(jax.jit, static_argnums=3)
-    def eval_step(weights: Any, batch: DeviceBatch, data: Any, max_segments: int) -> Sums:
-        return task.sums(nnx.merge(model, weights), batch, data, max_segments)
-
-    data = task.data()
+    eval_step, data = jax.jit(_sums_of_weights(task), static_argnums=3), task.data()
     return lambda weights, batch, max_segments: eval_step(weights, batch, data, max_segments)
+
+
+def _sums_of_weights(task: Task) -> Callable[[Any, DeviceBatch, Any, int], Sums]:
+    """`task.sums` of the weights alone: what `nnx.merge` needs beside them is the same in every step."""
+    model = nnx.split(nnx.eval_shape(lambda: task.make(nnx.Rngs(0))))[0]
+    return lambda weights, batch, data, max_segments: task.sums(nnx.merge(model, weights), batch, data, max_segments)
