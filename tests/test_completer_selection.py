@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from ping_llm.core.randomness import mix64
 from ping_llm.core.rtt import Observations
 from ping_llm.models.completer.model import LEVEL_SHARES, OWN_SHARE, identities
 from ping_llm.prior.prng import Columns
@@ -54,7 +55,9 @@ def some_addresses(count: int, seed: int) -> list[str]:
 
 
 def index_of(known: Observations) -> ContextIndex:
-    return ContextIndex(known, node_words([f"node {number}" for number in range(1001)]))
+    """Of nodes that share no prefix."""
+    own = mix64(np.arange(1001, dtype=np.uint64)).astype(np.uint32)
+    return ContextIndex(known, np.tile(own[:, None], (1, 1 + LEVELS)))
 
 
 def groups_of(nodes: list[str]) -> Any:

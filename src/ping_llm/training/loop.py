@@ -73,8 +73,6 @@ def train(config: Config, *, at_end: AtEnd | None = None) -> dict[str, Any]:
 
 
 class _Run:
-    # -- beginning
-
     def __init__(self, config: Config, folder: RunFolder, at_end: AtEnd | None) -> None:
         self.config = config
         self.at_end = at_end
@@ -153,8 +151,6 @@ class _Run:
             *([f"resumed after {self.resumed_from:,} steps"] if self.resumed_from is not None else []),
         ):
             err.print(line)
-
-    # -- the loop
 
     def loop(self) -> None:
         c = self.config
@@ -283,8 +279,6 @@ class _Run:
         if self.step == end:
             self._drain(0)
             jax.profiler.stop_trace()
-
-    # -- end
 
     def finish(self) -> dict[str, Any]:
         if self.checkpoints:

@@ -147,8 +147,6 @@ def orthogonalize(matrices: jax.Array) -> jax.Array:
     return x.mT if is_tall else x
 
 
-# -- steps
-
 StepValues = dict[str, jax.Array]
 TrainStep = Callable[[TrainState, DeviceBatch, int], tuple[TrainState, StepValues]]
 EvalStep = Callable[[Any, DeviceBatch, int], Sums]

@@ -121,9 +121,6 @@ def _broken(what: str) -> PingLlmError:
     return PingLlmError(f"a batch was refused before it reached MaxText: {what}")
 
 
-# -- iterators
-
-
 class LocalBatches(ElasticIterator):  # type: ignore[misc]
     """This process's part of each batch, with a state that fits any number of processes and workers.
 

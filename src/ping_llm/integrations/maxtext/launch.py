@@ -57,8 +57,6 @@ def main(argv: Sequence[str]) -> int:
 
 def run(argv: Sequence[str]) -> None:
     """A whole training run, with the arguments of `python -m maxtext.trainers.pre_train.train`."""
-    if sys.version_info < (3, 12):
-        raise PingLlmError("MaxText needs Python 3.12 or newer")
     try:
         importlib.import_module("google.cloud.storage")
     except ModuleNotFoundError:
@@ -328,21 +326,14 @@ def network_config() -> Any:
         key = KEYS[name]
         return Annotated[key.annotation, AfterValidator(checked)], Field(key.default, description=key.description)
 
+    fields: dict[str, Any] = {name: field(name) for name in NETWORK_KEYS}
+    fields["network_enabled"] = bool, Field(False, description="Set here: whether dataset_type is network.")
     theirs = importlib.import_module("maxtext.configs.types").MaxTextConfig
-    with_keys: Any = create_model("_WithKeys", __base__=theirs, **{name: field(name) for name in NETWORK_KEYS})
-
-    class NetworkConfig(with_keys):  # type: ignore[misc]
-        network_enabled: bool = Field(False, description="Set by the launcher: whether dataset_type is network.")
-
-        @model_validator(mode="before")
-        @classmethod
-        def _network_is_a_kind_of_grain(cls, values: dict[str, Any]) -> dict[str, Any]:
-            return _as_grain(values)
-
-    return NetworkConfig
+    validators = {"as_grain": model_validator(mode="before")(_as_grain)}
+    return create_model("NetworkConfig", __base__=theirs, __validators__=validators, **fields)
 
 
-def _as_grain(values: dict[str, Any]) -> dict[str, Any]:
+def _as_grain(cls: Any, values: dict[str, Any]) -> dict[str, Any]:
     is_network = values.get("dataset_type") == "network"
     values = {**values, "network_enabled": is_network}
     folder = str(values.get("base_output_directory") or "")

@@ -86,9 +86,6 @@ FINE: Final = 8 * BINS
 """Bins of the grid, 0.26 % each."""
 
 
-# The output.
-
-
 @dataclass(frozen=True)
 class Bins:
     count: int
@@ -183,9 +180,6 @@ def loss_sums(mixture: Mixture, batch: dict[str, jax.Array]) -> dict[str, jax.Ar
     of_failure = jnp.sum(jnp.where(counts, jax.nn.softplus(jnp.where(batch["question_failed"], -logit, logit)), 0.0))
     total = of_rtt + of_failure
     return {"objective": total, "cross_entropy": total, "targets": jnp.sum(counts, dtype=jnp.int32)}
-
-
-# The network.
 
 
 @dataclass(frozen=True, kw_only=True)
