@@ -17,7 +17,6 @@ from ping_llm.prior.selection import (
     FAILED,
     LEVELS,
     ContextIndex,
-    behind_empty_slot,
     first_equal,
     node_words,
     prefix_distance,
@@ -178,13 +177,13 @@ def test_what_has_no_time_is_always_known() -> None:
     assert context_of(known, 8, 1, 2, 1.0) == [0]
     index = index_of(known)
     rows = index.choose(1, np.array([2]), 9.0, 7)
-    assert index.columns(rows, 9.0, 7)["age_s"][:2].tolist() == [-1.0, 4.0]
+    assert index.columns(rows, 9.0, 8)["age_s"][1:3].tolist() == [-1.0, 4.0]
 
 
 def test_slots_say_what_was_measured_behind_one_that_is_empty() -> None:
     known = observations([(900, 70, 5.0, 20.0), (70, 33, 6.0, np.nan)])
     index = index_of(known)
-    slots = behind_empty_slot(index.columns(index.choose(900, np.array([33]), 16.0, 9), 16.0, 3))
+    slots = index.columns(index.choose(900, np.array([33]), 16.0, 9), 16.0, 4)
     assert slots["length"] == 3
     assert slots["kind"][0] == EMPTY  # which attention can turn to if nothing matches
     assert set(slots["kind"].tolist()) == {ANSWERED, FAILED, EMPTY}
@@ -194,7 +193,7 @@ def test_slots_say_what_was_measured_behind_one_that_is_empty() -> None:
 
 def test_nothing_known_makes_empty_slots() -> None:
     index = index_of(random_observations(0, 5))
-    slots = behind_empty_slot(index.columns(index.choose(1, np.array([2]), np.nan, 3), np.nan, 3))
+    slots = index.columns(index.choose(1, np.array([2]), np.nan, 3), np.nan, 4)
     assert slots["length"] == 1
     assert set(slots["kind"].tolist()) == {EMPTY}
 

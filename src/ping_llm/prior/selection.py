@@ -112,34 +112,24 @@ def quotas(count: Any, room: Any, xp: Any = jnp) -> list[Any]:
 def slot_columns(
     length: Any, source: Array, destination: Array, failed: Array, log_rtt: Array, age_s: Array
 ) -> dict[str, Any]:
-    """Slots of which the first `length` hold measurements, and the others nothing."""
+    """Slots of which the first is empty, the next `length` hold measurements, and the others nothing again.
+
+    Attention has to go somewhere. Without an empty slot that counts it cannot tell a context in which everything
+    matches from one in which nothing does, and a history of a single pair would say nothing.
+    """
     xp = _module(log_rtt)
     counts = xp.arange(log_rtt.shape[0]) < length
     kind = xp.where(counts, xp.where(failed, FAILED, ANSWERED), EMPTY)
-    return {
+    columns = {
         "source": xp.where(counts, source, 0),
         "destination": xp.where(counts, destination, 0),
         "kind": kind,
         "log_rtt": xp.where(kind == ANSWERED, log_rtt, 0.0),
         "age_s": xp.where(counts, age_s, UNKNOWN_AGE),
-        "length": length,
     }
-
-
-def behind_empty_slot(columns: dict[str, Any]) -> dict[str, Any]:
-    """The same behind one empty slot, which counts.
-
-    Attention has to go somewhere. Without that slot it cannot tell a context in which everything matches from one in
-    which nothing does, and a history of a single pair would say nothing.
-    """
-    xp = _module(columns["log_rtt"])
     empty = {"kind": EMPTY, "age_s": UNKNOWN_AGE}
-    moved = {
-        name: xp.pad(column, (1, 0), constant_values=empty.get(name, 0))
-        for name, column in columns.items()
-        if name != "length"
-    }
-    return {**moved, "length": columns["length"] + 1}
+    moved = {name: xp.pad(column, (1, 0), constant_values=empty.get(name, 0)) for name, column in columns.items()}
+    return {**moved, "length": length + 1}
 
 
 def _near(one: Array, other: Array, rtt_ms: Array, target: Target) -> tuple[Array, Array]:
@@ -423,7 +413,7 @@ class ContextIndex:
         now = times.max(initial=-np.inf, where=is_timed) if np.isnan(time_s) else time_s
         age_s = np.subtract(now, times, where=is_timed, out=np.full(len(rows), UNKNOWN_AGE))
         ends = self.nodes[self.source[rows]], self.nodes[self.destination[rows]]
-        padded = (np.pad(column, (0, slots - len(rows))) for column in (*ends, failed, log_rtt, age_s))
+        padded = (np.pad(column, (0, slots - 1 - len(rows))) for column in (*ends, failed, log_rtt, age_s))
         found = slot_columns(np.asarray(len(rows)), *padded)
         return {
             name: value.astype(np.float32 if value.dtype.kind == "f" else np.int32) for name, value in found.items()

@@ -22,14 +22,7 @@ import jax.numpy as jnp
 
 from ping_llm.prior import internet
 from ping_llm.prior.prng import Columns, Draws, hash32
-from ping_llm.prior.selection import (
-    UNKNOWN_AGE,
-    behind_empty_slot,
-    pair_distance,
-    rank_measurements,
-    select,
-    slot_columns,
-)
+from ping_llm.prior.selection import UNKNOWN_AGE, pair_distance, rank_measurements, select, slot_columns
 
 # mypy: disallow-untyped-calls=False
 
@@ -134,8 +127,8 @@ def make_context(
     rows = jnp.where(is_chosen, chosen, at_random)
     length = jnp.where(is_chosen, count, jnp.minimum(jnp.sum(m.known), room))
     columns = (column[rows] for column in (m.source, m.destination, m.failed, m.log_rtt, m.age_s))
-    context = behind_empty_slot(slot_columns(length, *columns))
-    return {f"context_{name}": column for name, column in context.items()}, near, is_chosen
+    context = {f"context_{name}": column for name, column in slot_columns(length, *columns).items()}
+    return context, near, is_chosen
 
 
 def words_of_groups(groups: jax.Array, key: jax.Array) -> jax.Array:

@@ -33,7 +33,7 @@ from ping_llm.models.completer.model import (
     SetTransformer,
     identities,
 )
-from ping_llm.prior.selection import LEVELS, ContextIndex, behind_empty_slot, node_words
+from ping_llm.prior.selection import LEVELS, ContextIndex, node_words
 
 # mypy: disallow-untyped-calls=False
 
@@ -213,9 +213,7 @@ class History:
         if contexts[0].is_whole and vote < len(self._whole):
             return self._whole[vote]
         slots = _size(1 + max(len(context.rows) for context in contexts), _CONTEXT_SIZES)
-        columns = [
-            behind_empty_slot(self.index.columns(context.rows, context.time_s, slots - 1)) for context in contexts
-        ]
+        columns = [self.index.columns(context.rows, context.time_s, slots) for context in contexts]
         if len(columns) > 1:  # a single question does not wait for the padding of a whole batch
             columns += columns[:1] * (self.settings.contexts_per_call - len(columns))
         batch: dict[str, Any] = {name: np.stack([one[name] for one in columns]) for name in columns[0]}
