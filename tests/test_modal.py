@@ -91,7 +91,7 @@ class TestEntryPoints:
     def test_run_rents_the_gpu_that_was_asked_for(self, calls: list[dict[str, Any]]) -> None:
         engine.run(run_name="my-run", steps=10, gpu="A100-80GB:2", hours=3)
         (call,) = calls
-        assert call["chosen"] == {"gpu": "A100-80GB:2", "timeout": 3 * 3600}
+        assert call["chosen"] == {"gpu": "A100-80GB:2", "timeout": 3 * 3600, "secrets": []}
         assert call["seconds"] < 3 * 3600
         assert call["run"] == "/runs/ping-llm/my-run"
 
