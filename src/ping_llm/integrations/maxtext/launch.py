@@ -329,7 +329,7 @@ def network_config() -> Any:
     fields: dict[str, Any] = {name: field(name) for name in NETWORK_KEYS}
     fields["network_enabled"] = bool, Field(False, description="Set here: whether dataset_type is network.")
     theirs = importlib.import_module("maxtext.configs.types").MaxTextConfig
-    validators = {"as_grain": model_validator(mode="before")(_as_grain)}
+    validators: dict[str, Any] = {"as_grain": model_validator(mode="before")(_as_grain)}
     return create_model("NetworkConfig", __base__=theirs, __validators__=validators, **fields)
 
 
