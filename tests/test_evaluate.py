@@ -238,7 +238,7 @@ class TestWhatBaselinesKnow:
     def test_causal_ones_look_at_the_history(self, parts: Split) -> None:
         spy = Spy(causal=True)
         evaluate(parts, {}, baselines=[spy], questions=10)
-        rehearsal, ahead, history, apart = spy.fitted
+        rehearsal, ahead, history, *_, apart = spy.fitted
         assert len(apart) == len(parts.visible(parts.history, "disconnected")) < len(history)
         assert len(rehearsal) < len(ahead) == len(parts.train) < len(history) == len(parts.history)
 

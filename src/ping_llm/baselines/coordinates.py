@@ -32,6 +32,8 @@ class Descent:
     batches: int = 64
     most_visits: int = 60_000_000
     """Bound on pairs × epochs, about a minute: five million pairs are visited 12 times instead of 60."""
+    most_updates: int = 100_000_000
+    """Bound on nodes × steps, each of which updates all nodes: from 26,000 nodes on, batches are larger and fewer."""
     seed: int = 0
 
 
@@ -42,7 +44,8 @@ def minimise(loss: Loss, nodes: Arrays, pairs: Arrays, settings: Arrays, descent
     """
     count = len(next(iter(pairs.values())))
     epochs = int(np.clip(descent.most_visits // max(count, 1), 5, descent.epochs))
-    batch = min(count, max(16, count // descent.batches))
+    steps = descent.most_updates // (epochs * max(map(len, nodes.values())))
+    batch = min(count, max(16, count // int(np.clip(steps, 1, descent.batches))))
     with _on_cpu():
         fitted = _descend(loss, epochs, batch, nodes, pairs, settings, descent.rate, jax.random.key(descent.seed))
         return {name: np.asarray(value, dtype=np.float64) for name, value in fitted.items()}

@@ -37,6 +37,8 @@ class PrefixTrees:
     trees: int = 400
     """At most; fewer if they no longer help with a tenth of the training pairs that is held back."""
     rate: float = 0.08
+    most_pairs: int = 100_000
+    """From how many the trees learn, drawn from all; the means are of all."""
     seed: int = 0
     name: str = "prefix trees"
     causal: bool = False
@@ -48,10 +50,15 @@ class PrefixTrees:
         from sklearn.ensemble import HistGradientBoostingRegressor  # takes a second to import
 
         log_rtt = np.log(table.rtt_ms)
-        prefixes = numbered_prefixes(self.nodes)
-        keys = list(pair_keys(prefixes, table.questions))
-        fold = np.random.default_rng(self.seed).integers(0, _FOLDS, len(table))
-        means = [KeyMeans.of(key, log_rtt - log_rtt.mean(), fold) for key in keys]
+        prefixes, pairs = numbered_prefixes(self.nodes), table.questions
+        rng = np.random.default_rng(self.seed)
+        fold = rng.integers(0, _FOLDS, len(table))
+        means = [KeyMeans.of(key, log_rtt - log_rtt.mean(), fold) for key in pair_keys(prefixes, pairs)]
+
+        def features(questions: Questions, without: Ints | None = None) -> Floats:
+            known = mean_features(means, list(pair_keys(prefixes, questions)), without)
+            return np.stack([*known, _shared_levels(prefixes, questions)]).T
+
         trees = HistGradientBoostingRegressor(
             loss="absolute_error",
             max_iter=self.trees,
@@ -59,13 +66,9 @@ class PrefixTrees:
             early_stopping=True,
             random_state=self.seed,
         )
-        trees.fit(np.stack([*mean_features(means, keys, fold), _shared_levels(prefixes, table.questions)]).T, log_rtt)
-
-        def predict(questions: Questions) -> Floats:
-            features = mean_features(means, list(pair_keys(prefixes, questions)), None)
-            return np.exp(trees.predict(np.stack([*features, _shared_levels(prefixes, questions)]).T))
-
-        return predict
+        some = slice(None) if len(table) <= self.most_pairs else rng.choice(len(table), self.most_pairs, replace=False)
+        trees.fit(features(pairs.take(some), fold[some]), log_rtt[some])
+        return lambda questions: np.exp(trees.predict(features(questions)))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,8 +19,6 @@ from ping_llm.core.rtt import DEFAULT_RTT_MS, MIN_RTT_MS, Floats, Observations, 
 _SHRINK: Final = 2.0
 """Measurements that the prior of a node's mean is worth."""
 
-_ROWS_AT_A_TIME: Final = 1 << 16
-
 
 class _Sequential:
     """A baseline that makes one RTT of the `window` latest ones of a pair."""
@@ -38,11 +36,7 @@ class _Sequential:
         def predict(questions: Questions) -> Floats:
             by_pair = history_of(questions.pair, known.pair, known.time_s, rtt_ms)
             start, stop = by_pair.span(questions.pair, questions.time_s)
-            predicted = np.empty(len(questions))
-            for begin in range(0, len(questions), _ROWS_AT_A_TIME):
-                rows = slice(begin, begin + _ROWS_AT_A_TIME)
-                predicted[rows] = self.summary(by_pair.latest(start[rows], stop[rows], self.window))
-            predicted[start == stop] = np.nan
+            predicted = np.where(start < stop, self.summary(by_pair.latest(start, stop, self.window)), np.nan)
             return with_fallback(predicted, questions, partial(_from_nodes, known))
 
         return predict

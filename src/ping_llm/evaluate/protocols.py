@@ -96,9 +96,7 @@ def evaluate(
         models=tuple(name for name in models if name in names),
         protocols={
             protocol: ProtocolResult(
-                questions=rows,
-                known_before=_known_before(_timed(histories[protocol]), rows),
-                answers=answers[protocol],
+                questions=rows, known_before=_known_before(_timed(histories[protocol]), rows), answers=answers[protocol]
             )
             for protocol, rows in asked.items()
         },
@@ -115,7 +113,7 @@ def _matching(names: Sequence[str], patterns: Sequence[str]) -> list[str]:
 def baseline_forecasts(
     split: Split, asked: Mapping[str, Observations], baselines: Sequence[Baseline], seed: int
 ) -> Iterator[tuple[str, str, RttDistribution]]:
-    """Protocol, name and answers. A baseline is fitted once to what it may know, however many protocols share that."""
+    """Protocol, name and answers."""
     train, history = _timed(split.train), _timed(split.history)
     heard = history if split.timeless else history.take(history.time_s < split.cut_time_s)
     known_of = {"unseen_probe": (history, heard)}
@@ -128,11 +126,9 @@ def baseline_forecasts(
     rehearsal = Rehearsal(train, seed)
     for baseline in baselines:
         residuals = rehearsal.residuals(baseline)
-        predictors = {}  # a causal one is fitted to the whole history, but not for each protocol
         for protocol, questions in (looking_back if baseline.causal else learning).items():
-            if questions.known not in predictors:
-                predictors[questions.known] = fitted(baseline, questions.known)
-            yield protocol, baseline.name, forecast(predictors[questions.known], questions.by(baseline), residuals)
+            predict = fitted(baseline, questions.known)
+            yield protocol, baseline.name, forecast(predict, questions.by(baseline), residuals)
 
 
 def _timed(known: Observations) -> Observations:
