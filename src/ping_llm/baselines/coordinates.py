@@ -17,7 +17,7 @@ import numpy as np
 
 from ping_llm.baselines.factors import LogFactors, rowwise_dot
 from ping_llm.baselines.interface import GlobalMedian, PairTable, Predict, fitted, rows_of, with_fallback
-from ping_llm.core.rtt import MIN_RTT_MS, Floats, Ints, Observations, Questions
+from ping_llm.core.rtt import MIN_RTT_MS, Floats, Observations, Questions
 
 Arrays = dict[str, Any]
 Loss = Callable[[Arrays, Arrays, Arrays], Any]
@@ -32,8 +32,6 @@ class Descent:
     batches: int = 64
     most_visits: int = 60_000_000
     """Bound on pairs × epochs, about a minute: five million pairs are visited 12 times instead of 60."""
-    most_updates: int = 100_000_000
-    """Bound on nodes × steps, each of which updates all nodes: from 26,000 nodes on, batches are larger and fewer."""
     seed: int = 0
 
 
@@ -44,8 +42,7 @@ def minimise(loss: Loss, nodes: Arrays, pairs: Arrays, settings: Arrays, descent
     """
     count = len(next(iter(pairs.values())))
     epochs = int(np.clip(descent.most_visits // max(count, 1), 5, descent.epochs))
-    steps = descent.most_updates // (epochs * max(map(len, nodes.values())))
-    batch = min(count, max(16, count // int(np.clip(steps, 1, descent.batches))))
+    batch = min(count, max(16, count // descent.batches))
     with _on_cpu():
         fitted = _descend(loss, epochs, batch, nodes, pairs, settings, descent.rate, jax.random.key(descent.seed))
         return {name: np.asarray(value, dtype=np.float64) for name, value in fitted.items()}
@@ -199,36 +196,34 @@ class Dmfsgd:
         if self.symmetric:
             source, destination = np.concatenate([source, destination]), np.concatenate([destination, source])
             rtt = np.concatenate([rtt, rtt])
-        our_pairs, their_pairs = (np.bincount(end, minlength=table.nodes) for end in (source, destination))
+        # Every step updates all vectors, so that there are none of nodes without a pair in this role.
+        (sources, ours), (destinations, theirs) = (np.unique(end, return_inverse=True) for end in (source, destination))
         rng = np.random.default_rng(self.descent.seed)
-        ours, theirs = rng.normal(0.0, 0.1, (2, table.nodes, self.rank)).astype(np.float32)
+        start = rng.normal(0.0, 0.1, (2, table.nodes, self.rank)).astype(np.float32)
+        nodes = {"source": start[0, sources], "destination": start[1, destinations]}
         common = self.rank**-0.5
         pairs = {
-            "source": source,
-            "destination": destination,
+            "source": ours,
+            "destination": theirs,
             "rtt": (rtt / scale).astype(np.float32),
-            "our_share": (1.0 / our_pairs[source]).astype(np.float32),
-            "their_share": (1.0 / their_pairs[destination]).astype(np.float32),
+            "our_share": (1.0 / np.bincount(ours)[ours]).astype(np.float32),
+            "their_share": (1.0 / np.bincount(theirs)[theirs]).astype(np.float32),
         }
         settings = {"pull": self.pull, "power": self.power, "width": self.width, "common": common}
-        found = minimise(_dmfsgd_loss, {"source": ours, "destination": theirs}, pairs, settings, self.descent)
-        sources = _with_unknown(found["source"], our_pairs) + common
-        destinations = _with_unknown(found["destination"], their_pairs) + common
+        found = minimise(_dmfsgd_loss, nodes, pairs, settings, self.descent)
+        vectors = np.full((2, table.nodes + 1, self.rank), common)  # the last one is that of every unknown node
+        vectors[0, sources] += found["source"]
+        vectors[1, destinations] += found["destination"]
 
         def predict_one_way(questions: Questions) -> Floats:
             rows, columns = rows_of(questions, table.nodes)
-            return scale * np.maximum(rowwise_dot(sources, rows, destinations, columns), _FLOOR)
+            return scale * np.maximum(rowwise_dot(vectors[0], rows, vectors[1], columns), _FLOOR)
 
         def predict(questions: Questions) -> Floats:
             rtt = predict_one_way(questions)
             return (rtt + predict_one_way(questions.reversed())) / 2 if self.symmetric else rtt
 
         return predict
-
-
-def _with_unknown(vectors: Floats, pairs: Ints) -> Floats:
-    """Deviations from the common vector: none for nodes without a pair in this role, and for the last, unknown one."""
-    return np.concatenate([np.where(pairs[:, None] > 0, vectors, 0.0), np.zeros((1, vectors.shape[1]))])
 
 
 def _dmfsgd_loss(nodes: Arrays, pairs: Arrays, settings: Arrays) -> Any:
