@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from ping_llm.baselines import standard_baselines
+from ping_llm.baselines import shortcuts, standard_baselines
 from ping_llm.baselines.coordinates import Dmfsgd, Vivaldi
 from ping_llm.baselines.factors import LogFactors, PairMedian
 from ping_llm.baselines.forecasts import Asked
@@ -286,3 +286,15 @@ class TestFailures:
         early, late = Asked(train, asked(0, 1, [50, np.nan])).p_failed
         assert early < 0.01
         assert late == pytest.approx(0.5, abs=0.02)
+
+
+def test_what_is_too_large_for_a_baseline_is_said() -> None:
+    source, destination = (end.ravel() for end in np.meshgrid(np.arange(3000), np.arange(3000, 3340)))
+    pairs = Observations(
+        source=source, destination=destination, time_s=np.zeros(len(source)), rtt_ms=np.ones(len(source))
+    )
+    descents, neighbours, trees = shortcuts(pairs)
+    assert "1,020,000 pairs 58 times instead of 60" in descents
+    assert "more than 2,500 nodes" in neighbours
+    assert "100,000 of 1,020,000 pairs" in trees
+    assert shortcuts(pairs.take(slice(0, 2500))) == shortcuts(pairs.take(slice(0, 0))) == []

@@ -13,12 +13,15 @@ A new one is a file with a dataclass that has a `name`, `causal` and `fit`, and 
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from ping_llm.baselines.coordinates import Descent, Dmfsgd, Vivaldi
 from ping_llm.baselines.factors import LogFactors, PairMedian
-from ping_llm.baselines.interface import Baseline, GlobalMedian
+from ping_llm.baselines.interface import Baseline, GlobalMedian, PairTable
 from ping_llm.baselines.neighbours import Neighbours
 from ping_llm.baselines.prefix_trees import PrefixTrees
 from ping_llm.baselines.sequential import LastValue, MedianOfLast, MovingAverage
+from ping_llm.core.rtt import Observations
 
 
 def standard_baselines(nodes: Sequence[str] | None = None, *, symmetric: bool = False, seed: int = 0) -> list[Baseline]:
@@ -42,3 +45,17 @@ def standard_baselines(nodes: Sequence[str] | None = None, *, symmetric: bool = 
         Neighbours(symmetric=symmetric, base=both),
         *([] if nodes is None else [PrefixTrees(nodes=nodes, seed=seed)]),
     ]
+
+
+def shortcuts(train: Observations) -> list[str]:
+    """Where baselines make do with less than all of these measurements, in words."""
+    table = PairTable.of(train)
+    pairs, nodes = len(table), max(len(np.unique(end)) for end in (table.source, table.destination))
+    epochs, said = Descent().epochs_of(pairs), []
+    if epochs < Descent.epochs:
+        said.append(f"vivaldi and dmfsgd visit each of {pairs:,} pairs {epochs} times instead of {Descent.epochs}")
+    if nodes > Neighbours.most_nodes:
+        said.append(f"neighbours answers as its base, for there are more than {Neighbours.most_nodes:,} nodes")
+    if pairs > PrefixTrees.most_pairs:
+        said.append(f"prefix trees learn from {PrefixTrees.most_pairs:,} of {pairs:,} pairs")
+    return said

@@ -34,6 +34,9 @@ class Descent:
     """Bound on pairs × epochs, about a minute: five million pairs are visited 12 times instead of 60."""
     seed: int = 0
 
+    def epochs_of(self, pairs: int) -> int:
+        return int(np.clip(self.most_visits // max(pairs, 1), 5, self.epochs))
+
 
 def minimise(loss: Loss, nodes: Arrays, pairs: Arrays, settings: Arrays, descent: Descent) -> dict[str, Any]:
     """The node arrays that make `loss(nodes, batch of pairs, settings)`, a sum over the batch, small.
@@ -41,8 +44,7 @@ def minimise(loss: Loss, nodes: Arrays, pairs: Arrays, settings: Arrays, descent
     `loss` must be a function of its module: it is part of the key under which the compiled program is kept.
     """
     count = len(next(iter(pairs.values())))
-    epochs = int(np.clip(descent.most_visits // max(count, 1), 5, descent.epochs))
-    batch = min(count, max(16, count // descent.batches))
+    epochs, batch = descent.epochs_of(count), min(count, max(16, count // descent.batches))
     with _on_cpu():
         fitted = _descend(loss, epochs, batch, nodes, pairs, settings, descent.rate, jax.random.key(descent.seed))
         return {name: np.asarray(value, dtype=np.float64) for name, value in fitted.items()}

@@ -15,9 +15,9 @@ from typing import ClassVar, Final
 import numpy as np
 from scipy.special import expit, logit  # type: ignore[import-untyped]
 
-from ping_llm.baselines.interface import Baseline, Predict, fitted, history_of, mean_of_all_before, rows_of
+from ping_llm.baselines.interface import Baseline, Predict, fitted, mean_of_all_before, rows_of
 from ping_llm.core.measurements import MAX_RTT_MS
-from ping_llm.core.rtt import Floats, Ints, Observations, Questions, RttDistribution
+from ping_llm.core.rtt import Floats, History, Ints, Observations, Questions, RttDistribution
 
 DEFAULT_FAILED: Final = 0.035
 """Share of unanswered probes in a RIPE Atlas extract, for where nothing at all is known."""
@@ -55,7 +55,7 @@ class Asked:
         source, destination = rows_of(questions, len(first_s) - 1)  # the last one is every unknown node
         time_s = np.where(np.isnan(questions.time_s), np.inf, questions.time_s)
         known = (first_s[source] < time_s) & (first_s[destination] < time_s)
-        of_pair = history_of(questions.pair, answered.pair, answered.time_s, np.zeros(len(answered)))
+        of_pair = History.about(questions.pair, answered.pair, answered.time_s, np.zeros(len(answered)))
         start, stop = of_pair.span(questions.pair, questions.time_s)
         freshness = len(AGES_S) - np.searchsorted(AGES_S[::-1], of_pair.age(questions.pair, questions.time_s))
         return np.where(stop > start, 2 + freshness, known.astype(np.int64))
@@ -71,7 +71,7 @@ class Asked:
         known, questions, failed = self.known, self.questions, np.isnan(self.known.rtt_ms)
 
         def frequency(keys: Ints, asked: Ints, prior: Floats, strength: float) -> Floats:
-            history = history_of(asked, keys, known.time_s, failed)
+            history = History.about(asked, keys, known.time_s, failed)
             return history.mean_before(asked, questions.time_s, prior=prior, strength=strength)
 
         overall = mean_of_all_before(questions.time_s, known.time_s, failed, prior=DEFAULT_FAILED, strength=1.0)

@@ -13,10 +13,8 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
-import pyarrow.compute as pc
 
-from ping_llm.core.rtt import DEFAULT_RTT_MS, MIN_RTT_MS, Floats, History, Ints, Observations, Questions
+from ping_llm.core.rtt import DEFAULT_RTT_MS, MIN_RTT_MS, Floats, Ints, Observations, Questions
 
 Predict = Callable[[Questions], Floats]
 """The median RTT in ms that is expected for each question, always positive and finite."""
@@ -109,13 +107,6 @@ def rows_of(questions: Questions, count: int) -> tuple[Ints, Ints]:
         np.where((nodes >= 0) & (nodes < count), nodes, count) for nodes in (questions.source, questions.destination)
     )
     return source, destination
-
-
-def history_of(asked: Ints, key: Ints, time_s: Floats, value: npt.NDArray[Any]) -> History:
-    """The history of the keys that are asked about: to sort that of all others, too, takes most of the memory."""
-    matters = pc.is_in(pa.array(key), value_set=pa.array(np.unique(asked).astype(key.dtype)))
-    rows = matters.to_numpy(zero_copy_only=False)
-    return History(key[rows], time_s[rows], value[rows])
 
 
 def mean_of_all_before(

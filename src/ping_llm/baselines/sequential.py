@@ -13,8 +13,8 @@ from typing import Final
 
 import numpy as np
 
-from ping_llm.baselines.interface import Predict, history_of, mean_of_all_before, with_fallback
-from ping_llm.core.rtt import DEFAULT_RTT_MS, MIN_RTT_MS, Floats, Observations, Questions
+from ping_llm.baselines.interface import Predict, mean_of_all_before, with_fallback
+from ping_llm.core.rtt import DEFAULT_RTT_MS, MIN_RTT_MS, Floats, History, Observations, Questions
 
 _SHRINK: Final = 2.0
 """Measurements that the prior of a node's mean is worth."""
@@ -34,7 +34,7 @@ class _Sequential:
         rtt_ms = np.maximum(known.rtt_ms, MIN_RTT_MS)
 
         def predict(questions: Questions) -> Floats:
-            by_pair = history_of(questions.pair, known.pair, known.time_s, rtt_ms)
+            by_pair = History.about(questions.pair, known.pair, known.time_s, rtt_ms)
             start, stop = by_pair.span(questions.pair, questions.time_s)
             predicted = np.where(start < stop, self.summary(by_pair.latest(start, stop, self.window)), np.nan)
             return with_fallback(predicted, questions, partial(_from_nodes, known))
@@ -47,7 +47,7 @@ def _from_nodes(known: Observations, questions: Questions) -> Floats:
     time_s, log_rtt = questions.time_s, known.log_rtt
     mean = mean_of_all_before(time_s, known.time_s, log_rtt, prior=float(np.log(DEFAULT_RTT_MS)), strength=1e-3)
     source, destination = (
-        history_of(asked, key, known.time_s, log_rtt).mean_before(asked, time_s, prior=mean, strength=_SHRINK)
+        History.about(asked, key, known.time_s, log_rtt).mean_before(asked, time_s, prior=mean, strength=_SHRINK)
         for asked, key in ((questions.source, known.source), (questions.destination, known.destination))
     )
     return np.exp(source + destination - mean)

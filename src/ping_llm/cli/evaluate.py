@@ -96,6 +96,7 @@ def evaluate(
         ping-llm evaluate --data my_pings.csv --predictors 'completer,neighbours,median*'
         ping-llm evaluate runs/ping-llm/my-run --data data/split --questions 5000 --json
     """
+    from ping_llm.baselines import shortcuts
     from ping_llm.evaluate import evaluate as run
     from ping_llm.evaluate.plots import plot
     from ping_llm.evaluate.scores import save_evaluation, tables
@@ -105,6 +106,8 @@ def evaluate(
     if plots:
         options.check_folder(plots, f"--plots {plots}")
     measured = _only(_split_of(data or [], rows, columns), protocols or [])
+    for text in shortcuts(measured.train):
+        err.print(text, markup=False)
     only = [name.strip() for names in chosen or [] for name in names.split(",")]
     predictors: dict[str, Any] = {}
     sources: dict[str, str | None] = {}

@@ -21,10 +21,10 @@ import numpy as np
 
 from ping_llm.baselines import standard_baselines
 from ping_llm.baselines.forecasts import Asked, Rehearsal, forecast
-from ping_llm.baselines.interface import Baseline, fitted, history_of
+from ping_llm.baselines.interface import Baseline, fitted
 from ping_llm.core.console import Advance, no_progress
 from ping_llm.core.errors import PingLlmError
-from ping_llm.core.rtt import Ints, Observations, Questions, RttDistribution
+from ping_llm.core.rtt import History, Ints, Observations, Questions, RttDistribution
 from ping_llm.evaluate.scores import ORACLE, Evaluation, ProtocolResult, ScoredAnswers, Scores
 from ping_llm.evaluate.split import Split, sampled
 from ping_llm.sources.simulator import World
@@ -138,7 +138,7 @@ def _timed(known: Observations) -> Observations:
 
 
 def _known_before(history: Observations, asked: Observations) -> Ints:
-    by_source = history_of(asked.source, history.source, history.time_s, np.zeros(len(history)))
+    by_source = History.about(asked.source, history.source, history.time_s, np.zeros(len(history)))
     start, stop = by_source.span(asked.source, asked.time_s)
     return stop - start
 

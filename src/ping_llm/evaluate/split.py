@@ -1,17 +1,12 @@
 """Which measurements may be learned from and which are asked about: fixed, documented, without leaks.
 
-    cut time       questions are asked about what was measured at or after it; nothing as late is learned from
-    unseen probe   a source of which nothing is learned: it is known only by what it measured before the question
-    held-out pair  two nodes whose measurements of each other, in either direction, nobody gets to see
-    train          what weights and baselines may be fitted to
-    history        what a context may hold, as far as it lies strictly before the question
-    question       a measurement to be predicted, together with its answer
-    disconnected   a question about a held-out pair whose ends lie in different halves of all nodes: it is answered as
-                   if nothing that was measured between the halves were known (`Split.visible`)
+    train      what weights and baselines may be fitted to
+    history    what a context may hold, as far as it lies strictly before the question
+    question   a measurement to be predicted, together with its answer
 
-Where a measurement goes follows from its addresses, by a hash that is the same for every data set, and from the cut
-time. So the split depends on nothing else: not on the order of the measurements, not on how they were cut into files.
-`RULE` has it in words. `trained_on` checks a model's training data against a split.
+`RULE` has in words which measurement goes where. It follows from the addresses, by a hash that is the same for every
+data set, and from the cut time. So the split depends on nothing else: not on the order of the measurements, not on how
+they were cut into files. `trained_on` checks a model's training data against a split.
 
 As a folder, others can train on the same part and be asked the same questions:
 

@@ -39,15 +39,11 @@ class Support:
         time_s = np.where(np.isnan(known.time_s), -np.inf, known.time_s)  # without a time: before every question
         ends = np.concatenate([known.source, known.destination])
         asked = np.concatenate([questions.source, questions.destination])
-        matters = np.zeros(max(ends.max(initial=0), asked.max(initial=0)) + 2, dtype=bool)  # an id of -1 is the last
-        matters[np.maximum(asked, -1)] = True
-        own = matters[known.source] | matters[known.destination]
-        pairs = _counts(known.unordered_pair[own], time_s[own], questions.unordered_pair, questions.time_s)
-        own = matters[ends]
-        nodes = _counts(ends[own], np.tile(time_s, 2)[own], asked, np.tile(questions.time_s, 2))
-        source, destination = np.split(nodes, 2)
-        chain = _chains(known, time_s, questions, len(matters))
-        return cls(pair=pairs, source=source, destination=destination, chain=chain)
+        pair = _counts(known.unordered_pair, time_s, questions.unordered_pair, questions.time_s)
+        of_ends = _counts(ends, np.tile(time_s, 2), asked, np.tile(questions.time_s, 2))
+        source, destination = np.split(of_ends, 2)
+        chain = _chains(known, time_s, questions, 2 + max(ends.max(initial=0), asked.max(initial=0)))
+        return cls(pair=pair, source=source, destination=destination, chain=chain)
 
     def __len__(self) -> int:
         return len(self.pair)
@@ -88,7 +84,7 @@ class Support:
 
 
 def _counts(keys: Ints, times: Floats, asked: Ints, before: Floats) -> Ints:
-    start, stop = History(keys, times, np.zeros(len(keys))).span(asked, before)
+    start, stop = History.about(asked, keys, times, np.zeros(len(keys))).span(asked, before)
     return stop - start
 
 
