@@ -13,9 +13,8 @@ from ping_llm.baselines.forecasts import PointWithResiduals, cumulative
 from ping_llm.baselines.interface import Baseline, GlobalMedian, Predict
 from ping_llm.baselines.sequential import LastValue, MedianOfLast
 from ping_llm.core.rtt import Observations, Questions, RttDistribution
-from ping_llm.evaluate import Evaluation, evaluate
-from ping_llm.evaluate.protocols import baseline_forecasts, is_mesh
-from ping_llm.evaluate.scores import ScoredAnswers, Scores
+from ping_llm.evaluate.protocols import baseline_forecasts, evaluate, is_mesh
+from ping_llm.evaluate.scores import Evaluation, ScoredAnswers, Scores
 from ping_llm.evaluate.split import Split, SplitSettings, split
 from ping_llm.predict.support import NO_CHAIN, Support
 from ping_llm.rows.measurement_set import MeasurementSet, read_observations

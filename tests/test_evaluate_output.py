@@ -20,10 +20,11 @@ from ping_llm.baselines.sequential import LastValue
 from ping_llm.cli.evaluate import evaluate as command
 from ping_llm.core.errors import PingLlmError
 from ping_llm.core.rtt import Observations, Questions
-from ping_llm.evaluate import Evaluation, protocols
+from ping_llm.evaluate import protocols
 from ping_llm.evaluate.plots import equal_bins, plot
 from ping_llm.evaluate.scores import (
     Comparison,
+    Evaluation,
     ProtocolResult,
     ScoredAnswers,
     comparison_table,

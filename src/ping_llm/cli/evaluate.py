@@ -97,8 +97,8 @@ def evaluate(
         ping-llm evaluate runs/ping-llm/my-run --data data/split --questions 5000 --json
     """
     from ping_llm.baselines import shortcuts
-    from ping_llm.evaluate import evaluate as run
     from ping_llm.evaluate.plots import plot
+    from ping_llm.evaluate.protocols import evaluate as run
     from ping_llm.evaluate.scores import save_evaluation, tables
     from ping_llm.predict.predictor import Predictor
     from ping_llm.sources.simulator import World

@@ -5,8 +5,3 @@ protocols  who is asked what; the truth about simulated measurements
 scores     how good the answers are: names, tables, JSON
 plots      pictures
 """
-
-from ping_llm.evaluate.protocols import EvaluatedPredictor, evaluate
-from ping_llm.evaluate.scores import Evaluation
-
-__all__ = ["EvaluatedPredictor", "Evaluation", "evaluate"]
