@@ -348,9 +348,7 @@ def _evaluation(file: Path) -> StoredEvaluation:
         found: StoredEvaluation = _read_as(StoredEvaluation, text)
         return found
     except ValidationError:
-        raise PingLlmError(
-            f"{file} is no output of `ping-llm evaluate --json`: it has no protocols with scores"
-        ) from None
+        raise PingLlmError(f"{file} is no output of `ping-llm evaluate --json`: it has no protocols") from None
     except (OSError, ValueError, IndexError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else "not JSON"
         raise PingLlmError(f"cannot read the evaluation {file}: {reason}") from error

@@ -150,32 +150,26 @@ class ModelAnswers:
         return measured, context, sizes, answers
 
     def destinations(
-        self,
-        source: str,
-        rtt_ms: float | None,
-        candidates: Sequence[str],
-        known: KnownMeasurements,
-        time_s: float,
-        count: int,
+        self, source: str, rtt_ms: float | None, among: list[str], known: KnownMeasurements, time_s: float, count: int
     ) -> Job:
         """Who answers in about this time? Among candidates or, if a language model has none, among all addresses.
 
         Gives `LikelyAddresses` (covered is NaN among candidates) and the distribution of the RTT of each.
         """
         if self.is_completer:
-            if not candidates:
+            if not among:
                 raise PingLlmError("a completer knows no addresses: name candidates, or start the server with --rows")
             if rtt_ms is None:
                 raise PingLlmError("a completer needs an RTT to look for")
-            answers, _ = yield from self.predict(queries_of(source, candidates, time_s), known)
+            answers, _ = yield from self.predict(queries_of(source, among, time_s), known)
             near = (answers.cdf(rtt_ms * _NEAR) - answers.cdf(rtt_ms / _NEAR)) * (1 - answers.p_failed)
-            likely, order = _likeliest(candidates, near, count)
+            likely, order = _likeliest(among, near, count)
             return likely, answers.take(order)
-        if candidates:
+        if among:
             before = self._before(source, known, time_s)
             yield None
-            logs = scoring.rank(self.predictor.language_model, source, candidates, rtt_ms, **before)
-            likely, _ = _likeliest(candidates, np.exp(logs), count)
+            logs = scoring.rank(self.predictor.language_model, source, among, rtt_ms, **before)
+            likely, _ = _likeliest(among, np.exp(logs), count)
         else:
             likely = yield from self.complete(source, "", rtt_ms, known, time_s, count)
         answers, _ = yield from self.predict(queries_of(source, likely.addresses, time_s), known)

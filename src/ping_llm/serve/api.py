@@ -37,12 +37,8 @@ _STATUS: Final = {
     422: "a question that cannot be answered",
     503: "busy, or no answer in time",
 }
-_A_FILE: Final = {
-    "requestBody": {
-        "required": True,
-        "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
-    }
-}
+_BYTES: Final = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
+_A_FILE: Final = {"requestBody": {"required": True, "content": _BYTES}}
 
 router = APIRouter(
     prefix="/api/v1",

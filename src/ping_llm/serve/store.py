@@ -63,11 +63,8 @@ class MeasurementStore:
         self._by_source = np.argsort(observations.source, kind="stable")
         self._starts = np.searchsorted(observations.source[self._by_source], np.arange(count + 1))
         self.is_timed = not np.isnan(observations.time_s[:1]).any()
-        self.counts = {
-            "source": np.bincount(observations.source, minlength=count),
-            "destination": np.bincount(observations.destination, minlength=count),
-        }
-        """How often each node has measured, and was measured."""
+        ends = {"source": observations.source, "destination": observations.destination}
+        self.counts = {role: np.bincount(own, minlength=count) for role, own in ends.items()}  # of each node
 
     def __len__(self) -> int:
         return len(self.measured.observations)
