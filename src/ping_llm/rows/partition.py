@@ -88,7 +88,7 @@ class Task(Generic[Item]):
         folder = self.work / f"{self.kind}s"
         for path in files:
             deliver(path, folder / path.name)
-        write_json(folder / f"{self.kind}-{self.number:05d}.json", marker)
+        (folder / f"{self.kind}-{self.number:05d}.json").write_text(json.dumps(marker, indent=1) + "\n")
         return marker
 
 
@@ -119,10 +119,6 @@ def deliver(source: Path, target: Location) -> None:
             if error.errno != errno.EXDEV:
                 raise
     target.upload(source)
-
-
-def write_json(target: Location, value: Any) -> None:
-    target.write_text(json.dumps(value, indent=1) + "\n")
 
 
 # Step one.

@@ -30,17 +30,7 @@ from ping_llm.core.errors import MeasurementError, PingLlmError
 from ping_llm.core.files import file_sha256, sole_writer, sync
 from ping_llm.rows.format import FORMAT_VERSION
 from ping_llm.rows.manifest import MANIFEST, SPLITS, Manifest, ShardInfo, SplitInfo
-from ping_llm.rows.partition import (
-    BUCKETS,
-    Marker,
-    Task,
-    bucket_spans,
-    deliver,
-    finished,
-    partition,
-    temporary_folder,
-    write_json,
-)
+from ping_llm.rows.partition import BUCKETS, Marker, Task, bucket_spans, deliver, finished, partition, temporary_folder
 from ping_llm.rows.shards import join_indexes, read_index, write_shard
 from ping_llm.sources import files
 from ping_llm.sources.files import InputFile, Piece
@@ -213,7 +203,7 @@ def _adopt(work: Location, output: Location, digest: str, *, overwrite: bool) ->
         folder.delete_tree()
         if folder.is_local:
             folder.local.mkdir(parents=True)
-    write_json(plan, mine)
+    plan.write_text(json.dumps(mine, indent=1) + "\n")
 
 
 def _published(output: Location, plan: Plan) -> Manifest | None:
@@ -341,7 +331,7 @@ def _publish(plan: Plan, work: Location, markers: list[Marker], account: dict[st
                 advance()
         if output.is_local:
             sync(output.local)  # the manifest comes after what it names
-        write_json(output / MANIFEST, manifest.to_json())
+        (output / MANIFEST).write_text(json.dumps(manifest.to_json(), indent=1) + "\n")
     return manifest
 
 
