@@ -54,11 +54,7 @@ class CorruptRowError(PingLlmError):
 
 
 class RowSet:
-    """One split of a prepared dataset. Opening it reads the manifest and maps the index; rows are read on demand.
-
-    >>> with RowSet(Path("data/probe_rows"), "train") as rows:
-    ...     rows[0].source_address
-    """
+    """One split of a prepared dataset. Opening it reads the manifest; index and rows are read on demand."""
 
     def __init__(self, folder: Path | str | Location, split: str = "train", *, cache: Cache | None = None) -> None:
         self.folder = locate(folder)

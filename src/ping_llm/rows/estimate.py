@@ -1,8 +1,7 @@
 """What a preparation will take, before anything is rented: tasks, bytes, memory, requests and time.
 
 Counts follow from how the work is cut (`prepare.TaskSizes`). Times are tasks × what a task took where it was measured,
-plus what the network needs for the bytes, plus the waiting for an object store's answers. They are as good as the
-rates; a cluster has other cores than the machine the rates came from, which is why `--measure` takes them anew.
+plus what the network needs for the bytes, plus the waiting for an object store's answers.
 """
 
 import math

@@ -51,13 +51,11 @@ RECORDS: Final = {
 """A measurement as stored: 20 bytes with IPv4 addresses, 44 with IPv6. Addresses are numbers here, because numbers are
 what sorts fast: one for IPv4, two for IPv6."""
 
-BYTES_PER_ROW_IN_FLIGHT: Final = 480
-"""Memory that a task takes for each measurement of a batch, strings and sorted copies included (measured)."""
+BYTES_PER_ROW_IN_FLIGHT: Final = 480  # memory of a task for each measurement of a batch, with strings and sorted copies
 
 HEADER_BYTES: Final = len(FAMILIES) * (BUCKETS + 1) * 8
 
-_BATCH_ROWS: Final = 131_072
-"""Spans of many runs are joined up to about this size: DuckDB handles few large batches faster than many small ones."""
+_BATCH_ROWS: Final = 131_072  # in which spans of many runs are joined: DuckDB handles few large batches faster
 
 
 # What tasks of both steps leave in the work folder for others and for the next run. All machines reach it by the same

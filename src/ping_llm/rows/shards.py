@@ -30,11 +30,9 @@ from ping_llm.rows.partition import FAMILIES, RECORDS, Marker, Spans, Task, reco
 from ping_llm.storage import Location
 
 SORTED_BATCH_ROWS: Final = 500_000
-
 SORT_MEMORY_SHARE: Final = 0.5  # DuckDB's part of a worker's memory; the rest is for what goes in and comes out
 
-_SPLIT_SALT: Final = np.uint64(0x5EED_0F_5B117)
-"""Makes the split independent of the bucket, which is cut from the same hash."""
+_SPLIT_SALT: Final = np.uint64(0x5EED_0F_5B117)  # the bucket is cut from the same hash
 
 
 def write_shard(task: Task[Spans]) -> Marker:

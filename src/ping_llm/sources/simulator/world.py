@@ -26,8 +26,7 @@ from ping_llm.sources.simulator.schedule import build_streams, source_sizes
 from ping_llm.sources.simulator.settings import SimulatorSettings
 from ping_llm.sources.simulator.topology import build_endpoints, build_geography, generator
 
-WORLD_FORMAT = 1
-"""Raised whenever the same settings would give another world, so that old measurements never meet a new truth."""
+WORLD_FORMAT = 1  # raised whenever the same settings would give another world: old measurements never meet a new truth
 
 _STREAMS_TO_CALIBRATE = 200_000
 
