@@ -4,11 +4,8 @@ They are made from the declarations of the keys, so that they cannot say anythin
 """
 
 import sys
-from typing import Any, Final
 
-from ping_llm.config.keys import SECTIONS, Rule
-
-_TYPES: Final[dict[Any, str]] = {bool: "true/false", int: "integer", float: "number", str: "text"}
+from ping_llm.config.keys import SECTIONS, TYPE_NAMES, Rule
 
 
 def key_tables() -> str:
@@ -18,7 +15,7 @@ def key_tables() -> str:
         lines = [f"### {section.__name__}\n\n{section.__doc__}\n\n| key | type | default | meaning |", "|---" * 4 + "|"]
         for name, field in section.model_fields.items():
             rules = (rule.text for rule in field.metadata if isinstance(rule, Rule))
-            kind = ", ".join([_TYPES[field.annotation], *rules])
+            kind = ", ".join([TYPE_NAMES[field.annotation].removeprefix("an ").removeprefix("a "), *rules])
             default = str(field.default).lower() if field.annotation is bool else str(field.default)
             lines.append(f"| `{name}` | {kind} | {f'`{default}`' if default else 'empty'} | {field.description} |")
         blocks.append("\n".join(lines) + "\n")

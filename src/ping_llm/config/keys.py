@@ -25,7 +25,7 @@ from pydantic.fields import FieldInfo
 from ping_llm.config.blends import parse_blend
 from ping_llm.core.errors import PingLlmError, shown
 
-_TYPE_NAMES: Final[dict[Any, str]] = {
+TYPE_NAMES: Final[dict[Any, str]] = {
     bool: "true or false",
     int: "an integer",
     float: "a number",
@@ -110,7 +110,7 @@ class Section(pydantic.BaseModel):
             except PingLlmError as error:
                 raise PingLlmError(f"{info.field_name}: {error}") from None
             except ValueError:
-                what = _TYPE_NAMES[field.annotation]
+                what = TYPE_NAMES[field.annotation]
         if what is None:
             return value
         raise PingLlmError(f"{info.field_name} must be {what}, not {shown(value)}")

@@ -14,15 +14,8 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import (
-    FIRST_COMPLETED,
-    BrokenExecutor,
-    Executor,
-    Future,
-    ProcessPoolExecutor,
-    ThreadPoolExecutor,
-)
-from concurrent.futures import wait as wait_for
+from concurrent import futures
+from concurrent.futures import Executor, Future
 from contextlib import contextmanager
 from itertools import islice
 from multiprocessing.connection import Connection, wait
@@ -47,7 +40,7 @@ def worker_pool(workers: int) -> Iterator[Executor]:
         return
     spawn = multiprocessing.get_context("spawn")
     leash, hand = spawn.Pipe(duplex=False)  # workers hold the leash; when our end closes, they exit
-    pool = ProcessPoolExecutor(workers, mp_context=spawn, initializer=_start_worker, initargs=(leash,))
+    pool = futures.ProcessPoolExecutor(workers, mp_context=spawn, initializer=_start_worker, initargs=(leash,))
     with leash, hand:
         try:
             yield pool
@@ -57,7 +50,7 @@ def worker_pool(workers: int) -> Iterator[Executor]:
             if sys.version_info < (3, 11, 5):  # a pool that broke while feeding a large task could not be shut down
                 pool._call_queue._reader.close()  # type: ignore[attr-defined] # as later versions do (gh-94777)
             pool.shutdown(cancel_futures=True)
-            if isinstance(error, BrokenExecutor):
+            if isinstance(error, futures.BrokenExecutor):
                 advice = "perhaps for lack of memory; run again with fewer workers"
                 raise PingLlmError(f"a worker process died, {advice}") from error
             raise
@@ -90,7 +83,7 @@ def map_in_order(
         if not waiting:
             break
         if run_ahead and not waiting[0].done():
-            wait_for([future for future in waiting if not future.done()], return_when=FIRST_COMPLETED)
+            futures.wait([future for future in waiting if not future.done()], return_when=futures.FIRST_COMPLETED)
         else:
             yield waiting.popleft().result()
     if failure:
@@ -102,7 +95,7 @@ REQUESTS_AT_ONCE: Final = 16  # to an object store
 
 def side_by_side(task: Callable[[Item], Outcome], items: Iterable[Item]) -> Iterator[Outcome]:
     """Outcomes in order. An object store answers one request in some 30 ms whatever its size, but many at a time."""
-    with ThreadPoolExecutor(REQUESTS_AT_ONCE) as threads:
+    with futures.ThreadPoolExecutor(REQUESTS_AT_ONCE) as threads:
         yield from map_in_order(threads, task, items, window=2 * REQUESTS_AT_ONCE)
 
 
