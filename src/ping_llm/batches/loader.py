@@ -147,7 +147,7 @@ class Loader(TrainLoader):
         )
         if not job.workers:
             return map(job.make, count())
-        for number in range(job.workers):
+        for number in range(job.workers):  # one by one: if one cannot be started, those before it are still stopped
             self._workers.append(_Worker(job, number))
         return (self._workers[number // job.run % job.workers].take() for number in count())
 

@@ -178,19 +178,9 @@ class SequencePlan:
 
     def _draw(self, epoch: int, begin: int, end: int) -> Samples:
         """The samples at positions `begin` to `end` of an epoch's permutation."""
-        epoch_key = key(self.seed, epoch)
-        order_key = key(epoch_key, Purpose.EPOCH_ORDER)
-        samples = Samples.empty(end - begin)
-        _draw_samples(
-            np.uint64(epoch_key),
-            np.uint64(order_key),
-            begin,
-            self.settings.length,
-            self.first_sample,
-            self._signposts,
-            self.facts,
-            samples,
-        )
+        epoch_key, samples = key(self.seed, epoch), Samples.empty(end - begin)
+        keys = np.uint64(epoch_key), np.uint64(key(epoch_key, Purpose.EPOCH_ORDER))
+        _draw_samples(*keys, begin, self.settings.length, self.first_sample, self._signposts, self.facts, samples)
         return samples
 
     def locate(self, sequence: int) -> tuple[int, int, int]:

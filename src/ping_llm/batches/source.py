@@ -57,8 +57,7 @@ class BatchSource:
     """
 
     def __init__(self, spec: DataSpec, mixture: Mixture | None = None) -> None:
-        self.spec = spec
-        self.mixture = mixture or Mixture.of(spec.weights)
+        self.spec, self.mixture, self.stages = spec, mixture or Mixture.of(spec.weights), Stages()
 
     def __len__(self) -> int:
         return self.batches_per_epoch if self.spec.finite else _ENDLESS
@@ -67,10 +66,6 @@ class BatchSource:
         """The global batch of a step by itself, without going through those before it."""
         size = self.spec.global_batch_size
         return expand(self.packed(int(step), 0, size), size, self.spec.contexts.length)
-
-    @cached_property
-    def stages(self) -> Stages:
-        return Stages()
 
     @cached_property
     def builders(self) -> tuple[BatchBuilder, ...]:

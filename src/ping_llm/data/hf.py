@@ -99,30 +99,33 @@ class HfStream(EpochStream):
             self._reading = self._open()
             self._reading.load_state_dict(position["state"])
 
-    def _number_of_file(self) -> int:
+    @property
+    def _shard(self) -> int:
         return shuffled(self._files, self._seed, self._epoch)[self._file]
 
     def _open(self) -> Any:
-        return self._dataset.shard(self._dataset.num_shards, self._number_of_file())
+        return self._dataset.shard(self._dataset.num_shards, self._shard)
 
     def _read_files(self, epoch: int, skip: int) -> Iterator[str]:
         """From where `_file` and `_reading` say."""
         while self._file < len(self._files):
             self._reading = self._open() if self._reading is None else self._reading
-            for document in self._documents_of_file():
+            name = f"file {self._shard + 1} of {self._names[0]}"
+            if len(self._names) == self._dataset.num_shards:
+                name = self._names[self._shard]
+            for document in _readable(self._reading, name):
                 self._number += 1
                 if (self._number - 1) % self._step == self._first:
                     yield self._text(document)
             self._file, self._reading = self._file + 1, None
         self._file = self._number = 0
 
-    def _documents_of_file(self) -> Iterator[Any]:
-        number, count = self._number_of_file(), self._dataset.num_shards
-        name = self._names[number] if len(self._names) == count else f"file {number + 1} of {self._names[0]}"
-        with explained(f"hf_path: {name} cannot be read"):  # for instance because it is of another type
-            yield from self._reading
-
     def _text(self, document: Any) -> str:
         if self._column not in document:
             raise PingLlmError(f"the dataset has no column {self._column!r}, only {', '.join(document)}")
         return str(document[self._column] or "")
+
+
+def _readable(documents: Any, file: str) -> Iterator[Any]:
+    with explained(f"hf_path: {file} cannot be read"):  # for instance because it is of another type
+        yield from documents

@@ -209,8 +209,8 @@ class StreamLoader(TrainLoader):
         if is_same and then == self._part.hosts:
             self._sequences.seek(positions[self._part.host])
             return
-        hosts = f"the data was read by {then} host(s) before and is now by {self._part.hosts}"
-        what = hosts if is_same else "the data changed"
+        what = f"the data was read by {then} host(s) before and is now by {self._part.hosts}"
+        what = what if is_same else "the data changed"
         _log.warning("%s: this backend cannot resume exactly, and reads from the start again", what)
 
     def state(self) -> DataState:
@@ -237,9 +237,8 @@ class StreamLoader(TrainLoader):
         step = self._state.next_step + 1
         if self._sequences.ended and not self._said_that_it_ended:
             self._said_that_it_ended = True
-            _log.warning(
-                "host %d has no more training data after step %d: only padding follows", self._part.host, step - 1
-            )
+            end = "host %d has no more training data after step %d: only padding follows"
+            _log.warning(end, self._part.host, step - 1)
         self._state = replace(self._state, next_step=step)
         self._positions[step] = self._sequences.position()
         self._positions.pop(step - _REMEMBERED, None)

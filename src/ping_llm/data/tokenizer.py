@@ -150,16 +150,12 @@ def _tiktoken(path: str) -> Tokenizer:
 
 def _from_ranks(module: Any, path: str, data: bytes) -> tuple[Any, int, int]:
     """A file of `base64 rank` lines, with Llama 3's special tokens behind them."""
+    names = ["<|begin_of_text|>", "<|end_of_text|>", *(f"<|reserved_{i}|>" for i in range(2, _LLAMA3_SPECIAL))]
     with _must_be("a tiktoken file", "tiktoken", path):
         lines = (line.split() for line in data.splitlines() if line)
         ranks = {base64.b64decode(token, validate=True): int(rank) for token, rank in lines}
-        special = ["<|begin_of_text|>", "<|end_of_text|>", *(f"<|reserved_{i}|>" for i in range(2, _LLAMA3_SPECIAL))]
-        model = module.Encoding(
-            name=Path(path).name,
-            pat_str=_LLAMA3_WORDS,
-            mergeable_ranks=ranks,
-            special_tokens={name: len(ranks) + i for i, name in enumerate(special)},
-        )
+        special = {name: len(ranks) + i for i, name in enumerate(names)}
+        model = module.Encoding(Path(path).name, pat_str=_LLAMA3_WORDS, mergeable_ranks=ranks, special_tokens=special)
     return model, len(ranks), len(ranks) + 1
 
 

@@ -176,10 +176,8 @@ def _measurement(fields: _Fields, start: int, end: int, previous_time_s: int | N
         time_role, time = fields["time"]
         kind = _TIME_KINDS[time_role]
         value = int.from_bytes(time, "big", signed=kind is TimeKind.ABSOLUTE)
-        if kind is TimeKind.ABSOLUTE:
-            time_s = value
-        elif previous_time_s is not None:
-            time_s = previous_time_s + value
+        since = 0 if kind is TimeKind.ABSOLUTE else previous_time_s
+        time_s = None if since is None else since + value
     return DecodedMeasurement(
         start=start,
         length=end - start,
