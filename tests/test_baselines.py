@@ -293,8 +293,7 @@ def test_what_is_too_large_for_a_baseline_is_said() -> None:
     pairs = Observations(
         source=source, destination=destination, time_s=np.zeros(len(source)), rtt_ms=np.ones(len(source))
     )
-    descents, neighbours, trees = shortcuts(pairs)
+    descents, neighbours = shortcuts(pairs)
     assert "1,020,000 pairs 58 times instead of 60" in descents
     assert "more than 2,500 nodes" in neighbours
-    assert "100,000 of 1,020,000 pairs" in trees
     assert shortcuts(pairs.take(slice(0, 2500))) == shortcuts(pairs.take(slice(0, 0))) == []

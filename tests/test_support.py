@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from ping_llm.baselines.forecasts import PointWithResiduals, cumulative
 from ping_llm.core.rtt import Observations, Questions
 from ping_llm.models.completer.inference import BinDistribution
 from ping_llm.predict.support import NO_CHAIN, Support, widened
@@ -73,14 +72,11 @@ def test_says_why_an_answer_is_a_guess() -> None:
     )
     source, destination = np.array([[0, 1], [0, 2], [0, 3], [8, 9], [8, 0], [0, 8], [0, 1], [0, 1]]).T
     questions = Questions(source=source, destination=destination, time_s=np.full(8, np.nan))
-    answers = PointWithResiduals(
-        p_failed=np.zeros(8),
-        point_ms=np.array([20.0] * 6 + [0.01, 9000.0]),
-        bucket=np.zeros(8, np.int64),
-        cumulative=cumulative(np.zeros(5000))[None],
-    )
+    probability = np.zeros((8, 256))
+    probability[np.arange(8), [128] * 6 + [0, 255]] = 1.0
+    answers = BinDistribution(p_failed=np.zeros(8), probability=probability)
     beyond = "the answer reaches beyond the RTTs of the training"
-    assert Support.of(known, questions).reasons(answers, (0.05, 2000.0)).tolist() == [
+    assert Support.of(known, questions).reasons(answers).tolist() == [
         None,
         "the pair has only timed out",
         "no chain of measurements links the two ends",

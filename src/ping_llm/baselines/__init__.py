@@ -56,6 +56,4 @@ def shortcuts(train: Observations) -> list[str]:
         said.append(f"vivaldi and dmfsgd visit each of {pairs:,} pairs {epochs} times instead of {Descent.epochs}")
     if nodes > Neighbours.most_nodes:
         said.append(f"neighbours answers as its base, for there are more than {Neighbours.most_nodes:,} nodes")
-    if pairs > PrefixTrees.most_pairs:
-        said.append(f"prefix trees learn from {PrefixTrees.most_pairs:,} of {pairs:,} pairs")
     return said

@@ -37,8 +37,6 @@ class PrefixTrees:
     trees: int = 400
     """At most; fewer if they no longer help with a tenth of the training pairs that is held back."""
     rate: float = 0.08
-    most_pairs: int = 100_000
-    """From how many the trees learn, drawn from all; the means are of all."""
     seed: int = 0
     name: str = "prefix trees"
     causal: bool = False
@@ -51,8 +49,7 @@ class PrefixTrees:
 
         log_rtt = np.log(table.rtt_ms)
         prefixes, pairs = numbered_prefixes(self.nodes), table.questions
-        rng = np.random.default_rng(self.seed)
-        fold = rng.integers(0, _FOLDS, len(table))
+        fold = np.random.default_rng(self.seed).integers(0, _FOLDS, len(table))
         means = [KeyMeans.of(key, log_rtt - log_rtt.mean(), fold) for key in pair_keys(prefixes, pairs)]
 
         def features(questions: Questions, without: Ints | None = None) -> Floats:
@@ -66,8 +63,7 @@ class PrefixTrees:
             early_stopping=True,
             random_state=self.seed,
         )
-        some = slice(None) if len(table) <= self.most_pairs else rng.choice(len(table), self.most_pairs, replace=False)
-        trees.fit(features(pairs.take(some), fold[some]), log_rtt[some])
+        trees.fit(features(pairs, fold), log_rtt)
         return lambda questions: np.exp(trees.predict(features(questions)))
 
 

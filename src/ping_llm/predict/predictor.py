@@ -12,14 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from ping_llm.core.console import Advance
 from ping_llm.core.errors import PingLlmError, explained
 from ping_llm.core.measurements import MAX_TIME_US, UNPARSABLE, format_address, parse_column, time_microseconds
 from ping_llm.core.rtt import Floats, Ints, Observations, Questions, RttDistribution
-from ping_llm.models.completer.inference import BinDistribution, Completer, PredictionSettings
+from ping_llm.models.completer.inference import Completer, PredictionSettings
 from ping_llm.predict.support import Support, widened
 from ping_llm.rows.measurement_set import MeasurementSet, read_observations, rows_observations, table_observations
 from ping_llm.runs.trained import Trained, completer_settings, load_trained
@@ -180,7 +179,7 @@ class Predictor:
         values = np.full((len(names), table.num_rows), np.nan)
         reasons = np.full(table.num_rows, None, dtype=object)
         for rows, answers in self.in_parts(measured.observations, questions, nodes, support, advance):
-            reasons[rows] = reasons_of(answers, support.take(rows))
+            reasons[rows] = support.take(rows).reasons(answers)
             values[:, rows] = np.stack([answers.p_failed, answers.median, *answers.quantile(list(levels)).T])
         columns = dict(zip(names, map(pa.array, values), strict=True)) | support.columns(reasons)
         table = table.drop_columns([name for name in columns if name in table.column_names])
@@ -281,14 +280,6 @@ def _numbers(column: Any, name: str, number: dict[str, int]) -> Any:
     ]
     of_text = np.array([number.setdefault(text, len(number)) if text else -1 for text in texts], dtype=np.int64)
     return of_text[parsed.codes]
-
-
-def reasons_of(answers: RttDistribution, support: Support) -> npt.NDArray[Any]:
-    """Why answers are extrapolations, None where not. A language model may have learned what the history lacks."""
-    if not isinstance(answers, BinDistribution):
-        return np.full(len(answers), None, dtype=object)
-    shortest, *_, longest = np.exp(answers.bins.centres)
-    return support.reasons(answers, (shortest, longest))
 
 
 def _to_arrow(frame: Any, what: str) -> pa.Table:

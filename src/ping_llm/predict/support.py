@@ -51,11 +51,12 @@ class Support:
     def take(self, rows: Any) -> Self:
         return type(self)(**{name: column[rows] for name, column in vars(self).items()})
 
-    def reasons(self, answers: RttDistribution, range_ms: tuple[float, float]) -> npt.NDArray[Any]:
-        """Why each answer is an extrapolation, None where it is not.
-
-        `range_ms` are the RTTs that the model was trained on: an interval that reaches beyond is extrapolated, too.
-        """
+    def reasons(self, answers: RttDistribution) -> npt.NDArray[Any]:
+        """Why each answer is an extrapolation, None where not. A language model may have learned what history lacks."""
+        reasons = np.full(len(self), None, dtype=object)
+        if not isinstance(answers, BinDistribution):
+            return reasons
+        shortest, *_, longest = np.exp(answers.bins.centres)
         low, high = answers.interval(0.9)
         of_each = {
             "neither end was ever measured": (self.source == 0) & (self.destination == 0),
@@ -63,9 +64,8 @@ class Support:
             "the destination was never measured": self.destination == 0,
             "no chain of measurements links the two ends": self.chain == NO_CHAIN,
             "the pair has only timed out": (self.pair > 0) & (self.chain > 1),
-            "the answer reaches beyond the RTTs of the training": (low < range_ms[0]) | (high > range_ms[1]),
+            "the answer reaches beyond the RTTs of the training": (low < shortest) | (high > longest),
         }
-        reasons = np.full(len(self), None, dtype=object)
         for reason, holds in reversed(of_each.items()):  # the first that holds
             reasons[holds] = reason
         return reasons

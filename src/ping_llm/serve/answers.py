@@ -25,7 +25,7 @@ from ping_llm.core.rtt import Floats, Ints, Observations, Questions, RttDistribu
 from ping_llm.models.completer.inference import Completer
 from ping_llm.predict import scoring
 from ping_llm.predict.language_model import STEADY_QUESTIONS, LanguageModel
-from ping_llm.predict.predictor import Predictor, reasons_of
+from ping_llm.predict.predictor import Predictor
 from ping_llm.predict.prompts import MIN_TOKENS, Histories, Prompt, prompts_for
 from ping_llm.predict.scoring import LikelyAddresses
 from ping_llm.predict.support import Support, widened
@@ -112,7 +112,7 @@ class ModelAnswers:
         order = np.argsort(np.concatenate(numbers))
         if parts:
             found, support = _concatenated(parts).take(order), _concatenated(supports).take(order)
-            return found, pa.table(support.columns(reasons_of(found, support))).to_pylist()
+            return found, pa.table(support.columns(support.reasons(found))).to_pylist()
         return (yield [prompts[index] for index in order.tolist()]), [None] * len(queries)
 
     def _prepare(
