@@ -16,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 from array_record.python.array_record_module import ArrayRecordReader
 
-from ping_llm.batches.plan import MODE_SHARES
-from ping_llm.batches.segments import UNTIMED_SHARES
-from ping_llm.batches.spec import ContextSettings
+from ping_llm.contexts.plan import MODE_SHARES
+from ping_llm.contexts.segments import UNTIMED_SHARES
+from ping_llm.contexts.spec import ContextSettings
 from ping_llm.rows.dataset import RowSet
 from ping_llm.rows.format import LONG_GAP_S, ProbeRow, decode_row
 from ping_llm.tokens import FIELD_ORDERS, TimeKind, token_counts

@@ -108,12 +108,12 @@ def prepare(scratch: Path, measurements: int, workers: int, memory_limit_gb: flo
 def load(folder: Path) -> dict[str, Any]:
     """Runs in its own process. What was allocated is told apart from what is only mapped, which the system may drop."""
     from ping_llm.batches.loader import Loader
-    from ping_llm.batches.spec import ContextSettings, DataSpec, LoaderSettings, RowsSpec
+    from ping_llm.batches.spec import LoaderSettings
+    from ping_llm.contexts.spec import RowsSpec, data_spec
 
     before = private_mb()
     started = time.perf_counter()
-    rows = RowsSpec.find(str(folder), "train")
-    spec = DataSpec(rows=(rows,), global_batch_size=64, contexts=ContextSettings(length=1024))
+    spec = data_spec([RowsSpec.find(str(folder), "train")])
     with Loader(spec, LoaderSettings(worker_count=0)) as loader:
         next(loader)
         first_batch_s = time.perf_counter() - started

@@ -11,9 +11,8 @@ from collections import OrderedDict
 
 import numpy as np
 
-from ping_llm.batches.plan import SequencePlan
-from ping_llm.batches.source import BatchSource
-from ping_llm.batches.spec import ContextSettings, DataSpec, RowsSpec
+from ping_llm.contexts.plan import RowFacts, SequencePlan
+from ping_llm.contexts.spec import ContextSettings
 from ping_llm.core.console import out
 from ping_llm.rows import format as layout
 from ping_llm.rows.dataset import RowSet
@@ -61,9 +60,8 @@ def main() -> None:
     parser.add_argument("--cache-share", type=float, default=0.1)
     parser.add_argument("--batches", type=int, default=600)
     options = parser.parse_args()
-    found = (RowsSpec.find(options.rows, "train"),)
-    spec = DataSpec(rows=found, global_batch_size=BATCH, contexts=ContextSettings(length=1024))
-    rows, plan = RowSet(options.rows), BatchSource(spec).builders[0].plan
+    rows = RowSet(options.rows)
+    plan = SequencePlan(RowFacts.of(rows), 0, ContextSettings())
     offset, size = rows.column("offset").astype(np.int64), rows.column("size").astype(np.int64)
     begin, end, shard = layout.physical(offset), layout.physical(offset + size - 1) + 1, rows.column("shard")
     shards = len(rows.info.shards)

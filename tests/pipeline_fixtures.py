@@ -14,9 +14,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ping_llm.batches.plan import RowFacts, SequencePlan
-from ping_llm.batches.source import BatchBuilder
-from ping_llm.batches.spec import ContextSettings
+from ping_llm.batches.batch import expand
+from ping_llm.batches.spec import Batch
+from ping_llm.contexts.plan import RowFacts, SequencePlan
+from ping_llm.contexts.source import RowSequences
+from ping_llm.contexts.spec import ContextSettings
 from ping_llm.core.measurements import SCHEMA
 from ping_llm.rows.dataset import RowSet
 from ping_llm.rows.prepare import PrepareSettings, prepare
@@ -35,6 +37,11 @@ def facts_of(counts: npt.ArrayLike, *, family: Any = 4, failed: Any = 0, long_ga
     return RowFacts(**columns)
 
 
+def arrays_of(opened: RowSequences, sequences: Sequence[int]) -> Batch:
+    """The arrays of these sequences, in this order."""
+    return expand(opened.packed(sequences), len(sequences), opened.plan.settings.length)
+
+
 @dataclass(frozen=True)
 class Dataset:
     """A split of prepared rows, and plans and builders over it."""
@@ -48,8 +55,8 @@ class Dataset:
     def plan(self, seed: int = 1, **settings: int) -> SequencePlan:
         return SequencePlan(RowFacts.of(self.rows), seed, ContextSettings(**settings))
 
-    def builder(self, seed: int = 1, **settings: int) -> BatchBuilder:
-        return BatchBuilder(self.rows, self.plan(seed, **settings))
+    def builder(self, seed: int = 1, **settings: int) -> RowSequences:
+        return RowSequences(self.rows, self.plan(seed, **settings))
 
 
 def prepare_table(table: pa.Table, **options: Any) -> Dataset:

@@ -10,9 +10,9 @@ import numpy as np
 
 import reference_rows
 from ping_llm.batches.batch import PackedTokens
-from ping_llm.batches.plan import Block, Flags, Samples, SequencePlan, make_room
-from ping_llm.batches.source import BatchBuilder
 from ping_llm.batches.spec import Batch
+from ping_llm.contexts.plan import Block, Flags, Samples, SequencePlan, make_room
+from ping_llm.contexts.source import RowSequences
 from ping_llm.core.randomness import Ints, Purpose, key
 from ping_llm.tokens.encode import encode
 from reference_contexts import (
@@ -147,7 +147,7 @@ def share_out(target_tokens: Ints, sequences: int) -> Ints:
 
 @dataclass(frozen=True, kw_only=True)
 class ReferenceSegments:
-    """What `BatchBuilder.segments` should give."""
+    """What `RowSequences.segments` should give."""
 
     samples: Samples
     sample: Ints
@@ -156,7 +156,7 @@ class ReferenceSegments:
     packed: PackedTokens
 
 
-def segments(builder: BatchBuilder, sequences: Sequence[int]) -> ReferenceSegments:
+def segments(builder: RowSequences, sequences: Sequence[int]) -> ReferenceSegments:
     """The contexts of these sequences, from the plan's blocks to tokens. Blocks and rows are taken to be sound."""
     length = builder.plan.settings.length
     parts: list[Samples] = []

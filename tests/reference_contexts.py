@@ -1,4 +1,4 @@
-"""Contexts in NumPy, a column at a time: the specification of the compiled `batches/plan.py` and `segments.py`.
+"""Contexts in NumPy, a column at a time: the specification of the compiled `contexts/plan.py` and `segments.py`.
 
 The statistical tests are of these functions; `test_kernels.py` checks that the kernels do the same to the last bit.
 """
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ping_llm.batches.plan import (
+from ping_llm.contexts.plan import (
     ABSOLUTE,
     BARE_4,
     BARE_6,
@@ -22,8 +22,8 @@ from ping_llm.batches.plan import (
     RowFacts,
     Samples,
 )
-from ping_llm.batches.segments import UNTIMED_SHARES
-from ping_llm.batches.spec import ContextSettings
+from ping_llm.contexts.segments import UNTIMED_SHARES
+from ping_llm.contexts.spec import ContextSettings
 from ping_llm.core.randomness import Ints, Purpose, Words, extend, uniform
 from ping_llm.tokens import FIELD_ORDERS, LONGEST_DELTA1_S, TimeKind, token_counts
 from reference_randomness import below, bits, log_uniform, permute

@@ -2,23 +2,24 @@
 
 import json
 from collections import Counter
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 import backend_fixtures
 from backend_fixtures import digests, documents_of, text_config, text_of, texts, together, write_files
-from ping_llm.batches.batch import expand
-from ping_llm.batches.spec import DataState
+from ping_llm.batches.loader import Loader
+from ping_llm.batches.mixture import Mixture
+from ping_llm.batches.source import BatchSource
+from ping_llm.batches.spec import DataSpec, DataState
 from ping_llm.config import Config
 from ping_llm.core.errors import PingLlmError
 from ping_llm.data.documents import Documents
-from ping_llm.data.grain import LANES, TextLoader, TextPlan, TextSource, TextSpec
-from ping_llm.data.registry import Part, loader_settings, make_eval_loader
+from ping_llm.data.grain import LANES, TextSequences, TextSource, text_spec
+from ping_llm.data.registry import Part, loader_of, make_eval_loader
 
 pytest.importorskip("tiktoken", reason="the package tiktoken is not installed")
 
@@ -39,22 +40,21 @@ def config_of(folder: Path, **changes: Any) -> Config:
     return text_config(folder, **{"grain_train_files": f"{folder}/a/*.arrayrecord"} | changes)
 
 
-def spec_of(config: Config) -> TextSpec:
+def spec_of(config: Config) -> DataSpec:
     """With small blocks, so that there are more of them than lanes."""
-    return replace(TextSpec.of(config), block_documents=60)
+    return text_spec(config, block_documents=60)
 
 
-def open_loader(config: Config, state: DataState | None = None, host: int = 0, hosts: int = 1) -> TextLoader:
-    return TextLoader(spec_of(config), loader_settings(config, Part(host=host, hosts=hosts)), state)
+def open_loader(config: Config, state: DataState | None = None, host: int = 0, hosts: int = 1) -> Loader:
+    return loader_of(spec_of(config), config, Part(host=host, hosts=hosts), state)
 
 
 take = partial(backend_fixtures.take, open_loader=open_loader)
 state_after = partial(backend_fixtures.state_after, open_loader=open_loader)
 
 
-def plan_of(config: Config) -> TextPlan:
-    spec = spec_of(config)
-    return TextSource(spec, spec.start().mixture).plans[0]
+def plan_of(config: Config) -> TextSequences:
+    return cast(TextSequences, BatchSource(spec_of(config)).sources[0])
 
 
 class TestSameBatches:
@@ -66,9 +66,8 @@ class TestSameBatches:
 
     def test_made_alone_and_backward(self, folder: Path) -> None:
         config = config_of(folder)
-        spec = spec_of(config)
-        source = TextSource(spec, spec.start().mixture)
-        backward = [expand(source.packed(step, 0, 8), 8, 128) for step in (301, 40, 5, 4, 0)]
+        source = BatchSource(spec_of(config))
+        backward = [source[step] for step in (301, 40, 5, 4, 0)]
         forward = take(config, 302)
         assert digests(backward) == digests([forward[step] for step in (301, 40, 5, 4, 0)])
 
@@ -177,7 +176,7 @@ class TestBlend:
     def test_shares_of_sequences_are_the_weights(self, folder: Path) -> None:
         config = config_of(folder, grain_train_files=self.blend(folder, a=0.25, b=0.75))
         batches = take(config, 128)
-        mixture = spec_of(config).start().mixture
+        mixture = Mixture.of(spec_of(config).weights)
         sources = [mixture.locate(number)[0] for number in range(1024)]
         assert sources.count(0) == 256
         rows = np.concatenate([batch["inputs"] for batch in batches])
@@ -241,4 +240,4 @@ class TestEvaluation:
 def test_a_record_without_the_text_is_named(folder: Path) -> None:
     spec = spec_of(config_of(folder))
     with pytest.raises(PingLlmError, match=r"record 7 of .* it has no feature 'body', only text, url; train_data_col"):
-        Documents(spec.sources[0], "body").texts(np.array([7]))
+        Documents(cast(TextSource, spec.sources[0]).files, "body").texts(np.array([7]))

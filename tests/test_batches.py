@@ -10,15 +10,15 @@ import pytest
 
 from conftest import random_measurements
 from ping_llm.batches.batch import Stages
-from ping_llm.batches.plan import Mode
-from ping_llm.batches.source import BatchBuilder
 from ping_llm.batches.spec import Batch
+from ping_llm.contexts.plan import Mode
+from ping_llm.contexts.source import RowSequences
 from ping_llm.core.measurements import SCHEMA, format_address
 from ping_llm.rows import format as layout
 from ping_llm.rows.dataset import CorruptRowError, RowSet
 from ping_llm.tokens import VOCABULARY_SIZE, TimeKind
 from ping_llm.tokens.decode import DecodedMeasurement, decode
-from pipeline_fixtures import START_S, Dataset, histories, in_batches, prepare_table, simulated
+from pipeline_fixtures import START_S, Dataset, arrays_of, histories, in_batches, prepare_table, simulated
 
 NAMES = {
     "inputs",
@@ -56,30 +56,30 @@ class TestPurity:
     def two_epochs(self) -> tuple[int, Batch]:
         builder = mixed().builder()
         count = 2 * builder.plan.sequences_per_epoch
-        return count, builder.build(range(count))
+        return count, arrays_of(builder, range(count))
 
     def test_a_sequence_built_alone_is_the_same(self) -> None:
         count, everything = self.two_epochs()
         for sequence in range(0, count, 7):
-            assert_equal(mixed().builder().build([sequence]), everything, slice(sequence, sequence + 1))
+            assert_equal(arrays_of(mixed().builder(), [sequence]), everything, slice(sequence, sequence + 1))
 
     def test_the_order_in_which_sequences_are_built_does_not_matter(self) -> None:
         count, everything = self.two_epochs()
         builder = mixed().builder()
         order = np.random.default_rng(0).permutation(count)
         for chosen in np.array_split(order, 9):
-            built = builder.build(chosen.tolist())
+            built = arrays_of(builder, chosen.tolist())
             for name in built:
                 assert np.array_equal(built[name], everything[name][chosen])
 
     @pytest.mark.parametrize("hosts", [2, 3, 8])
     def test_slices_of_hosts_make_up_the_whole_batch(self, hosts: int) -> None:
         count, everything = self.two_epochs()
-        parts = [mixed().builder().build(part.tolist()) for part in np.array_split(np.arange(count), hosts)]
+        parts = [arrays_of(mixed().builder(), part.tolist()) for part in np.array_split(np.arange(count), hosts)]
         assert_equal({name: np.concatenate([part[name] for part in parts]) for name in NAMES}, everything)
 
     def test_a_sequence_may_be_asked_for_twice_in_one_batch(self) -> None:
-        built = mixed().builder().build([5, 2, 5])
+        built = arrays_of(mixed().builder(), [5, 2, 5])
         for name in NAMES:
             assert np.array_equal(built[name][0], built[name][2])
             assert not np.array_equal(built["inputs"][0], built["inputs"][1])
@@ -87,26 +87,26 @@ class TestPurity:
     def test_far_epochs_can_be_built_at_once(self) -> None:
         builder = mixed().builder()
         far = 1_000_000 * builder.plan.sequences_per_epoch
-        assert_equal(builder.build([far]), mixed().builder().build([3, far]), slice(1, 2))
+        assert_equal(arrays_of(builder, [far]), arrays_of(mixed().builder(), [3, far]), slice(1, 2))
 
     def test_another_seed_gives_other_batches(self) -> None:
-        assert len({digest(mixed().builder(seed).build(range(4))) for seed in range(5)}) == 5
+        assert len({digest(arrays_of(mixed().builder(seed), range(4))) for seed in range(5)}) == 5
 
     def test_every_epoch_gives_other_batches(self) -> None:
         builder = mixed().builder()
         per_epoch = builder.plan.sequences_per_epoch
-        assert len({digest(builder.build([epoch * per_epoch])) for epoch in range(5)}) == 5
+        assert len({digest(arrays_of(builder, [epoch * per_epoch])) for epoch in range(5)}) == 5
 
 
 @pytest.fixture(params=[256, 1024], scope="module")
 def batch(request: pytest.FixtureRequest) -> Batch:
-    return mixed().builder(length=request.param).build(range(60))
+    return arrays_of(mixed().builder(length=request.param), range(60))
 
 
 class TestContract:
     def test_arrays_have_the_names_type_and_shape_of_the_contract(self) -> None:
         for length in (100, 256, 1024):
-            batch = simulated(20_000).builder(length=length).build(range(5))
+            batch = arrays_of(simulated(20_000).builder(length=length), range(5))
             assert set(batch) == NAMES
             for array in batch.values():
                 assert array.dtype == np.int32
@@ -198,7 +198,7 @@ class TestTruth:
         builder = mixed().builder(length=length)
         sequences = range(0, builder.plan.sequences_per_epoch, 4)
         segments = builder.segments(sequences)
-        decoded = segments_of(builder.build(sequences))
+        decoded = segments_of(arrays_of(builder, sequences))
         assert len(decoded) == len(segments.samples.row)
         families, failed, kinds = set(), set(), set()
         for number, measurements in enumerate(decoded):
@@ -217,7 +217,7 @@ class TestTruth:
         builder = mixed().builder()
         sequences = range(builder.plan.sequences_per_epoch)
         modes = builder.segments(sequences).samples.mode.tolist()
-        for mode, measurements in zip(modes, segments_of(builder.build(sequences)), strict=True):
+        for mode, measurements in zip(modes, segments_of(arrays_of(builder, sequences)), strict=True):
             kinds = [m.time_kind for m in measurements]
             timed = [kind for kind in kinds if kind is not TimeKind.NONE]
             assert timed[:1] in ([], [TimeKind.ABSOLUTE])
@@ -308,30 +308,30 @@ class TestCorruptRows:
         dataset, row = self.damaged()
         builder = dataset.builder()
         with pytest.raises(CorruptRowError) as caught:
-            builder.build(range(builder.plan.sequences_per_epoch))
+            arrays_of(builder, range(builder.plan.sequences_per_epoch))
         assert caught.value.row == row
 
     def test_can_be_left_out_and_are_reported(self) -> None:
         dataset, row = self.damaged()
-        builder = BatchBuilder(dataset.rows, dataset.plan(), skip_corrupt_rows=True)
+        builder = RowSequences(dataset.rows, dataset.plan(), skip_corrupt_rows=True)
         sequences = range(builder.plan.sequences_per_epoch)
         segments = builder.segments(sequences)
         assert row not in segments.samples.row
-        assert set(builder.corrupt_rows) == {row}
-        assert "row" in builder.corrupt_rows[row]
-        segments_of(builder.build(sequences))
+        assert set(builder.left_out) == {row}
+        assert "row" in builder.left_out[row]
+        segments_of(arrays_of(builder, sequences))
 
     def test_change_only_the_sequences_that_they_are_in(self) -> None:
         table = random_measurements(3_000, sources=50)
         sound = prepare_table(table).builder()
         dataset, row = self.damaged()
-        builder = BatchBuilder(dataset.rows, dataset.plan(), skip_corrupt_rows=True)
+        builder = RowSequences(dataset.rows, dataset.plan(), skip_corrupt_rows=True)
         sequences = range(sound.plan.sequences_per_epoch)
         segments = sound.segments(sequences)
         touched = np.unique(segments.packed.sequence[segments.samples.row == row])
         others = np.setdiff1d(np.arange(len(sequences)), touched)
         assert len(others) > 0
-        found, expected = builder.build(sequences), sound.build(sequences)
+        found, expected = arrays_of(builder, sequences), arrays_of(sound, sequences)
         for name in NAMES:
             assert np.array_equal(found[name][others], expected[name][others])
 
@@ -349,7 +349,7 @@ class TestStages:
 
     def test_building_a_batch_fills_them(self) -> None:
         builder = mixed().builder()
-        builder.build(range(4))
+        arrays_of(builder, range(4))
         assert {"plan", "read", "encode"} <= set(builder.stages.seconds)
         assert all(seconds >= 0 for seconds in builder.stages.seconds.values())
 
@@ -378,7 +378,7 @@ def test_a_batch_of_fixed_rows_is_the_pinned_one() -> None:
     builder = prepare_table(fixed_table()).builder(seed=42)
     per_epoch = builder.plan.sequences_per_epoch
     assert (builder.plan.samples_per_epoch, per_epoch) == GOLDEN_SIZES
-    assert digest(builder.build([0, 1, per_epoch, 3 * per_epoch + 5])) == GOLDEN_DIGEST
+    assert digest(arrays_of(builder, [0, 1, per_epoch, 3 * per_epoch + 5])) == GOLDEN_DIGEST
 
 
 GOLDEN_SIZES = (114, 49)

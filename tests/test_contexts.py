@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ping_llm.batches.plan import Flags, Mode, RowFacts, Samples
-from ping_llm.batches.spec import ContextSettings
+from ping_llm.contexts.plan import Flags, Mode, RowFacts, Samples
+from ping_llm.contexts.spec import ContextSettings
 from ping_llm.core.randomness import Ints, key
 from ping_llm.tokens import FIELD_ORDERS, TimeKind
 from ping_llm.tokens.encode import encode

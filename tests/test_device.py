@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from jax.sharding import SingleDeviceSharding
 
-from ping_llm.batches.device import on_device
 from ping_llm.batches.spec import Batch
 from ping_llm.core.errors import PingLlmError
+from ping_llm.runs.device import on_device
 
 
 def sharding() -> SingleDeviceSharding:

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ping_llm.batches.plan import RowFacts, SequencePlan
-from ping_llm.batches.source import BatchBuilder
-from ping_llm.batches.spec import ContextSettings
+from ping_llm.contexts.plan import RowFacts, SequencePlan
+from ping_llm.contexts.source import RowSequences
+from ping_llm.contexts.spec import ContextSettings
 from ping_llm.core.errors import PingLlmError
 from ping_llm.rows.dataset import RowSet
 from ping_llm.rows.manifest import INDEX_TYPES, index_fault
@@ -45,7 +45,7 @@ def tried(open_rows: Callable[[], RowSet], length: int) -> str:
     try:
         rows = open_rows()
         plan = SequencePlan(RowFacts.of(rows), 1, ContextSettings(length=length))
-        segments = BatchBuilder(rows, plan).segments(range(min(24, plan.sequences_per_epoch)))
+        segments = RowSequences(rows, plan).segments(range(min(24, plan.sequences_per_epoch)))
     except PingLlmError as error:
         return "error" if "\n" not in str(error) and "internal" not in str(error) else f"unclear: {error}"
     packed = segments.packed

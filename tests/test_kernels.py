@@ -14,21 +14,21 @@ import reference_batches
 import reference_randomness
 from conftest import random_measurements
 from ping_llm.batches.batch import PackedTokens, expand
-from ping_llm.batches.plan import SequencePlan
-from ping_llm.batches.segments import sort_random
-from ping_llm.batches.source import BatchBuilder
-from ping_llm.batches.spec import ContextSettings
+from ping_llm.contexts.plan import SequencePlan
+from ping_llm.contexts.segments import sort_random
+from ping_llm.contexts.source import RowSequences
+from ping_llm.contexts.spec import ContextSettings
 from ping_llm.core import draws
 from ping_llm.core.randomness import permute
 from ping_llm.core.rtt import encode_rtt
 from ping_llm.tokens.encode import rtt_code
-from pipeline_fixtures import facts_of, histories, prepare_table, simulated
+from pipeline_fixtures import arrays_of, facts_of, histories, prepare_table, simulated
 
 SIZES = st.integers(1, 5) | st.integers(20, 100) | st.integers(500, 4_000)
 LENGTHS = st.sampled_from([47, 64, 100, 257, 1024, 4096])
 
 
-def check_sequences(builder: BatchBuilder, sequences: Any) -> None:
+def check_sequences(builder: RowSequences, sequences: Any) -> None:
     found, expected = builder.segments(sequences), reference_batches.segments(builder, sequences)
     for name in expected.samples._fields:
         assert np.array_equal(getattr(found.samples, name), getattr(expected.samples, name)), name
@@ -39,7 +39,7 @@ def check_sequences(builder: BatchBuilder, sequences: Any) -> None:
         column = getattr(found.packed, name)
         assert np.array_equal(column, getattr(expected.packed, name)), name
         assert column.dtype == getattr(expected.packed, name).dtype
-    built = builder.build(sequences)
+    built = arrays_of(builder, sequences)
     for name, array in reference_batches.expand(expected.packed, len(sequences), builder.plan.settings.length).items():
         assert np.array_equal(built[name], array), name
 

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ping_llm.batches.plan import BLOCK_SAMPLES, Block, RowFacts, SequencePlan
-from ping_llm.batches.spec import ContextSettings
+from ping_llm.contexts.plan import BLOCK_SAMPLES, Block, RowFacts, SequencePlan
+from ping_llm.contexts.spec import ContextSettings
 from ping_llm.core.errors import PingLlmError
 from ping_llm.core.randomness import Ints
-from pipeline_fixtures import Dataset, facts_of, histories, in_batches, prepare_table, simulated
+from pipeline_fixtures import Dataset, arrays_of, facts_of, histories, in_batches, prepare_table, simulated
 
 
 def plan_of(facts: RowFacts, seed: int = 1, **options: int) -> SequencePlan:
@@ -195,7 +195,7 @@ class TestOverflow:
         for batch in in_batches(sequences):
             segments = builder.segments(batch)
             assert (np.bincount(segments.sample, minlength=len(segments.samples.row)) >= 1).all()
-            assert builder.build(batch)["inputs"].shape == (len(batch), 1024)
+            assert arrays_of(builder, batch)["inputs"].shape == (len(batch), 1024)
             samples += len(segments.samples.row)
         assert samples == builder.plan.samples_per_epoch
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from ping_llm.baselines.forecasts import PointWithResiduals, cumulative
-from ping_llm.batches.explain import explain_sequence
 from ping_llm.batches.source import BatchSource
 from ping_llm.config import Config
+from ping_llm.contexts.explain import explain_sequence
 from ping_llm.core.errors import PingLlmError
 from ping_llm.core.rtt import Observations
 from ping_llm.data.network import spec_from_config
@@ -110,7 +110,7 @@ class TestSequences:
 
     def test_other_rows_of_the_same_name_are_not_shown(self, run: Path) -> None:
         state = json.loads((run / "data.json").read_text())
-        state["identity"]["rows"] = ["another fingerprint"]
+        state["identity"]["sources"] = ["another fingerprint"]
         (run / "data.json").write_text(json.dumps(state))
         text = page_of(run).text
         assert "holds other rows now than it did then" in text

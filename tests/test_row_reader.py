@@ -12,14 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conftest import random_measurements
-from ping_llm.batches.source import BatchBuilder
+from ping_llm.contexts.source import RowSequences
 from ping_llm.rows import format as layout
 from ping_llm.rows.dataset import CorruptRowError, RowSet
 from ping_llm.rows.format import HEADER, decode_row
 from ping_llm.rows.manifest import INDEX_TYPES, index_fault
 from ping_llm.rows.prepare import TaskSizes
 from ping_llm.rows.reader import CHECKED_BYTES, RowReader
-from pipeline_fixtures import Dataset, histories, prepare_table
+from pipeline_fixtures import Dataset, arrays_of, histories, prepare_table
 from reference_rows import assert_same, pick, picked_by
 
 ROW = 1
@@ -251,10 +251,10 @@ class TestRowsThatAreTooLongToCheckWhole:
     def test_and_say_what_cannot_be_are_an_error(self) -> None:
         builder = self.damaged().builder()
         with pytest.raises(CorruptRowError, match="not as the index says"):
-            builder.build(range(2 * builder.plan.sequences_per_epoch))
+            arrays_of(builder, range(2 * builder.plan.sequences_per_epoch))
 
     def test_and_say_what_cannot_be_can_be_left_out(self) -> None:
         dataset = self.damaged()
-        builder = BatchBuilder(dataset.rows, dataset.plan(), skip_corrupt_rows=True)
-        builder.build(range(2 * builder.plan.sequences_per_epoch))
-        assert len(builder.corrupt_rows) == 1
+        builder = RowSequences(dataset.rows, dataset.plan(), skip_corrupt_rows=True)
+        arrays_of(builder, range(2 * builder.plan.sequences_per_epoch))
+        assert len(builder.left_out) == 1

@@ -10,9 +10,10 @@ import pytest
 
 from conftest import random_measurements
 from ping_llm.batches.batch import digest
-from ping_llm.batches.explain import global_batches
 from ping_llm.batches.source import BatchSource
-from ping_llm.batches.spec import ContextSettings, DataSpec, RowsSpec
+from ping_llm.batches.spec import DataSpec
+from ping_llm.contexts.explain import global_batches
+from ping_llm.contexts.spec import ContextSettings, RowsSpec, data_spec
 from ping_llm.core.errors import PingLlmError
 from ping_llm.rows import format as layout
 from ping_llm.rows.dataset import CorruptRowError, RowSet, fetch_ahead
@@ -50,9 +51,8 @@ def remote(stored: Location, s3: S3Server) -> Location:
 
 
 def spec_of(folder: object) -> DataSpec:
-    return DataSpec(
-        rows=(RowsSpec.find(str(folder), "train"),), global_batch_size=8, contexts=ContextSettings(length=512)
-    )
+    rows = RowsSpec.find(str(folder), "train", contexts=ContextSettings(length=512))
+    return data_spec([rows], global_batch_size=8)
 
 
 def digests(folder: object, steps: int = 4) -> list[str]:

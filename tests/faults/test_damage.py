@@ -30,10 +30,10 @@ OUT_OF_RANGE: Final = [0, 1, 3, 255, 2**31, 2**32 - 1, 2**50, 2**62, 2**63 - 1, 
 def _batches(folder: Path) -> str:
     """An epoch of the rows, in which each of them is read."""
     from ping_llm.batches.batch import digest
-    from pipeline_fixtures import Dataset
+    from pipeline_fixtures import Dataset, arrays_of
 
     builder = Dataset(folder).builder(length=256)
-    return digest(builder.build(range(builder.plan.sequences_per_epoch)))
+    return digest(arrays_of(builder, range(builder.sequences_per_epoch)))
 
 
 def _weights(folder: Path) -> str:

@@ -1,14 +1,13 @@
-"""From probe rows to batches: `batch = f(rows, seed, step, batch size, length)` and nothing else.
+"""Batches as a pure function of the step: `batch = f(sources, seed, step, batch size, length)` and nothing else.
 
-    spec      what decides every batch: rows, weights, seed, shape; and the state from which a run resumes
-    mixture   which row set a sequence comes from
-    plan      which samples of rows share a sequence, from the row index alone
-    segments  the measurements of each sample, drawn, cut to fit and written as tokens
-    batch     segments laid out as the arrays that a model trains on
-    source    any batch by its step
-    loader    batches made ahead by worker processes; `device` puts them on the accelerator
-    report    where the time goes; `explain`: where any token comes from
+    spec       what decides every batch, and the state from which a run resumes
+    mixture    which source a sequence comes from
+    source     any batch by its step
+    documents  tokenised documents in files; `packing`: which of them share a sequence
+    batch      segments laid out as the arrays that a model trains on
+    loader     batches made ahead by worker processes
+    report     where the time goes
 
-`plan`, `segments` and `batch` hold compiled loops. `tests/reference_*.py` are plain versions of them, which are the
-specification: both agree to the last bit.
+Nothing here knows what the tokens mean, or imports JAX. What gives sequences is a `SourceSpec`: probe rows
+(`contexts`), text (`data/grain.py`) and tokenised documents (`documents`) are three.
 """

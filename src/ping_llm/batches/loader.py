@@ -17,20 +17,20 @@ import os
 import signal
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import count
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import psutil
 
-from ping_llm.batches.batch import PackedTokens, Stages, expand
-from ping_llm.batches.report import LAY_OUT, STAGES, PipelineReport
+from ping_llm.batches.batch import PackedTokens, expand
+from ping_llm.batches.report import LAY_OUT, PipelineReport
 from ping_llm.batches.source import BatchSource
 from ping_llm.batches.spec import Batch, DataSpec, DataState, LoaderSettings, TrainLoader
 from ping_llm.core.errors import PingLlmError
@@ -45,27 +45,11 @@ _SEND_AFTER_S: Final = 0.02
 _log = logging.getLogger(__name__)
 
 
-class Source(Protocol):
-    """Makes any part of any batch, and counts its time by stages. It is sent to worker processes."""
-
-    @property
-    def stages(self) -> Stages: ...
-
-    @property
-    def corrupt_rows(self) -> int:
-        """That were left out so far."""
-
-    def packed(self, step: int, begin: int, end: int) -> PackedTokens:
-        """Sequences `begin` to `end` of the global batch of a step."""
-
-
 class Loader(TrainLoader):
     """An iterator over this host's part of each global batch, from a step on. Close it, or use it in a `with`.
 
     With `last_step` it ends after that step: finite data for evaluation.
     """
-
-    stages: Mapping[str, str] = STAGES
 
     def __init__(
         self,
@@ -82,15 +66,15 @@ class Loader(TrainLoader):
             )
         self.spec = spec
         self.batch_size = spec.global_batch_size // settings.hosts
-        self.settings = settings.resolved(6 * 4 * self.batch_size * spec.contexts.length)
+        self.settings = settings.resolved(6 * 4 * self.batch_size * spec.length)
         self._state = state or DataState.start(spec)
         self._last_step = last_step
-        self._keep_alive = keep_alive  # what the rows need to stay where they are
+        self._keep_alive = keep_alive  # what the sources need to stay where they are
         self._shown = time.monotonic()
         self._made: Iterator[Made] | None = None
         self._workers: list[_Worker] = []
         self._source: BatchSource | None = None  # for the bound on segments
-        self.report = PipelineReport(self.stages, self.settings.worker_count)
+        self.report = PipelineReport(spec.stages, self.settings.worker_count)
 
     def state(self) -> DataState:
         """Where to resume: the step of the batch that `next` would give."""
@@ -106,7 +90,7 @@ class Loader(TrainLoader):
         """Continue from a state, of this or another number of hosts and workers."""
         resumed = state.resume(self.spec, allow_change=allow_change)
         self._stop()
-        self._state = resumed
+        self.spec, self._state = resumed
         self._source = None
 
     def __next__(self) -> Batch:
@@ -118,12 +102,12 @@ class Loader(TrainLoader):
             self._made = self._start()
         made = next(self._made)
         arrived = time.perf_counter()
-        batch, tokens = expand(made.packed, self.batch_size, self.spec.contexts.length), len(made.packed.tokens)
+        batch, tokens = expand(made.packed, self.batch_size, self.spec.length), len(made.packed.tokens)
         self.report.add(
             made.stage_s | {LAY_OUT: time.perf_counter() - arrived},
             wait_s=arrived - asked,
             tokens=tokens,
-            padding=self.batch_size * self.spec.contexts.length - tokens,
+            padding=self.batch_size * self.spec.length - tokens,
             corrupt_rows=made.corrupt_rows,
         )
         self._state = replace(self._state, next_step=step + 1)
@@ -133,9 +117,9 @@ class Loader(TrainLoader):
 
     def _start(self) -> "Iterator[Made]":
         begin, buffer = self.settings.host * self.batch_size, self.settings.buffer_size
-        run = int(np.clip(_RUN_BYTES // (2 * self.batch_size * self.spec.contexts.length), 1, buffer // 2 or 1))
+        run = int(np.clip(_RUN_BYTES // (2 * self.batch_size * self.spec.length), 1, buffer // 2 or 1))
         job = _Job(
-            source=self.make_source(),
+            source=BatchSource(self.spec, self._state.mixture),
             first_step=self._state.next_step,
             begin=begin,
             end=begin + self.batch_size,
@@ -143,7 +127,7 @@ class Loader(TrainLoader):
             run=run,
             slots=(-(-buffer // run) + 1) * run,  # whole runs: one of them is being read
             # A token takes at most 4 bytes, a segment 8: enough for all but odd batches, which go through the pipe.
-            slot_bytes=4 * self.batch_size * self.spec.contexts.length + 1024 * self.batch_size + 4096,
+            slot_bytes=4 * self.batch_size * self.spec.length + 1024 * self.batch_size + 4096,
         )
         if not job.workers:
             return map(job.make, count())
@@ -157,9 +141,6 @@ class Loader(TrainLoader):
             _log.info("%s", self.report.table())
         if self.settings.visualization_dir:
             self.report.write(Path(self.settings.visualization_dir))
-
-    def make_source(self) -> Source:
-        return BatchSource(self.spec, self._state.mixture)
 
     def close(self) -> None:
         """End the worker processes and give back all memory. Nothing can be taken any more."""
@@ -197,7 +178,7 @@ class Made:
 class _Job:
     """What a worker process is told when it starts."""
 
-    source: Source
+    source: BatchSource
     first_step: int
     begin: int
     """This host's part of each batch: its sequences `begin` to `end`."""
@@ -213,7 +194,7 @@ class _Job:
         """The batch of so many steps after the first one."""
         stage_s = self.source.stages.seconds = {}
         packed = self.source.packed(self.first_step + number, self.begin, self.end)
-        return Made(packed=packed, stage_s=stage_s, corrupt_rows=self.source.corrupt_rows)
+        return Made(packed=packed, stage_s=stage_s, corrupt_rows=self.source.left_out)
 
     def open_slots(self, path: str) -> npt.NDArray[np.uint8]:
         """(slots, bytes). Without a file to share, slots hold nothing, and batches are sent through the pipe."""

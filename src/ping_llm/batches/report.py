@@ -26,16 +26,6 @@ _ADVICE: Final = {
 _ADVICE_FOR_COMPUTATION: Final = "raise grain_worker_count: this runs on as many cores as there are"
 
 
-STAGES: Final = {
-    "plan": "which samples share a sequence",
-    "sample": "draw measurements from windows",
-    "read": "pick measurements from mapped rows",
-    "fill": "as many measurements as fit",
-    "encode": "measurements in their order to tokens",
-}
-"""What workers do to make batches of probe rows."""
-
-
 class PipelineReport:
     """Adds up what every batch cost. Stages run in the workers side by side; waiting is the training process's."""
 

@@ -1,10 +1,10 @@
-"""What decides every batch, as one small value: which rows, which seed, which shape. It travels to worker processes."""
+"""What decides every batch, as one small value: which sources, which seed, which shape. It travels to workers."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sized
 from dataclasses import asdict, dataclass, field, replace
 from fractions import Fraction
-from typing import Any, Final, Protocol, Self
+from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -12,11 +12,10 @@ from pydantic import TypeAdapter
 
 from ping_llm.batches.mixture import UNMIXED, Mixture, Phase
 from ping_llm.core.errors import PingLlmError, one_line
-from ping_llm.core.randomness import Ints
-from ping_llm.rows.manifest import MANIFEST, Manifest
-from ping_llm.storage import locate
 from ping_llm.tasks.pool import available_cores
-from ping_llm.tokens import TOKEN_VERSION
+
+if TYPE_CHECKING:
+    from ping_llm.batches.batch import PackedTokens, Stages
 
 PIPELINE_VERSION: Final = 1
 """Raised whenever the same spec would give other batches."""
@@ -27,74 +26,58 @@ Batch = dict[str, npt.NDArray[np.int32]]
 """`inputs` and `targets`, and for both `_position` and `_segmentation`: each [sequences, length]."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ContextSettings:
-    """How rows become contexts. Part of what a data state is checked against."""
+class SequenceSource(Protocol):
+    """Sequences by number, in epochs without end."""
 
-    measurements_per_context: int = 30
-    max_contexts: int = 16
-    length: int = 1024
-    """Tokens of a sequence: no context has more."""
+    @property
+    def sequences_per_epoch(self) -> int: ...
 
-    def per_row(self, counts: npt.ArrayLike) -> Ints:
-        """Contexts per epoch of rows with so many measurements."""
-        contexts = -(-np.asarray(counts, dtype=np.int64) // self.measurements_per_context)
-        return np.minimum(contexts, self.max_contexts)
+    @property
+    def left_out(self) -> Sized:
+        """Damaged records that were passed over so far."""
+
+    def packed(self, sequences: range) -> "PackedTokens":
+        """The segments of these sequences; `sequence` of the result counts from the first of them."""
+
+    def max_segments(self, sequences: range) -> int:
+        """None of these sequences has more."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class RowsSpec:
-    """One split of one prepared dataset."""
+class SourceSpec(Protocol):
+    """What one source of sequences is, as a small value. It is opened in the processes that read."""
 
-    folder: str
-    split: str
-    fingerprint: str
+    @property
+    def fingerprint(self) -> str:
+        """Another one, if it would give other sequences."""
 
-    @classmethod
-    def find(cls, pattern: str, default_split: str) -> "RowsSpec":
-        """From a folder that `prepare` wrote, or from a pattern of its shards such as `rows/train*.arrayrecord`."""
-        path = locate(pattern)
-        if path.is_dir() or not (path.parent / MANIFEST).exists():
-            folder, split, matched = path, default_split, None
-        else:
-            folder, matched = path.parent, {file.name for file in path.parent.glob(path.name)}
-            split = next((s for s in Manifest.load(folder).splits if path.name.startswith(s)), default_split)
-        manifest = Manifest.load(folder)
-        if split not in manifest.splits:
-            raise PingLlmError(f"{folder} has no split {split!r}, only {', '.join(manifest.splits)}")
-        info = manifest.splits[split]
-        if not info.rows:
-            raise PingLlmError(f"the {split} split of {folder} is empty")
-        shards = {shard.file for shard in info.shards}
-        if matched is not None and matched & shards != shards:
-            raise PingLlmError(
-                f"{pattern} names {len(matched & shards)} of the {len(shards)} {split} shards; a split is used whole: "
-                f"give {folder} or {folder}/{split}*.arrayrecord"
-            )
-        return cls(folder=str(folder), split=split, fingerprint=info.fingerprint)
+    def open(self, spec: "DataSpec", stages: "Stages") -> SequenceSource: ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataSpec:
     """`batch = f(spec, step)`: everything else (hosts, workers, what was read before) is left out on purpose."""
 
-    rows: tuple[RowsSpec, ...]
+    sources: tuple[SourceSpec, ...]
     weights: tuple[Fraction, ...] = (Fraction(1),)
     seed: int = 0
     global_batch_size: int = 64
-    contexts: ContextSettings = field(default_factory=ContextSettings)
-    skip_corrupt_rows: bool = False
+    length: int = 1024
+    """Tokens of a sequence."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """What else decides the sequences of all sources, by name: a data state is checked against it."""
+    stages: Mapping[str, str] = field(default_factory=dict)
+    """What is done to make a batch, and what that means, for reports."""
     finite: bool = False
-    """One epoch of each row set, one after the other, then nothing: for evaluation. Otherwise epochs without end."""
+    """One epoch of each source, one after the other, then nothing: for evaluation. Otherwise epochs without end."""
 
     def identity(self) -> dict[str, Any]:
         """What a data state is checked against. Weights are not part of it: they may change."""
         return {
-            "rows": [rows.fingerprint for rows in self.rows],
+            "sources": [source.fingerprint for source in self.sources],
             "seed": self.seed,
             "global_batch_size": self.global_batch_size,
-            **{f"contexts.{name}": value for name, value in asdict(self.contexts).items()},
-            "token_version": TOKEN_VERSION,
+            "length": self.length,
+            **self.settings,
             "pipeline_version": PIPELINE_VERSION,
         }
 
@@ -139,16 +122,35 @@ class DataState:
                 + ". Restore it, or set allow_data_change=true to continue with other batches"
             )
 
-    def resume(self, spec: DataSpec, *, allow_change: bool = False) -> "DataState":
-        """This state for another spec. What differs is an error, unless it is explicitly allowed."""
+    def resume(self, spec: DataSpec, *, allow_change: bool = False) -> tuple[DataSpec, "DataState"]:
+        """The spec and the state to continue with. What differs is an error, unless it is explicitly allowed.
+
+        Weights may differ, and sources may be added: each continues where it was. They keep the order that they had,
+        whatever the order in which they are named now.
+        """
+        before, now = list(self.identity.get("sources", [])), spec.identity()["sources"]
+        gone = [source for source in before if source not in now]
+        if gone and not allow_change:
+            raise PingLlmError(
+                f"{len(gone)} of the {len(before)} sources that this run was trained on are not in the blend any more, "
+                "or their files have changed: keep them, with weight 0 if they are not wanted; or set "
+                "allow_data_change=true to continue with other batches"
+            )
+        if gone or not before:
+            if not allow_change:
+                self.check(spec.identity())
+            return spec, replace(DataState.start(spec), next_step=self.next_step)
+        if now[: len(before)] != before:
+            order = [*map(now.index, before), *(number for number, source in enumerate(now) if source not in before)]
+            sources, weights = (tuple(values[number] for number in order) for values in (spec.sources, spec.weights))
+            spec = replace(spec, sources=sources, weights=weights)
         identity = spec.identity()
         if not allow_change:
-            self.check(identity)
-        if identity["rows"] != self.identity.get("rows") or len(spec.rows) != len(self.mixture.phases[0].shares):
-            mixture = Mixture.of(spec.weights)
-        else:
-            mixture = self.mixture.changed(spec.weights, self.next_step * spec.global_batch_size)
-        return DataState(next_step=self.next_step, identity=identity, mixture=mixture)
+            replace(self, identity={**self.identity, "sources": identity["sources"]}).check(identity)
+        new = (0,) * (len(now) - len(before))
+        phases = tuple(Phase(p.start, p.shares + new, p.given + new) for p in self.mixture.phases)
+        mixture = Mixture(phases).changed(spec.weights, self.next_step * spec.global_batch_size)
+        return spec, DataState(next_step=self.next_step, identity=identity, mixture=mixture)
 
 
 class EvalLoader(Protocol):

@@ -13,7 +13,8 @@ from typing import Any, Final
 import numpy as np
 
 from ping_llm.batches.loader import Loader
-from ping_llm.batches.spec import ContextSettings, DataSpec, LoaderSettings, RowsSpec
+from ping_llm.batches.spec import DataSpec, LoaderSettings
+from ping_llm.contexts.spec import ContextSettings, RowsSpec, data_spec
 from ping_llm.core.console import progress
 from ping_llm.rows.estimate import MEASURED, Rates
 from ping_llm.rows.manifest import INDEX_TYPES
@@ -53,8 +54,8 @@ def benchmark_rows(rows: str) -> Iterator[Path]:
 
 def measure_pipeline(rows: Path, *, workers: int, batch_size: int, length: int, seconds: float) -> dict[str, Any]:
     """The whole path (read, sample, encode, pack, assemble) in one process, and what workers deliver of it."""
-    contexts, found = ContextSettings(length=length), RowsSpec.find(str(rows), "train")
-    spec = DataSpec(rows=(found,), global_batch_size=batch_size, contexts=contexts)
+    found = RowsSpec.find(str(rows), "train", contexts=ContextSettings(length=length))
+    spec = data_spec([found], global_batch_size=batch_size)
     with progress("measuring", total=1 + bool(workers)) as advance:
         alone = _loader_report(spec, 0, seconds)
         advance()

@@ -89,8 +89,8 @@ def inspect_batches(
         ping-llm inspect batches --config configs/latency_network.yml
     """
     from ping_llm.batches import batch as arrays
-    from ping_llm.batches.explain import global_batches
     from ping_llm.batches.source import BatchSource
+    from ping_llm.contexts.explain import global_batches
 
     first, separator, last = steps.partition(":")
     if not (separator and first.isdigit() and last.isdigit() and int(first) < int(last)):
@@ -139,8 +139,8 @@ def inspect_batch(
         ping-llm inspect batch data/probe_rows --step 1200 --sequence 3
         ping-llm inspect batch --config runs/my-project/my-run/config.yml --step 1200
     """
-    from ping_llm.batches import explain
     from ping_llm.batches.source import BatchSource
+    from ping_llm.contexts import explain
 
     spec = _spec(rows, config, changes, split, batch_size, length, seed)
     if sequence >= (count := spec.global_batch_size):
@@ -156,15 +156,15 @@ def _spec(
     rows: str, config: Path | None, changes: list[str] | None, split: str, batch_size: int, length: int, seed: int
 ) -> "DataSpec":
     """What decides the batches: the configuration, where there is one, else the options."""
-    from ping_llm.batches.spec import ContextSettings, DataSpec, RowsSpec
     from ping_llm.config import load_config
+    from ping_llm.contexts.spec import ContextSettings, RowsSpec, data_spec
     from ping_llm.data.network import spec_from_config
 
     if not (config or changes):
         if not rows:
             raise PingLlmError("name a folder that `ping-llm prepare` wrote, or a --config")
-        contexts, found = ContextSettings(length=length), RowsSpec.find(rows, split)
-        return DataSpec(rows=(found,), seed=seed, global_batch_size=batch_size, contexts=contexts)
+        found = RowsSpec.find(rows, split, contexts=ContextSettings(length=length))
+        return data_spec([found], seed=seed, global_batch_size=batch_size)
     if rows:
         raise PingLlmError(f"give either the folder {rows} or a configuration (--config, --set), not both")
     if split not in {"train", "eval"}:

@@ -14,19 +14,17 @@ three per cent too much on average: that is not seen in this epoch. Where a bloc
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import numpy as np
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from ping_llm.batches.batch import PackedTokens, Stages
-from ping_llm.batches.loader import Loader, Source
-from ping_llm.batches.mixture import Mixture, Phase
-from ping_llm.batches.spec import ContextSettings, DataSpec, DataState, EvalLoader, LoaderSettings, TrainLoader
+from ping_llm.batches.spec import DataSpec, DataState, EvalLoader, TrainLoader
 from ping_llm.config import Blend, Config, parse_blend
 from ping_llm.core.errors import PingLlmError, explained
 from ping_llm.core.randomness import Purpose, key, permute
@@ -40,7 +38,7 @@ from ping_llm.data.documents import (
     matching,
     reader_of,
 )
-from ping_llm.data.registry import ONE_HOST, Part, loader_settings
+from ping_llm.data.registry import ONE_HOST, Part, loader_of
 from ping_llm.data.stream import (
     EMPTY,
     TEXT_STAGES,
@@ -69,7 +67,7 @@ _READ_TOGETHER: Final = 256
 
 def train_loader(config: Config, part: Part, state: DataState | None) -> TrainLoader:
     if config.grain_file_type == "arrayrecord":
-        return TextLoader(TextSpec.of(config, part), loader_settings(config, part), state)
+        return loader_of(text_spec(config, part), config, part, state)
     [(files, _)] = _train_sources(config)
     reader = reader_of(config.grain_file_type, config.train_data_columns)
     documents = file_stream(files, reader, part, seed=config.data_shuffle_seed, epochs=config.num_epoch)
@@ -145,83 +143,48 @@ def _mixture_file(file: Path) -> Blend:
         return parse_blend(";".join(f"{source.path},{source.weight}" for source in sources.values()))
 
 
-# ArrayRecord: what decides every batch, and what becomes of a blend when a run is resumed with another one.
+# ArrayRecord: what decides every batch.
 
 
-@dataclass(frozen=True, kw_only=True)
-class TextSpec:
-    """`batch = f(spec, step)`, as `DataSpec` is for probe rows."""
+def text_spec(config: Config, part: Part = ONE_HOST, block_documents: int = 1024) -> DataSpec:
+    """`batch = f(spec, step)`."""
+    found = _train_sources(config)
+    return DataSpec(
+        sources=tuple(TextSource(config, files, fingerprint(files), block_documents) for files, _ in found),
+        weights=tuple(weight for _, weight in found),
+        seed=config.data_shuffle_seed,
+        global_batch_size=part.batch_size(config),
+        length=config.max_target_length,
+        settings=text_identity(config, part) | {"text_version": TEXT_VERSION},
+        stages=TEXT_STAGES,
+    )
+
+
+@dataclass(frozen=True)
+class TextSource:
+    """ArrayRecord files of one source of documents."""
 
     config: Config
-    sources: tuple[Files, ...]
-    fingerprints: tuple[str, ...]
-    weights: tuple[Fraction, ...]
-    part: Part
-    block_documents: int = 1024
+    files: Files
+    fingerprint: str
+    block_documents: int
 
-    @classmethod
-    def of(cls, config: Config, part: Part = ONE_HOST) -> "TextSpec":
-        sources, weights = zip(*_train_sources(config), strict=True)
-        fingerprints = tuple(map(fingerprint, sources))
-        return cls(config=config, sources=sources, fingerprints=fingerprints, weights=weights, part=part)
-
-    @property
-    def global_batch_size(self) -> int:
-        return self.part.batch_size(self.config)
-
-    @property
-    def chunk(self) -> int:
-        """Sequences that are taken from a block in one go: four chunks make a batch."""
-        return max(8, self.global_batch_size // 4)
-
-    def identity(self) -> dict[str, Any]:
-        """What a data state is checked against. Weights are not part of it: they may change."""
-        settings = text_identity(self.config, self.part)
-        return {**settings, "sources": list(self.fingerprints), "text_version": TEXT_VERSION}
-
-    def start(self) -> DataState:
-        return DataState(next_step=0, identity=self.identity(), mixture=Mixture.of(self.weights))
-
-    def resume(self, state: DataState) -> "tuple[TextSpec, DataState]":
-        """The spec and the state to continue with. Weights may differ, and sources may be added: each continues.
-
-        Sources keep the order that they had, whatever the order in which they are named now.
-        """
-        allow_change = self.config.allow_data_change
-        before = list(state.identity.get("sources", []))
-        now = dict(zip(self.fingerprints, zip(self.sources, self.weights, strict=True), strict=True))
-        gone = [source for source in before if source not in now]
-        if gone and not allow_change:
-            raise PingLlmError(
-                f"{len(gone)} of the {len(before)} sources that this run was trained on are not in the blend any more, "
-                "or their files have changed: keep them, with weight 0 if they are not wanted; or set "
-                "allow_data_change=true to continue with other batches"
-            )
-        if allow_change and (gone or not before):
-            return self, replace(self.start(), next_step=state.next_step)
-        order = [*before, *(source for source in now if source not in before)]
-        sources, weights = zip(*(now[source] for source in order), strict=True)
-        spec = replace(self, sources=sources, fingerprints=tuple(order), weights=weights)
-        identity = spec.identity()
-        if not allow_change:
-            replace(state, identity={**state.identity, "sources": order}).check(identity)
-        new = (0,) * (len(order) - len(before))
-        phases = tuple(Phase(p.start, p.shares + new, p.given + new) for p in state.mixture.phases)
-        mixture = Mixture(phases).changed(weights, state.next_step * spec.global_batch_size)
-        return spec, DataState(next_step=state.next_step, identity=identity, mixture=mixture)
+    def open(self, spec: DataSpec, stages: Stages) -> "TextSequences":
+        return TextSequences(self, spec, stages)
 
 
-class TextPlan:
+class TextSequences:
     """The sequences of one source, each by its number alone."""
 
-    def __init__(self, files: Files, spec: TextSpec, stages: Stages) -> None:
-        config = spec.config
-        self._documents = Documents(files, config.train_data_columns)
+    def __init__(self, source: TextSource, spec: DataSpec, stages: Stages) -> None:
+        config = source.config
+        self._documents = Documents(source.files, config.train_data_columns)
         self._tokenizer = tokenizer_of(config)
-        self._seed, self._epochs, self._chunk = config.data_shuffle_seed, config.num_epoch, spec.chunk
-        self._length, self._max_segments = config.max_target_length, max_segments(config)
-        self._stages = stages
-        self.blocks = max(1, round(len(self._documents) / spec.block_documents))
+        self._seed, self._epochs, self._length = spec.seed, config.num_epoch, spec.length
+        self._chunk = max(8, spec.global_batch_size // 4)  # sequences from a block in one go: four make a batch
+        self._max_segments, self._stages = max_segments(config), stages
+        self.left_out = ()  # a damaged file ends the run
+        self.blocks = max(1, round(len(self._documents) / source.block_documents))
         self._block = lru_cache(maxsize=_BLOCKS_KEPT)(self._tokenised)
 
     @cached_property
@@ -257,7 +220,15 @@ class TextPlan:
         lane, offset = divmod(within - whole, rest)  # what is left of each block after its last whole chunk
         return epoch, group * LANES + lane, rounds * chunk + offset
 
-    def sequence(self, sequence: int) -> Packed:
+    def packed(self, sequences: range) -> PackedTokens:
+        found = list(map(self._sequence, sequences))
+        with self._stages("arrange"):
+            return pack(found)
+
+    def max_segments(self, sequences: range) -> int:
+        return self._max_segments
+
+    def _sequence(self, sequence: int) -> Packed:
         epoch, block, offset = self.locate(sequence)
         if 0 < self._epochs <= epoch:
             return EMPTY
@@ -273,45 +244,3 @@ class TextPlan:
             texts = self._documents.texts(numbers)
         with self._stages("encode"):
             return Concatenated.of(*self._tokenizer.encode(texts))
-
-
-class TextSource:
-    """A spec brought to life. Files are opened at first use, so it can be sent to a worker process before."""
-
-    corrupt_rows = 0
-    """A damaged file ends the run: nothing is left out."""
-
-    def __init__(self, spec: TextSpec, mixture: Mixture) -> None:
-        self.spec, self.mixture, self.stages = spec, mixture, Stages()
-
-    @cached_property
-    def plans(self) -> tuple[TextPlan, ...]:
-        return tuple(TextPlan(source, self.spec, self.stages) for source in self.spec.sources)
-
-    def packed(self, step: int, begin: int, end: int) -> PackedTokens:
-        """Sequences `begin` to `end` of the global batch of a step."""
-        first = step * self.spec.global_batch_size
-        located = (self.mixture.locate(first + number) for number in range(begin, end))
-        sequences = [self.plans[source].sequence(within) for source, within in located]
-        with self.stages("arrange"):
-            return pack(sequences)
-
-
-class TextLoader(Loader):
-    """The loader of probe rows, with worker processes that tokenise documents instead."""
-
-    stages = TEXT_STAGES
-
-    def __init__(self, spec: TextSpec, settings: LoaderSettings, state: DataState | None = None) -> None:
-        self.text, begun = spec.resume(state) if state else (spec, spec.start())
-        # What the loader itself looks at is the shape of a batch; rows there are none.
-        contexts = ContextSettings(length=spec.config.max_target_length)
-        super().__init__(
-            DataSpec(rows=(), global_batch_size=spec.global_batch_size, contexts=contexts), settings, begun
-        )
-
-    def max_segments(self, step: int) -> int:
-        return max_segments(self.text.config)
-
-    def make_source(self) -> Source:
-        return TextSource(self.text, self._state.mixture)

@@ -13,10 +13,11 @@ from typing import Final
 
 from ping_llm.batches.loader import Loader
 from ping_llm.batches.source import BatchSource
-from ping_llm.batches.spec import ContextSettings, DataSpec, DataState, RowsSpec
+from ping_llm.batches.spec import DataSpec, DataState
 from ping_llm.config import Blend, Config, parse_blend
+from ping_llm.contexts.spec import ContextSettings, RowsSpec, data_spec
 from ping_llm.core.errors import PingLlmError
-from ping_llm.data.registry import Part, loader_settings
+from ping_llm.data.registry import Part, loader_of, loader_settings
 from ping_llm.rows.dataset import fetch_ahead
 from ping_llm.rows.manifest import Manifest
 from ping_llm.rows.prepare import DEFAULT_SIZES, PrepareSettings, prepare
@@ -30,8 +31,7 @@ _BYTES_PER_MEASUREMENT: Final = 64
 
 def train_loader(config: Config, part: Part, state: DataState | None) -> Loader:
     spec, kept = _fetched(config, "train", part)
-    resumed = state.resume(spec, allow_change=config.allow_data_change) if state else None
-    return Loader(spec, loader_settings(config, part), resumed, keep_alive=kept)
+    return loader_of(spec, config, part, state, keep_alive=kept)
 
 
 def eval_loader(config: Config, part: Part) -> Loader:
@@ -46,7 +46,7 @@ def _fetched(config: Config, split: str, part: Part) -> "tuple[DataSpec, RowsInM
     """As `_spec_of`; remote rows that fit the cache are copied there before the first batch."""
     configure(config.data_cache_dir, config.data_cache_gb)
     spec, kept = _spec_of(config, split, part)
-    remote = [rows for rows in spec.rows if locate(rows.folder).is_remote]
+    remote = [rows for rows in spec.sources if isinstance(rows, RowsSpec) and locate(rows.folder).is_remote]
     if remote:
         splits = [(locate(rows.folder), Manifest.load(rows.folder).splits[rows.split]) for rows in remote]
         fetch_ahead(splits, Cache.from_environment())
@@ -75,24 +75,24 @@ def _spec_of(config: Config, split: str, part: Part) -> "tuple[DataSpec, RowsInM
     """What decides every batch, and what must be kept alive for it."""
     blend = _blend(config, split)
     kept = None
+    contexts = ContextSettings(
+        measurements_per_context=config.network_context_measurements,
+        max_contexts=config.network_max_contexts,
+        length=config.max_target_length,
+    )
+    drawn = {"contexts": contexts, "skip_corrupt_rows": config.network_skip_corrupt_rows}
     if config.network_data_format == "network_parquet":
         if len(blend) > 1:
             raise PingLlmError("network_parquet cannot blend; prepare the files and use probe_chunks")
         kept = RowsInMemory(blend[0][0], config.grain_ram_budget_mb)
-        rows = [RowsSpec.find(str(kept.rows), "train")]
+        rows = [RowsSpec.find(str(kept.rows), "train", **drawn)]
     else:
-        rows = [RowsSpec.find(pattern, split) for pattern, _ in blend]
-    spec = DataSpec(
-        rows=tuple(rows),
+        rows = [RowsSpec.find(pattern, split, **drawn) for pattern, _ in blend]
+    spec = data_spec(
+        rows,
         weights=tuple(weight for _, weight in blend),
         seed=config.data_shuffle_seed,
         global_batch_size=part.batch_size(config),
-        contexts=ContextSettings(
-            measurements_per_context=config.network_context_measurements,
-            max_contexts=config.network_max_contexts,
-            length=config.max_target_length,
-        ),
-        skip_corrupt_rows=config.network_skip_corrupt_rows,
         finite=split == "eval",
     )
     return spec, kept

@@ -7,12 +7,15 @@ or, from another package, an entry point of the group `ping_llm.backends`. `synt
 import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final, Protocol, cast
+from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
-from ping_llm.batches.spec import Batch, DataState, EvalLoader, LoaderSettings, TrainLoader
+from ping_llm.batches.spec import Batch, DataSpec, DataState, EvalLoader, LoaderSettings, TrainLoader
 from ping_llm.config import Config
 from ping_llm.config.keys import BACKEND_ENTRY_POINTS, DATASET_TYPES, installed_backends
 from ping_llm.core.errors import PingLlmError
+
+if TYPE_CHECKING:
+    from ping_llm.batches.loader import Loader
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +102,17 @@ def loader_settings(config: Config, part: Part) -> LoaderSettings:
         host=part.host,
         hosts=part.hosts,
     )
+
+
+def loader_of(
+    spec: DataSpec, config: Config, part: Part, state: DataState | None, *, keep_alive: object = None
+) -> "Loader":
+    """Batches of a spec, from the beginning or from a state."""
+    from ping_llm.batches.loader import Loader  # which loads what is compiled
+
+    if state is not None:
+        spec, state = state.resume(spec, allow_change=config.allow_data_change)
+    return Loader(spec, loader_settings(config, part), state, keep_alive=keep_alive)
 
 
 class StepLoader(TrainLoader):

@@ -53,8 +53,8 @@ class Predictor:
 
     def training_measurements(self) -> list[MeasurementSet]:
         """The real measurements that the model was trained on, read again from where they were."""
-        from ping_llm.batches.spec import RowsSpec
         from ping_llm.config import parse_blend
+        from ping_llm.contexts.spec import RowsSpec
 
         files = self.trained.config.network_train_files
         if not files:

@@ -9,8 +9,8 @@ from typing import Any, Final
 import yaml
 from rich.console import Console
 
-from ping_llm.batches.explain import explain_sequence
 from ping_llm.batches.source import BatchSource
+from ping_llm.contexts.explain import explain_sequence
 from ping_llm.core.errors import PingLlmError
 from ping_llm.data.network import spec_from_config
 from ping_llm.evaluate.scores import ORACLE, PROTOCOL_TITLES, SCORE_COLUMNS
@@ -152,7 +152,7 @@ def _sequences(run: Run) -> Iterator[dict[str, Any]]:
     assert run.config
     batch = run.data.identity.get("global_batch_size", 0) if run.data else 0
     spec = spec_from_config(run.config, "train", max(1, round(batch / run.config.per_device_batch_size)))
-    if run.data and run.data.identity.get("rows") != spec.identity()["rows"]:
+    if run.data and run.data.identity.get("sources") != spec.identity()["sources"]:
         raise PingLlmError(f"{run.config.network_train_files} holds other rows now than it did then")
     source = BatchSource(spec, run.data.mixture) if run.data else BatchSource(spec)
     last, console = max(0, run.steps_done - 1), Console()

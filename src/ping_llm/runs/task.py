@@ -14,7 +14,6 @@ import jax.numpy as jnp
 from flax import nnx
 from jinja2 import Template
 
-from ping_llm.batches.device import DeviceBatch
 from ping_llm.config import Config
 from ping_llm.core.errors import PingLlmError
 from ping_llm.data.completer import COMPLETER_DATA, measurements_on_device, world_settings
@@ -27,6 +26,7 @@ from ping_llm.models.lm.transformer import Sums, loss_sums
 from ping_llm.prior.fine_tuning import measured_batch
 from ping_llm.prior.prng import Columns
 from ping_llm.prior.worlds import Batch, WorldSettings, worlds_of
+from ping_llm.runs.device import DeviceBatch
 from ping_llm.runs.trained import Trained, completer_settings, model_settings
 
 

@@ -13,7 +13,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from ping_llm.batches.device import on_device
 from ping_llm.batches.spec import EvalLoader
 from ping_llm.config import Config
 from ping_llm.core.console import err, progress
@@ -22,6 +21,7 @@ from ping_llm.core.files import exclusive, remove_unfinished
 from ping_llm.data import registry
 from ping_llm.data.completer import COMPLETER_DATA
 from ping_llm.runs import RunFolder
+from ping_llm.runs.device import on_device
 from ping_llm.runs.task import task_of
 from ping_llm.runs.trained import begin_with, load_trained
 from ping_llm.training.metrics import Metrics, Pace, draw_losses, peak_flops
@@ -232,7 +232,7 @@ class _Run:
     def _diverged(self, step: int, what: str) -> str:
         source = f"{self.config.dataset_type} data"
         if self.config.dataset_type == "network" and self.config.network_data_format == "probe_chunks":
-            from ping_llm.batches.explain import rows_of_batch
+            from ping_llm.contexts.explain import rows_of_batch
             from ping_llm.data.network import spec_from_config
 
             source = rows_of_batch(spec_from_config(self.config, "train", jax.device_count()), step)

@@ -16,9 +16,9 @@ import numpy.typing as npt
 import optax
 from flax import nnx
 
-from ping_llm.batches.device import DeviceBatch
 from ping_llm.config import Config
 from ping_llm.models.lm.transformer import Sums
+from ping_llm.runs.device import DeviceBatch
 from ping_llm.runs.task import Task
 from ping_llm.training.state import TrainState
 

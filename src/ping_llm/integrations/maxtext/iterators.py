@@ -160,7 +160,7 @@ class NetworkIterator:
         self.local_iterator = local
         self._start = local.loader.state()
         self._share = share
-        self._length = local.loader.spec.contexts.length
+        self._length = local.loader.spec.length
         self._vocabulary = config.vocab_size
         self._max_segments = config.max_segments_per_seq if config.attention == "cudnn_flash_te" else None
         self._pads_at_the_end = pads_at_the_end

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ping_llm.batches.batch import PackedTokens, Stages
-from ping_llm.batches.plan import (
+from ping_llm.contexts.plan import (
     ABSOLUTE,
     DELTA1,
     DELTA4,

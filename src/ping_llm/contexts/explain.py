@@ -3,16 +3,18 @@
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from ping_llm.batches.loader import Loader
-from ping_llm.batches.plan import Mode
-from ping_llm.batches.source import BatchBuilder, BatchSource
+from ping_llm.batches.source import BatchSource
 from ping_llm.batches.spec import Batch, DataSpec, DataState, LoaderSettings
+from ping_llm.contexts.plan import Mode
+from ping_llm.contexts.source import RowSequences
+from ping_llm.contexts.spec import RowsSpec
 from ping_llm.core.measurements import format_address
 from ping_llm.tokens import FIELD_ORDERS
 from ping_llm.tokens.decode import as_json, decode
@@ -32,15 +34,17 @@ def global_batches(spec: DataSpec, first: int, last: int, *, hosts: int, workers
 def rows_of_batch(spec: DataSpec, step: int) -> str:
     """Which rows a global batch was made from, in one line."""
     source = BatchSource(spec)
-    first = step * spec.global_batch_size
-    located = [at for i in range(spec.global_batch_size) if (at := source.locate(first + i))]
     parts = []
-    for number, (builder, rows) in enumerate(zip(source.builders, spec.rows, strict=True)):
-        if mine := [sequence for row_set, sequence in located if row_set == number]:
-            used = np.unique(builder.segments(mine).samples.row)
-            shown = ", ".join(str(row) for row in used[:8]) + (", …" if len(used) > 8 else "")
-            parts.append(f"{len(used)} rows of {rows.folder} ({rows.split}: {shown})")
+    for number, sequences, _ in source.shares(step, 0, spec.global_batch_size):
+        opened, rows = _rows_of(source, number)
+        used = np.unique(opened.segments(sequences).samples.row)
+        shown = ", ".join(str(row) for row in used[:8]) + (", …" if len(used) > 8 else "")
+        parts.append(f"{len(used)} rows of {rows.folder} ({rows.split}: {shown})")
     return " and ".join(parts)
+
+
+def _rows_of(source: BatchSource, number: int) -> tuple[RowSequences, RowsSpec]:
+    return cast(RowSequences, source.sources[number]), cast(RowsSpec, source.spec.sources[number])
 
 
 def explain_sequence(source: BatchSource, step: int, sequence: int) -> dict[str, Any]:
@@ -50,17 +54,17 @@ def explain_sequence(source: BatchSource, step: int, sequence: int) -> dict[str,
     if located is None:
         return explained
     number, local = located
-    builder, rows = source.builders[number], source.spec.rows[number]
-    epoch, block, index = builder.plan.locate(local)
+    opened, rows = _rows_of(source, number)
+    epoch, block, index = opened.plan.locate(local)
     explained |= {"rows": rows.folder, "split": rows.split, "epoch": epoch, "block": block, "index_in_block": index}
-    explained["segments"] = list(_segments(builder, local))
+    explained["segments"] = list(_segments(opened, local))
     explained["tokens"] = sum(segment["tokens"] for segment in explained["segments"])
-    explained["padding"] = source.spec.contexts.length - explained["tokens"]
+    explained["padding"] = source.spec.length - explained["tokens"]
     return explained
 
 
-def _segments(builder: BatchBuilder, sequence: int) -> Iterator[dict[str, Any]]:
-    segments, rows = builder.segments([sequence]), builder.rows
+def _segments(opened: RowSequences, sequence: int) -> Iterator[dict[str, Any]]:
+    segments, rows = opened.segments([sequence]), opened.rows
     samples, packed = segments.samples, segments.packed
     parts = np.split(packed.tokens, np.cumsum(packed.sizes)[:-1])
     for i, tokens in zip(range(len(samples.row)), parts, strict=False):  # of no segment there is one empty part

@@ -30,7 +30,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ping_llm.batches.spec import ContextSettings
+from ping_llm.contexts.spec import ContextSettings
 from ping_llm.core.compiled import Array, kernel, mapped, part_of_kernels, types
 from ping_llm.core.draws import below, extend, log_uniform, permute_run, uniform
 from ping_llm.core.errors import PingLlmError
