@@ -102,6 +102,12 @@ class TestPlan:
         assert first[:50] != second[:50]
         assert len(set(first) | set(second)) > 0.97 * DOCUMENTS
 
+    def test_without_shuffling_documents_come_in_the_order_of_their_files(self, folder: Path) -> None:
+        config = config_of(folder, enable_data_shuffling=False)
+        numbers = [int(name.removeprefix("<0:")) for name in documents_of(take(config, 100))]
+        assert len(numbers) > 0.8 * numbers[-1] > 0.5 * DOCUMENTS
+        assert numbers == sorted(set(numbers))
+
     def test_padding_is_low_and_reported(self, folder: Path) -> None:
         with open_loader(config_of(folder)) as loader:
             batches = [next(loader) for _ in range(200)]
@@ -134,6 +140,7 @@ class TestResume:
         ("change", "named"),
         [
             ({"data_shuffle_seed": 1}, "seed"),
+            ({"enable_data_shuffling": False}, "seed"),
             ({"max_target_length": 256}, "length"),
             ({"per_device_batch_size": 4.0}, "global_batch_size"),
             ({"add_eos": False}, "add_eos"),
@@ -230,6 +237,13 @@ class TestEvaluation:
             with make_eval_loader(config, host=host, hosts=2) as loader:
                 parts.append(list(loader))
         assert digests(together(parts)) == digests(whole)
+
+    def test_may_have_batches_of_another_size(self, folder: Path) -> None:
+        config = config_of(folder, grain_eval_files=f"{folder}/b/*.arrayrecord", eval_per_device_batch_size=3)
+        with make_eval_loader(config) as loader:
+            batches = list(loader)
+        assert {len(batch["inputs"]) for batch in batches} == {3}
+        assert text_of(batches) == "".join(texts(300, seed=1))
 
     def test_ends_after_eval_steps(self, folder: Path) -> None:
         config = config_of(folder, grain_eval_files=f"{folder}/b/*.arrayrecord", eval_steps=2)

@@ -61,6 +61,12 @@ def batches_until_padding(config: Config) -> list[Any]:
         return found
 
 
+def test_without_shuffling_documents_come_in_the_order_of_their_files(tmp_path: Path, kind: str) -> None:
+    config = config_of(tmp_path, kind, [texts(120)], enable_data_shuffling=False, num_epoch=2)
+    assert texts_in(batches_until_padding(config)) == 2 * texts(120)
+    assert digests(take(config, 3, state_after(config, 2))) == digests(take(config, 5)[2:])
+
+
 def write_for_hugging_face(path: Path, form: str, documents: Sequence[str]) -> None:
     table = pa.table({"text": pa.array(list(documents), pa.string())})
     if form == "parquet":

@@ -25,7 +25,7 @@ def test_the_defaults_are_the_documented_ones() -> None:
     assert (config.run_name, config.base_output_directory) == ("", "runs")
     assert config.network_train_files == config.network_eval_files == config.grain_visualization_dir == ""
     on = {name for name, field in KEYS.items() if field.annotation is bool and getattr(config, name)}
-    always = {"enable_checkpointing", "async_checkpointing", "enable_tensorboard"}
+    always = {"enable_checkpointing", "async_checkpointing", "enable_tensorboard", "enable_data_shuffling"}
     assert on == always | {"add_bos", "add_eos"}
 
 

@@ -8,7 +8,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from config_fixtures import IN_TMP_PATH, WriteYaml, refusal
-from ping_llm.config import load_config
+from ping_llm.config import KEYS, Config, load_config
+from ping_llm.config.maxtext import MAXTEXT_KEYS
 from ping_llm.core.errors import PingLlmError
 
 
@@ -111,6 +112,44 @@ def test_evaluation_in_training_needs_evaluation_data() -> None:
 @pytest.mark.parametrize("setting", ["generate_padding_batch_train=true", "expansion_factor_real_data=2"])
 def test_a_key_that_only_maxtext_reads_is_not_ignored_in_silence(setting: str) -> None:
     assert "is for the MaxText trainer (docs/maxtext.md)" in refusal(None, setting)
+
+
+@pytest.mark.parametrize(
+    "setting", ["packing=true", "packing=True", "use_truncation=no", "max_corpus_chars=1e7", "use_dpo=false"]
+)
+def test_a_key_of_maxtext_that_asks_for_what_is_done_anyway_is_passed_over(write_yaml: WriteYaml, setting: str) -> None:
+    assert load_config(None, [setting]) == Config()
+    assert load_config(write_yaml(setting.replace("=", ": "))) == Config()
+
+
+@pytest.mark.parametrize(
+    ("setting", "instead"),
+    [
+        ("packing=false", "sequences are always packed"),
+        ("grain_packing_type=first_fit", "concatenated and then split"),
+        ("use_truncation=true", "nothing is truncated"),
+        ("tokenize_train_data=false", "grain_file_type=tokens"),
+        ("grain_shuffle_buffer_size=100", "shuffle_window"),
+        ("use_sft=true", "fine-tune with MaxText"),
+    ],
+)
+def test_a_key_of_maxtext_that_asks_for_something_else_says_what_there_is_instead(setting: str, instead: str) -> None:
+    name, message = setting.partition("=")[0], refusal(None, setting)
+    assert message.startswith(f"override {setting!r}: {name} is a key of MaxText only: ")
+    assert instead in message
+
+
+def test_no_key_of_ours_is_taken_for_one_of_maxtext_only() -> None:
+    assert not set(MAXTEXT_KEYS) & set(KEYS)
+
+
+def test_data_other_than_text_is_always_shuffled() -> None:
+    assert "enable_data_shuffling=false is for text" in refusal(None, "enable_data_shuffling=false")
+    assert load_config(None, ["enable_data_shuffling=false", "dataset_type=hf"]).shuffle_seed is None
+
+
+def test_a_list_of_columns_is_refused() -> None:
+    assert "the name of one column" in refusal(None, "train_data_columns=['text']")
 
 
 @pytest.mark.parametrize("name", ["network_train_files", "network_eval_files"])

@@ -160,6 +160,7 @@ Dtype = Annotated[str, one_of("bfloat16", "float32")]
 FolderName = Annotated[
     str, Rule("a plain folder name", lambda name: not set(name) & set("/\\") and name not in (".", ".."))
 ]
+Column = Annotated[str, Rule("the name of one column", lambda name: not name.startswith("["))]
 TextFiles = Annotated[str, Rule("a pattern or a blend", lambda text: not text or bool(parse_blend(text)))]
 RowFiles = Annotated[str, Rule("a folder, a pattern or a blend", lambda text: not text or bool(parse_blend(text)))]
 DatasetType = Annotated[
@@ -198,6 +199,7 @@ class Data(Section):
     data_cache_gb: NonNegative = key(0.0, "Disk space for such copies; 0 = half of what is free.")
     data_shuffle_seed: Seed = key(0, "Seed of the order and of all sampling.")
     per_device_batch_size: Positive = key(8.0, "Sequences per device and step; a fraction, if all have a whole number.")
+    eval_per_device_batch_size: NonNegative = key(0.0, "The same of evaluation; 0 = as in training.")
     # The longest measurement (IPv6, absolute time) has 47 tokens: each fits the shortest sequence.
     max_target_length: Annotated[int, at_least(64)] = key(1024, "Tokens of a sequence.")
     generate_padding_batch_train: bool = key(
@@ -229,9 +231,10 @@ class Text(Section):
     train_split: str = key("train", "`tfds`, `c4_mlperf`: split to train on.")
     eval_dataset_name: str = key("c4/en:3.0.1", "`tfds`, `c4_mlperf`: evaluation dataset and its version.")
     eval_split: str = key("validation", "`tfds`, `c4_mlperf`: split to evaluate on.")
-    train_data_columns: str = key("text", "Column or feature that holds the text of a training document.")
-    eval_data_columns: str = key("text", "The same of evaluation documents.")
+    train_data_columns: Column = key("text", "Column or feature that holds the text of a training document.")
+    eval_data_columns: Column = key("text", "The same of evaluation documents.")
     num_epoch: CountOrMinusOne = key(-1, "Epochs of the training text; -1 = without end.")
+    enable_data_shuffling: bool = key(True, "false = documents come in the order of their files, every epoch the same.")
     shuffle_window: Count = key(4096, "Documents shuffled together, where data is read in order (all but ArrayRecord).")
     max_segments_per_seq: CountOrMinusOne = key(
         -1, "Documents that share a sequence, at most; the rest of it is padding. -1 = one for each 32 tokens."
@@ -384,12 +387,22 @@ class Config(Run, Data, Text, Tokenizer, Worlds, Loader, Evaluation, Model, Opti
                 f"eval_interval is {self.eval_interval}, but network_eval_files is empty: "
                 "name the evaluation data, or set eval_interval to -1"
             )
+        if not self.enable_data_shuffling and self.dataset_type not in TEXT_DATASET_TYPES:
+            raise PingLlmError(
+                f"enable_data_shuffling=false is for text ({', '.join(TEXT_DATASET_TYPES)}), "
+                f"not for dataset_type={self.dataset_type}"
+            )
         for name in MAXTEXT_ONLY:
             if getattr(self, name) != KEYS[name].default:
                 raise PingLlmError(
                     f"{name} is for the MaxText trainer (docs/maxtext.md); here, leave it at its default"
                 )
         return self
+
+    @property
+    def shuffle_seed(self) -> int | None:
+        """Of the order of documents; None = that of their files."""
+        return self.data_shuffle_seed if self.enable_data_shuffling else None
 
     def replace(self, **changes: Any) -> Self:
         """The same with some keys changed, checked again."""

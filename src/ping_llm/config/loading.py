@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 import yaml
 
 from ping_llm.config.keys import KEYS, MAX_DIGITS, SECTIONS, Config
+from ping_llm.config.maxtext import MAXTEXT_KEYS
 from ping_llm.core.errors import PingLlmError, explained, one_line, shown
 
 BASE: Final = "base_config"
@@ -35,6 +36,16 @@ class _Setting(NamedTuple):
         with explained(self.origin, PingLlmError, limit=1000):
             return check_value(self.name, _parsed(kind, self.text))
 
+    def is_redundant(self) -> bool:
+        """Whether it is a key of MaxText's alone with a value that asks for what is done anyway; an error if it asks
+        for something else."""
+        if self.name not in MAXTEXT_KEYS:
+            return False
+        same, instead = MAXTEXT_KEYS[self.name]
+        if same is None or _parsed(type(same), self.text) != same:
+            raise PingLlmError(f"{self.origin}: {self.name} is a key of MaxText only: {instead}; remove it")
+        return True
+
 
 def load_config(path: str | Path | None, overrides: Sequence[str] = ()) -> Config:
     """The configuration in a file (None: all defaults), changed by overrides, of which the last one of a key holds.
@@ -53,7 +64,7 @@ def load_config(path: str | Path | None, overrides: Sequence[str] = ()) -> Confi
         if name.strip() == BASE:
             raise PingLlmError(f"{origin}: {BASE} belongs in a configuration file; load the other file instead")
         settings.append(_Setting(origin, name.strip(), value))
-    return Config(**{setting.name: setting.value() for setting in settings})
+    return Config(**{setting.name: setting.value() for setting in settings if not setting.is_redundant()})
 
 
 def check_value(name: str, value: Any) -> Any:

@@ -9,6 +9,8 @@ block   about a thousand consecutive documents of that permutation, tokenised to
 lanes   16 neighbouring blocks are used side by side, some sequences of each in turn: so hosts and workers, which take
         different parts of the batches, work on different blocks most of the time
 
+Without shuffling (`enable_data_shuffling=false`) the permutation is the order of the files, and there is one lane.
+
 Documents differ in size, so what blocks hold differs by a few per cent. Sequences are counted such that a block has
 three per cent too much on average: that is not seen in this epoch. Where a block has too little, padding stands.
 """
@@ -70,7 +72,7 @@ def train_loader(config: Config, part: Part, state: DataState | None) -> TrainLo
         return loader_of(text_spec(config, part), config, part, state)
     [(files, _)] = _train_sources(config)
     reader = reader_of(config.grain_file_type, config.train_data_columns)
-    documents = file_stream(files, reader, part, seed=config.data_shuffle_seed, epochs=config.num_epoch)
+    documents = file_stream(files, reader, part, seed=config.shuffle_seed, epochs=config.num_epoch)
     return StreamLoader(config, part, documents, data={"files": fingerprint(files)}, state=state)
 
 
@@ -180,7 +182,8 @@ class TextSequences:
         config = source.config
         self._documents = Documents(source.files, config.train_data_columns)
         self._tokenizer = tokenizer_of(config)
-        self._seed, self._epochs, self._length = spec.seed, config.num_epoch, spec.length
+        self._seed, self._epochs, self._length = config.shuffle_seed, config.num_epoch, spec.length
+        self._lanes = LANES if config.enable_data_shuffling else 1
         self._chunk = max(8, spec.global_batch_size // 4)  # sequences from a block in one go: four make a batch
         self._max_segments, self._stages = max_segments(config), stages
         self.left_out = ()  # a damaged file ends the run
@@ -210,15 +213,16 @@ class TextSequences:
         """Epoch, block and offset in the block of a sequence, counted from the beginning of all epochs."""
         chunk = self._chunk
         epoch, within = divmod(sequence, self.sequences_per_epoch)
-        group, within = divmod(within, self.sequences_per_block * LANES)
-        lanes = min(LANES, self.blocks - group * LANES)
+        group, within = divmod(within, self.sequences_per_block * self._lanes)
+        first = group * self._lanes
+        lanes = min(self._lanes, self.blocks - first)
         rounds, rest = divmod(self.sequences_per_block, chunk)
         whole = rounds * chunk * lanes
         if within < whole:
             turn, offset = divmod(within, chunk)
-            return epoch, group * LANES + turn % lanes, turn // lanes * chunk + offset
+            return epoch, first + turn % lanes, turn // lanes * chunk + offset
         lane, offset = divmod(within - whole, rest)  # what is left of each block after its last whole chunk
-        return epoch, group * LANES + lane, rounds * chunk + offset
+        return epoch, first + lane, rounds * chunk + offset
 
     def packed(self, sequences: range) -> PackedTokens:
         found = list(map(self._sequence, sequences))
@@ -238,8 +242,9 @@ class TextSequences:
     def _tokenised(self, epoch: int, block: int) -> Concatenated:
         begin, end = (b * len(self._documents) // self.blocks for b in (block, block + 1))
         with self._stages("plan"):
-            order = key(self._seed, epoch, Purpose.EPOCH_ORDER)
-            numbers = permute(order, len(self._documents), np.arange(begin, end))
+            numbers = np.arange(begin, end)
+            if self._seed is not None:
+                numbers = permute(key(self._seed, epoch, Purpose.EPOCH_ORDER), len(self._documents), numbers)
         with self._stages("read"):
             texts = self._documents.texts(numbers)
         with self._stages("encode"):

@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 
 def train_loader(config: Config, part: Part, state: DataState | None) -> StreamLoader:
     arguments, files = _arguments(config, "train")
-    seed, epochs = config.data_shuffle_seed, config.num_epoch
+    seed, epochs = config.shuffle_seed, config.num_epoch
     documents = HfStream(arguments, config.train_data_columns, part, seed=seed, epochs=epochs)
     if state is not None and "data_files" not in arguments:
         _log.warning("%s comes from the Hub: a run resumes exactly only if it has not changed there", config.hf_path)

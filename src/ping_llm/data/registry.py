@@ -82,6 +82,8 @@ def make_train_loader(config: Config, *, state: DataState | None = None, **part:
 
 def make_eval_loader(config: Config, **part: int) -> EvalLoader:
     """Batches for evaluation: finite, and the same every time. The last one is filled up with empty sequences."""
+    if size := config.eval_per_device_batch_size:
+        config = config.replace(per_device_batch_size=size)
     return find(config.dataset_type).eval_loader(config, Part(**part))
 
 

@@ -56,7 +56,7 @@ def text_identity(config: Config, part: Part) -> dict[str, Any]:
         "tokenizer": tokenizer_of(config).digest,
         "add_bos": config.add_bos,
         "add_eos": config.add_eos,
-        "seed": config.data_shuffle_seed,
+        "seed": config.shuffle_seed,
         "global_batch_size": part.batch_size(config),
         "length": config.max_target_length,
         "most_segments": max_segments(config),
@@ -186,7 +186,7 @@ class StreamLoader(TrainLoader):
         self, config: Config, part: Part, documents: EpochStream, *, data: Mapping[str, Any], state: DataState | None
     ) -> None:
         """`data` says what is read, for the state of the run: resuming with something else is refused."""
-        encode, seed, window = tokenizer_of(config).encode, config.data_shuffle_seed, config.shuffle_window
+        encode, seed, window = tokenizer_of(config).encode, config.shuffle_seed, config.shuffle_window
         rows = part.rows(config)
         self._part, self._batch_size = part, rows.stop - rows.start
         self._sequences = SequenceStream(config, documents, encode, window=window, seed=seed)

@@ -22,7 +22,7 @@ from ping_llm.data.tokenizer import tokenizer_of
 
 def train_loader(config: Config, part: Part, state: DataState | None) -> StreamLoader:
     builder, split = _builder(config, "train"), config.train_split
-    texts = partial(_texts, builder, split, config.train_data_columns, part, config.data_shuffle_seed)
+    texts = partial(_texts, builder, split, config.train_data_columns, part, config.shuffle_seed)
     shard_lengths = json.dumps(list(builder.info.splits[split].shard_lengths))
     data = {"name": builder.info.full_name, "split": split, "documents": shard_lengths}
     return StreamLoader(config, part, EpochStream(texts, config.num_epoch), data=data, state=state)

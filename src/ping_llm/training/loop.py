@@ -126,6 +126,8 @@ class _Run:
                 f"a batch of {sequences:g} sequences cannot be split over {devices} device(s) and "
                 f"gradient_accumulation_steps={c.gradient_accumulation_steps}"
             )
+        if c.eval_per_device_batch_size % 1:
+            raise PingLlmError(f"eval_per_device_batch_size={c.eval_per_device_batch_size:g} must be a whole number")
 
     def _initial_state(self, optimizer: optax.GradientTransformation) -> TrainState:
         state = create_state(self.config, optimizer, self.mesh)
