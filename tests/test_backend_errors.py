@@ -66,7 +66,7 @@ def test_files_of_no_known_type_are_refused(tmp_path: Path) -> None:
         ),
         (
             {"grain_file_type": "parquet", "grain_train_files": "{parquet},1;{parquet}x,2"},
-            "grain_file_type=parquet cannot blend: only ArrayRecord files can",
+            "grain_file_type=parquet cannot blend: only arrayrecord and tokens can",
         ),
     ],
 )

@@ -64,6 +64,37 @@ def simulate(
     options.show(summary.to_json(), json_output, text)
 
 
+def tokenize(
+    output: options.OutputFolder,
+    changes: Annotated[list[str] | None, Argument(help="Keys of the configuration.", metavar="KEY=VALUE…")] = None,
+    config: Annotated[Path | None, Option(help="Configuration file with grain_train_files and a tokenizer.")] = None,
+    copies: Annotated[bool, Option("--copy", help="The column holds tokens already: copy them.")] = False,
+    workers: options.Workers = None,
+    json_output: options.Json = False,
+) -> None:
+    """Tokenize documents once, into token files that training reads at random (`grain_file_type=tokens`).
+
+    Every input file becomes FILE.bin and FILE.idx in the layout of Megatron-LM. The same command continues where it was
+    interrupted. From tokens, an epoch holds every token exactly once, and hardly any padding.
+
+    Examples:
+
+        ping-llm tokenize --config configs/text_arrayrecord.yml --output data/tokens
+        ping-llm tokenize --copy -o data/tokens grain_file_type=parquet grain_train_files='docs/*.parquet' \\
+            train_data_columns=input_ids vocab_size=128256
+        ping-llm train --config my.yml grain_file_type=tokens grain_train_files='data/tokens/*.bin'
+    """
+    from ping_llm.config import load_config
+    from ping_llm.data import tokenize as text
+
+    settings = load_config(config, [*(changes or []), "dataset_type=grain", "eval_interval=-1"])
+    options.check_folder(output, f"--output {output}")
+    with progress("tokenizing") as advance:
+        made = text.tokenize(settings, output, copies=copies, workers=workers, on_progress=advance)
+    found = f"{made['tokens']:,} tokens of {made['documents']:,} documents in {made['files']} token files, in {output}"
+    options.show(made, json_output, found)
+
+
 def import_atlas(
     files: Annotated[list[str], Argument(help="Result files: JSON array or lines, plain, .gz or .bz2.")],
     output: options.OutputLocation,

@@ -22,7 +22,8 @@ app = Typer(
     rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-to_a_model = predict.predict, data.simulate, evaluate.split, data.plan, data.prepare, train.train, evaluate.evaluate
+from_data = data.simulate, evaluate.split, data.plan, data.prepare, data.tokenize
+to_a_model = predict.predict, *from_data, train.train, evaluate.evaluate
 with_a_model = train.report, serve.serve, train.export, train.convert
 questions = predict.suggest, predict.destinations, predict.complete, predict.anomalies
 for command in (*to_a_model, *with_a_model, *questions):

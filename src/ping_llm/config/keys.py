@@ -210,10 +210,10 @@ class Data(Section):
 class Text(Section):
     """Which documents are read, for the text backends; docs/backends.md says what each of them promises."""
 
-    grain_file_type: Annotated[str, one_of("arrayrecord", "parquet", "tfrecord")] = key(
-        "arrayrecord", "`grain`: format of its files."
+    grain_file_type: Annotated[str, one_of("arrayrecord", "parquet", "tfrecord", "tokens")] = key(
+        "arrayrecord", "`grain`: format of its files; `tokens` = tokenised documents (.bin with .idx, or .arrow)."
     )
-    grain_train_files: TextFiles = key("", "`grain`: pattern of the training files, or a blend of ArrayRecord files.")
+    grain_train_files: TextFiles = key("", "`grain`: pattern of the training files, or a blend (ArrayRecord, tokens).")
     grain_train_mixture_config_path: str = key(
         "", '`grain`: a blend as JSON instead, `{"name": {"path": pattern, "weight": number}}`; may change on resume.'
     )

@@ -8,7 +8,6 @@ Grain has readers for Parquet and TFRecord, too. They are not used: at 64 to 131
 tokenising takes 200) they would cost a third of the speed; interleaving mixes epochs; and errors name no file.
 """
 
-import hashlib
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, lru_cache, partial
@@ -41,12 +40,16 @@ Position = Any
 T = TypeVar("T")
 
 OPEN_FILES: Final = 16
+_READ_TOGETHER: Final = 256
 
-_KINDS: Final = {"arrayrecord": "an ArrayRecord", "parquet": "a Parquet", "tfrecord": "a TFRecord"}
+_KINDS: Final = {
+    "arrayrecord": "an ArrayRecord",
+    "parquet": "a Parquet",
+    "tfrecord": "a TFRecord",
+    "tokens": "a tokens",
+}
 _RIEGELI: Final = bytes.fromhex("83af70d10d884a3f0000000000000000")
 """The header that every ArrayRecord file begins with."""
-_FINGERPRINTED: Final = 1 << 16
-"""Bytes at either end of a file."""
 _LONGEST_RECORD: Final = 1 << 31
 
 
@@ -72,7 +75,9 @@ def matching(pattern: str, key: str, kind: str | None = None) -> Files:
 
 
 def _kind(file: Path) -> str | None:
-    """By how the file begins and ends."""
+    """By how the file begins and ends; token files by their names."""
+    if file.suffix == ".arrow" or (file.suffix == ".bin" and file.with_suffix(".idx").exists()):
+        return "tokens"
     size = file.stat().st_size
     with file.open("rb") as data:
         head = data.read(16)
@@ -84,19 +89,6 @@ def _kind(file: Path) -> str | None:
         return "arrayrecord"
     length = int.from_bytes(head[:8], "little")
     return "tfrecord" if size == 0 or (len(head) > 12 and length + 16 <= size) else None
-
-
-def fingerprint(files: Files) -> str:
-    """Of names, sizes, and the first and last bytes of files, where their tables of contents are: not all is read."""
-    hashed = hashlib.sha256()
-    for file in files:
-        size = file.stat().st_size
-        hashed.update(f"{file.name} {size}\n".encode())
-        with file.open("rb") as data:
-            hashed.update(data.read(_FINGERPRINTED))
-            data.seek(max(0, size - _FINGERPRINTED))
-            hashed.update(data.read(_FINGERPRINTED))
-    return hashed.hexdigest()[:16]
 
 
 # Records: `tf.train.Example` messages, read without TensorFlow.
@@ -124,6 +116,10 @@ def _example() -> Any:
     pool = descriptor_pool.DescriptorPool()  # not the common one: TensorFlow may have put its own there
     pool.AddSerializedFile(text_format.Parse(_EXAMPLE, FileDescriptorProto()).SerializeToString())
     return message_factory.GetMessageClass(pool.FindMessageTypeByName("e.Example"))
+
+
+Feature = Callable[[bytes, str], Any]
+"""What a record has in a feature of this name."""
 
 
 class RecordError(ValueError):
@@ -159,10 +155,10 @@ def _feature(record: bytes, name: str) -> Any:
 
 
 class Documents:
-    """The documents of some ArrayRecord files by number."""
+    """The documents of some ArrayRecord files by number: text, or what else is in a feature."""
 
-    def __init__(self, files: Sequence[Path], column: str) -> None:
-        self._files, self._column = files, column
+    def __init__(self, files: Sequence[Path], column: str, feature: Feature = text_feature) -> None:
+        self._files, self._column, self._feature = files, column, feature
         counts = list(map(_count_records, files))
         self._first = np.append(0, np.cumsum(counts))
         """Number of each file's first document, and of all documents."""
@@ -173,7 +169,7 @@ class Documents:
     def __len__(self) -> int:
         return int(self._first[-1])
 
-    def texts(self, numbers: Ints) -> list[str]:
+    def texts(self, numbers: Ints) -> list[Any]:
         if not len(numbers):
             return []
         try:
@@ -183,7 +179,7 @@ class Documents:
         texts = []
         for record, number in zip(records, numbers.tolist(), strict=True):
             try:
-                texts.append(text_feature(record, self._column))
+                texts.append(self._feature(record, self._column))
             except RecordError as error:
                 file, position = self._locate(number)
                 where = f"record {position} of {file}"
@@ -216,11 +212,24 @@ def _count_records(file: Path) -> int:
 # Parquet and TFRecord: one document after the other.
 
 
-def reader_of(kind: str, column: str) -> Reader:
+def reader_of(kind: str, column: str, feature: Feature = text_feature) -> Reader:
     """How files of a kind are read."""
     if kind == "parquet":
-        return partial(_parquet_documents, column=column)
-    return partial(tfrecord_documents, decode=partial(text_feature, name=column))
+        return partial(_parquet_documents, column=column, is_text=feature is text_feature)
+    return partial(tfrecord_documents, decode=lambda record: feature(record, column))
+
+
+def in_order(files: Sequence[Path], kind: str, column: str, feature: Feature = text_feature) -> "EpochStream":
+    """All documents of some files, once."""
+    if kind != "arrayrecord":
+        return file_stream(files, reader_of(kind, column, feature))
+    documents = Documents(files, column, feature)
+
+    def read(epoch: int, skip: int) -> Iterator[Any]:
+        for begin in range(skip, len(documents), _READ_TOGETHER):
+            yield from documents.texts(np.arange(begin, min(begin + _READ_TOGETHER, len(documents))))
+
+    return EpochStream(read)
 
 
 def check_documents(files: Sequence[Path], kind: str, column: str) -> None:
@@ -233,7 +242,7 @@ def check_documents(files: Sequence[Path], kind: str, column: str) -> None:
             first()
 
 
-def _parquet_documents(path: Path, column: str) -> Iterator[Unread]:
+def _parquet_documents(path: Path, column: str, *, is_text: bool = True) -> Iterator[Unread]:
     with explained(f"{path} cannot be read", pa.ArrowInvalid, OSError):
         file = pq.ParquetFile(path)
     with file:
@@ -241,14 +250,16 @@ def _parquet_documents(path: Path, column: str) -> Iterator[Unread]:
         if column not in schema.names:
             raise PingLlmError(f"{path} has no column {column!r}, only {', '.join(schema.names)}")
         kind = schema.field(column).type
-        if not pa.types.is_string(kind) and not pa.types.is_large_string(kind):
-            raise PingLlmError(f"column {column!r} of {path} holds no text, but {kind}")
+        texts = pa.types.is_string(kind) or pa.types.is_large_string(kind)
+        tokens = (pa.types.is_list(kind) or pa.types.is_large_list(kind)) and pa.types.is_integer(kind.value_type)
+        if not (texts if is_text else tokens):
+            raise PingLlmError(f"column {column!r} of {path} holds no {'text' if is_text else 'tokens'}, but {kind}")
 
-        def text_at(group: int, row: int) -> str:
-            return texts_of(group)[row] or ""
+        def text_at(group: int, row: int) -> Any:
+            return texts_of(group)[row] or ("" if is_text else [])
 
         @lru_cache(maxsize=1)
-        def texts_of(group: int) -> list[str | None]:  # read with the first document wanted of it
+        def texts_of(group: int) -> list[Any]:  # read with the first document wanted of it
             with explained(f"{path} is damaged", pa.ArrowInvalid, OSError):
                 return list(file.read_row_group(group, columns=[column])[0].to_pylist())
 

@@ -1,7 +1,8 @@
-"""`dataset_type=grain`: text in ArrayRecord, Parquet or TFRecord files.
+"""`dataset_type=grain`: text in ArrayRecord, Parquet or TFRecord files, or documents that were tokenised before.
 
-Parquet and TFRecord files are read in order (`stream.py`). Of ArrayRecord files, a batch is a function of its step,
-although nobody knows how many tokens a document has:
+Parquet and TFRecord files are read in order (`stream.py`). Of tokenised documents, whose lengths are known, a batch is
+a function of its step (`batches/documents.py`). So it is of ArrayRecord files, although nobody knows how many tokens a
+document of text has:
 
 epoch   a random permutation of all documents, another one each time
 block   about a thousand consecutive documents of that permutation, tokenised together and concatenated; each block
@@ -15,32 +16,32 @@ Documents differ in size, so what blocks hold differs by a few per cent. Sequenc
 three per cent too much on average: that is not seen in this epoch. Where a block has too little, padding stands.
 """
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import numpy as np
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from ping_llm.batches.batch import PackedTokens, Stages
+from ping_llm.batches.documents import DocumentsSpec, TokenDocuments, documents_spec, fingerprint
 from ping_llm.batches.spec import DataSpec, DataState, EvalLoader, TrainLoader
 from ping_llm.config import Blend, Config, parse_blend
 from ping_llm.core.errors import PingLlmError, explained
 from ping_llm.core.randomness import Purpose, key, permute
 from ping_llm.data.documents import (
     Documents,
-    EpochStream,
     Files,
     check_documents,
     file_stream,
-    fingerprint,
+    in_order,
     matching,
     reader_of,
 )
-from ping_llm.data.registry import ONE_HOST, Part, loader_of
+from ping_llm.data.registry import ONE_HOST, Part, eval_loader_of, loader_of
 from ping_llm.data.stream import (
     EMPTY,
     TEXT_STAGES,
@@ -58,17 +59,17 @@ from ping_llm.data.tokenizer import tokenizer_of
 TEXT_VERSION: Final = 1
 """Raised whenever the same files would give other batches."""
 
+_RANDOM_ACCESS: Final = ("arrayrecord", "tokens")
 LANES: Final = 16
 _OVERFILL_PERCENT: Final = 103
 _BLOCKS_KEPT: Final = LANES + 4
 _SAMPLED: Final = 8192
 _SAMPLED_TOKENS: Final = 512
 """Documents whose size in bytes is looked at, and those of them that are tokenised, to estimate the size of a block."""
-_READ_TOGETHER: Final = 256
 
 
 def train_loader(config: Config, part: Part, state: DataState | None) -> TrainLoader:
-    if config.grain_file_type == "arrayrecord":
+    if config.grain_file_type in _RANDOM_ACCESS:
         return loader_of(text_spec(config, part), config, part, state)
     [(files, _)] = _train_sources(config)
     reader = reader_of(config.grain_file_type, config.train_data_columns)
@@ -78,28 +79,36 @@ def train_loader(config: Config, part: Part, state: DataState | None) -> TrainLo
 
 def eval_loader(config: Config, part: Part) -> EvalLoader:
     files, kind, column = _eval_files(config), config.grain_file_type, config.eval_data_columns
-    if kind == "arrayrecord":
-        documents = EpochStream(partial(_all_in_order, Documents(files, column)))
-    else:
-        documents = file_stream(files, reader_of(kind, column))
-    return StreamEvalLoader(config, part, documents)
+    if kind == "tokens":
+        return eval_loader_of(
+            _tokens_spec(config, part, [DocumentsSpec.of(files, column=column)], finite=True), config, part
+        )
+    return StreamEvalLoader(config, part, in_order(files, kind, column))
 
 
 def check(config: Config) -> None:
     """Are the files there, of the right kind, with the text where it should be, and is there a tokenizer?"""
-    tokenizer_of(config)
+    if config.grain_file_type != "tokens":
+        tokenizer_of(config)
     found = [(files, config.train_data_columns) for files, _ in _train_sources(config)]
     if config.eval_interval > 0:
         found.append((_eval_files(config), config.eval_data_columns))
     for files, column in found:
-        check_documents(files, config.grain_file_type, column)
+        if config.grain_file_type == "tokens":
+            TokenDocuments(files, column)
+        else:
+            check_documents(files, config.grain_file_type, column)
+
+
+def train_files(config: Config) -> list[Files]:
+    return [files for files, _ in _train_sources(config)]
 
 
 def _train_sources(config: Config) -> list[tuple[Files, Fraction]]:
     """The files of each source of documents, with its share."""
     kind, blend = config.grain_file_type, _blend(config)
-    if len(blend) > 1 and kind != "arrayrecord":
-        raise PingLlmError(f"grain_file_type={kind} cannot blend: only ArrayRecord files can")
+    if len(blend) > 1 and kind not in _RANDOM_ACCESS:
+        raise PingLlmError(f"grain_file_type={kind} cannot blend: only {' and '.join(_RANDOM_ACCESS)} can")
     return [(matching(pattern, "grain_train_files", kind), weight) for pattern, weight in blend]
 
 
@@ -108,11 +117,6 @@ def _eval_files(config: Config) -> Files:
         raise PingLlmError("grain_eval_files is not set: name the evaluation files, or set eval_interval to -1")
     patterns = [pattern for pattern, _ in parse_blend(config.grain_eval_files)]
     return tuple(f for pattern in patterns for f in matching(pattern, "grain_eval_files", config.grain_file_type))
-
-
-def _all_in_order(documents: Documents, epoch: int, skip: int) -> Iterator[str]:
-    for begin in range(skip, len(documents), _READ_TOGETHER):
-        yield from documents.texts(np.arange(begin, min(begin + _READ_TOGETHER, len(documents))))
 
 
 def _blend(config: Config) -> Blend:
@@ -145,12 +149,15 @@ def _mixture_file(file: Path) -> Blend:
         return parse_blend(";".join(f"{source.path},{source.weight}" for source in sources.values()))
 
 
-# ArrayRecord: what decides every batch.
+# ArrayRecord and tokenised documents: what decides every batch.
 
 
 def text_spec(config: Config, part: Part = ONE_HOST, block_documents: int = 1024) -> DataSpec:
     """`batch = f(spec, step)`."""
     found = _train_sources(config)
+    if config.grain_file_type == "tokens":
+        sources = [_tokens_source(config, files, config.train_data_columns, config.num_epoch) for files, _ in found]
+        return _tokens_spec(config, part, sources, weights=tuple(weight for _, weight in found))
     return DataSpec(
         sources=tuple(TextSource(config, files, fingerprint(files), block_documents) for files, _ in found),
         weights=tuple(weight for _, weight in found),
@@ -160,6 +167,17 @@ def text_spec(config: Config, part: Part = ONE_HOST, block_documents: int = 1024
         settings=text_identity(config, part) | {"text_version": TEXT_VERSION},
         stages=TEXT_STAGES,
     )
+
+
+def _tokens_source(config: Config, files: Files, column: str, epochs: int) -> DocumentsSpec:
+    if not config.vocab_size:
+        raise PingLlmError("grain_file_type=tokens: set vocab_size, the tokens of the tokenizer that made the files")
+    return DocumentsSpec.of(files, column=column, epochs=epochs, vocabulary=config.vocab_size)
+
+
+def _tokens_spec(config: Config, part: Part, sources: Sequence[DocumentsSpec], **settings: Any) -> DataSpec:
+    shape = {"global_batch_size": part.batch_size(config), "length": config.max_target_length}
+    return documents_spec(sources, seed=config.data_shuffle_seed, **shape, **settings)
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,11 @@ import logging
 from collections.abc import Iterator
 from typing import Any, Final
 
+from ping_llm.batches.documents import fingerprint
 from ping_llm.batches.spec import DataState
 from ping_llm.config import Config
 from ping_llm.core.errors import PingLlmError, explained, need
-from ping_llm.data.documents import EpochStream, Files, Position, fingerprint, matching, share, shuffled
+from ping_llm.data.documents import EpochStream, Files, Position, matching, share, shuffled
 from ping_llm.data.registry import ONE_HOST, Part
 from ping_llm.data.stream import StreamEvalLoader, StreamLoader
 from ping_llm.data.tokenizer import tokenizer_of

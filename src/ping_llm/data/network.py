@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import Final
 
 from ping_llm.batches.loader import Loader
-from ping_llm.batches.source import BatchSource
 from ping_llm.batches.spec import DataSpec, DataState
 from ping_llm.config import Blend, Config, parse_blend
 from ping_llm.contexts.spec import ContextSettings, RowsSpec, data_spec
 from ping_llm.core.errors import PingLlmError
-from ping_llm.data.registry import Part, loader_of, loader_settings
+from ping_llm.data.registry import Part, eval_loader_of, loader_of
 from ping_llm.rows.dataset import fetch_ahead
 from ping_llm.rows.manifest import Manifest
 from ping_llm.rows.prepare import DEFAULT_SIZES, PrepareSettings, prepare
@@ -36,10 +35,7 @@ def train_loader(config: Config, part: Part, state: DataState | None) -> Loader:
 
 def eval_loader(config: Config, part: Part) -> Loader:
     spec, kept = _fetched(config, "eval", part)
-    batches = BatchSource(spec).batches_per_epoch
-    if config.eval_steps > 0:
-        batches = min(batches, config.eval_steps)
-    return Loader(spec, loader_settings(config, part), last_step=batches - 1, keep_alive=kept)
+    return eval_loader_of(spec, config, part, keep_alive=kept)
 
 
 def _fetched(config: Config, split: str, part: Part) -> "tuple[DataSpec, RowsInMemory | None]":

@@ -117,6 +117,17 @@ def loader_of(
     return Loader(spec, loader_settings(config, part), state, keep_alive=keep_alive)
 
 
+def eval_loader_of(spec: DataSpec, config: Config, part: Part, *, keep_alive: object = None) -> "Loader":
+    """One epoch of a finite spec, or as much of it as `eval_steps` says."""
+    from ping_llm.batches.loader import Loader
+    from ping_llm.batches.source import BatchSource
+
+    batches = BatchSource(spec).batches_per_epoch
+    if config.eval_steps > 0:
+        batches = min(batches, config.eval_steps)
+    return Loader(spec, loader_settings(config, part), last_step=batches - 1, keep_alive=keep_alive)
+
+
 class StepLoader(TrainLoader):
     """Batches that are a plain function of their step, made in this process; they end after `last_step`, if given."""
 
