@@ -177,6 +177,19 @@ class TestBatches:
             assert source[step]["inputs_segmentation"].max() == source.max_segments(step)
 
 
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"vocab_size": 0}, "set vocab_size"),
+        ({"enable_data_shuffling": False}, "shuffles"),
+        ({"max_segments_per_seq": 4}, "packs"),
+    ],
+)
+def test_what_it_cannot_do_is_refused(folder: Path, changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(PingLlmError, match=f"grain_file_type=tokens.*{said}"):
+        take(config_of(folder, **changes), 1)
+
+
 class TestResume:
     def blend(self, folder: Path, **weights: float) -> str:
         names = {"a": "a-*.bin", "b": "b.bin"}

@@ -80,9 +80,8 @@ def train_loader(config: Config, part: Part, state: DataState | None) -> TrainLo
 def eval_loader(config: Config, part: Part) -> EvalLoader:
     files, kind, column = _eval_files(config), config.grain_file_type, config.eval_data_columns
     if kind == "tokens":
-        return eval_loader_of(
-            _tokens_spec(config, part, [DocumentsSpec.of(files, column=column)], finite=True), config, part
-        )
+        spec = _tokens_spec(config, part, [_tokens_source(config, files, column, 1)], finite=True)
+        return eval_loader_of(spec, config, part)
     return StreamEvalLoader(config, part, in_order(files, kind, column))
 
 
@@ -172,6 +171,11 @@ def text_spec(config: Config, part: Part = ONE_HOST, block_documents: int = 1024
 def _tokens_source(config: Config, files: Files, column: str, epochs: int) -> DocumentsSpec:
     if not config.vocab_size:
         raise PingLlmError("grain_file_type=tokens: set vocab_size, the tokens of the tokenizer that made the files")
+    if not config.enable_data_shuffling or config.max_segments_per_seq > 0:
+        raise PingLlmError(
+            "grain_file_type=tokens shuffles documents and packs as many as fit: "
+            "leave enable_data_shuffling and max_segments_per_seq at their defaults"
+        )
     return DocumentsSpec.of(files, column=column, epochs=epochs, vocabulary=config.vocab_size)
 
 
