@@ -158,6 +158,24 @@ class TestOneHost:
         assert not batch["inputs_segmentation"].any()
         assert caplog.text.count("host 0 has no more training data after step") == 1
 
+    def test_debug_mode_and_the_graph_show_where_the_time_goes(
+        self, tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        graph = tmp_path / "graph"
+        config = config_of(tmp_path, kind, cut(texts(40), 2), grain_debug_mode=True, grain_visualization_dir=str(graph))
+        with caplog.at_level(logging.INFO):
+            take(config, 5)
+        [table] = [record.getMessage() for record in caplog.records if "bottleneck" in record.getMessage()]
+        for expected in ("pipeline: 5 batches", " count ", " min ms ", " mean ms ", " max ms ", "lay out", "waiting"):
+            assert expected in table
+        numbers = json.loads((graph / "pipeline.json").read_text())
+        assert numbers["waiting"]["count"] == numbers["stages"]["lay out"]["count"] == 4  # the first is counted apart
+        for times in (numbers["waiting"], *numbers["stages"].values()):
+            assert 0 < times["min_ms"] <= times["mean_ms"] <= times["max_ms"] or times["count"] == 0
+        picture = (graph / "pipeline_graph.svg").read_text()
+        for expected in (*numbers["stages"], "uint32 tokens", "6 × int32 [8, 128]", "training process"):
+            assert expected in picture
+
     def test_empty_files_do_not_hang(self, tmp_path: Path, kind: str) -> None:
         if kind == "hf":
             pytest.skip("datasets refuses files without any document itself")

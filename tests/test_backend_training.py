@@ -47,6 +47,16 @@ def losses(config: Config) -> list[float]:
     return [record["loss"] for record in read_metrics(RunFolder.of(config).metrics) if "loss" in record]
 
 
+@pytest.mark.parametrize("kind", ["arrayrecord", "parquet"])
+def test_the_command_shows_where_the_time_goes_in_debug_mode(tmp_path: Path, kind: str) -> None:
+    config = config_of(tmp_path, kind, [texts(30)], steps=3, grain_debug_mode=True, enable_checkpointing=False)
+    (tmp_path / "config.yml").write_text(config.to_yaml())
+    command = [sys.executable, "-m", "ping_llm", "train", "--config", str(tmp_path / "config.yml")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
+    assert "waiting for data: " in done.stderr
+    assert "  encode  " in done.stderr
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["arrayrecord", "parquet", "hf"])
 def test_an_interrupted_run_has_the_losses_of_one_that_was_not(tmp_path: Path, kind: str) -> None:

@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from conftest import random_measurements
+from ping_llm.batches import report
 from ping_llm.batches.batch import PackedTokens, Stages, digest
 from ping_llm.batches.loader import Loader
 from ping_llm.batches.source import BatchSource
@@ -449,6 +450,30 @@ class TestVisibility:
         picture = (tmp_path / "graph" / "pipeline_graph.svg").read_text()
         assert picture.startswith("<svg")
         assert all(name in picture for name in numbers["stages"])
+
+    def test_the_graph_has_processes_buffers_and_element_types(self, rows: Path, tmp_path: Path) -> None:
+        settings = LoaderSettings(worker_count=1, buffer_size=3, visualization_dir=str(tmp_path))
+        with Loader(spec_of(rows), settings) as loader:
+            take(loader, 3)
+        picture = (tmp_path / "pipeline_graph.svg").read_text()
+        for expected in ("1 worker process(es), each with up to 3 batches ready", "uint16 tokens", "6 × int32 ["):
+            assert expected in picture
+
+    def test_it_is_shown_every_minute_and_once_at_the_end(
+        self, rows: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        loader = Loader(spec_of(rows), LoaderSettings(worker_count=0, debug=True))
+        with caplog.at_level(logging.INFO):
+            take(loader, 3)
+            assert caplog.text.count("pipeline: ") == 0
+            monkeypatch.setattr(report, "SHOW_EVERY_S", 0.0)
+            take(loader, 1)
+            assert caplog.text.count("pipeline: 4 batches") == 1
+            monkeypatch.undo()
+            take(loader, 1)
+            loader.close()
+            loader.close()
+        assert caplog.text.count("pipeline: ") == 2
 
     def test_workers_and_buffers_are_chosen_within_the_budget(self, rows: Path) -> None:
         chosen = LoaderSettings(ram_budget_mb=4096).resolved(batch_bytes=2**20)

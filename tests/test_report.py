@@ -85,7 +85,7 @@ class TestPage:
         assert "49 1.05k 50 1.05k" in page.text
         pictures = [attributes for tag, attributes in page.elements if tag == "svg"]
         assert [(a["role"], a["aria-label"]) for a in pictures] == [
-            ("img", "Pipeline: rows, plan 1.25 ms, encode 5.0 ms, training")
+            ("img", "Pipeline: files, plan 1.25 ms, encode 5.0 ms, training")
         ]
 
     def test_charts_show_what_was_measured(self, tmp_path: Path) -> None:

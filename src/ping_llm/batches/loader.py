@@ -11,7 +11,6 @@ happens, the other one reads the end of the pipe. The memory has no name in the 
 /dev/shm (64 MB in a container, unless one asks for more), and is gone with its processes.
 """
 
-import logging
 import multiprocessing
 import os
 import signal
@@ -22,7 +21,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import count
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -36,13 +34,10 @@ from ping_llm.batches.spec import Batch, DataSpec, DataState, LoaderSettings, Tr
 from ping_llm.core.errors import PingLlmError
 from ping_llm.tasks.pool import exit_with_parent
 
-_SHOW_EVERY_S: Final = 60.0
 _END_S: Final = 5.0
 _RUN_BYTES: Final = 2 << 20
 _SEND_AFTER_S: Final = 0.02
 """A batch waits no longer than this, and the making of another one, for the rest of its run."""
-
-_log = logging.getLogger(__name__)
 
 
 class Loader(TrainLoader):
@@ -70,11 +65,10 @@ class Loader(TrainLoader):
         self._state = state or DataState.start(spec)
         self._last_step = last_step
         self._keep_alive = keep_alive  # what the sources need to stay where they are
-        self._shown = time.monotonic()
         self._made: Iterator[Made] | None = None
         self._workers: list[_Worker] = []
         self._source: BatchSource | None = None  # for the bound on segments
-        self.report = PipelineReport(spec.stages, self.settings.worker_count)
+        self.report = PipelineReport(spec.stages, self.settings, (self.batch_size, spec.length))
 
     def state(self) -> DataState:
         """Where to resume: the step of the batch that `next` would give."""
@@ -107,12 +101,9 @@ class Loader(TrainLoader):
             made.stage_s | {LAY_OUT: time.perf_counter() - arrived},
             wait_s=arrived - asked,
             tokens=tokens,
-            padding=self.batch_size * self.spec.length - tokens,
             corrupt_rows=made.corrupt_rows,
         )
         self._state = replace(self._state, next_step=step + 1)
-        if time.monotonic() - self._shown > _SHOW_EVERY_S:
-            self._show()
         return batch
 
     def _start(self) -> "Iterator[Made]":
@@ -135,21 +126,13 @@ class Loader(TrainLoader):
             self._workers.append(_Worker(job, number))
         return (self._workers[number // job.run % job.workers].take() for number in count())
 
-    def _show(self) -> None:
-        self._shown = time.monotonic()
-        if self.settings.debug:
-            _log.info("%s", self.report.table())
-        if self.settings.visualization_dir:
-            self.report.write(Path(self.settings.visualization_dir))
-
     def close(self) -> None:
         """End the worker processes and give back all memory. Nothing can be taken any more."""
         self._stop()
         self._keep_alive = None
 
     def _stop(self) -> None:
-        if self._made is not None:
-            self._show()
+        self.report.show()
         self._made = None
         workers, self._workers = self._workers, []
         for worker in workers:

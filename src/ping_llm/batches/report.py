@@ -1,17 +1,22 @@
 """What the pipeline did: time per stage, how long training waited for data, what limits it, and what to change."""
 
 import json
+import logging
+import math
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 from xml.sax.saxutils import escape
 
+from ping_llm.batches.spec import LoaderSettings
 from ping_llm.core.files import write_atomically
 
 LAY_OUT: Final = "lay out"
 """What is done in the training process, and not in the workers."""
 
+SHOW_EVERY_S: Final = 60.0
 _NEGLIGIBLE_WAIT: Final = 0.01
 _WAITS_FROM: Final = 0.6
 """From this share of the time on reading is waiting for a disk: from memory it takes less than half."""
@@ -26,40 +31,86 @@ _ADVICE: Final = {
 _ADVICE_FOR_COMPUTATION: Final = "raise grain_worker_count: this runs on as many cores as there are"
 
 
-class PipelineReport:
-    """Adds up what every batch cost. Stages run in the workers side by side; waiting is the training process's."""
+_log = logging.getLogger(__name__)
 
-    def __init__(self, stages: Mapping[str, str], workers: int) -> None:
-        self.workers = workers
-        self._meaning = {**stages, LAY_OUT: "tokens to arrays, in the training process"}
+
+@dataclass
+class Times:
+    """How often something was done, and the seconds that it took."""
+
+    count: int = 0
+    total: float = 0.0
+    least: float = math.inf
+    most: float = 0.0
+
+    def add(self, seconds: float) -> None:
+        self.count += 1
+        self.total += seconds
+        self.least, self.most = min(self.least, seconds), max(self.most, seconds)
+
+    def to_json(self) -> dict[str, Any]:
+        least, mean, most = (self.least, self.total / self.count, self.most) if self.count else (0.0, 0.0, 0.0)
+        return {
+            "count": self.count,
+            "min_ms": round(1e3 * least, 3),
+            "mean_ms": round(1e3 * mean, 3),
+            "max_ms": round(1e3 * most, 3),
+        }
+
+
+class PipelineReport:
+    """Adds up what every batch cost, and shows it every minute and at the end, where the settings want that.
+
+    Stages run in the workers side by side; waiting is the training process's. What a stage gives stands behind an arrow
+    in its meaning.
+    """
+
+    def __init__(self, stages: Mapping[str, str], settings: LoaderSettings, shape: tuple[int, int]) -> None:
+        """`shape` is that of a host's batches. The settings are those of a loader that has made its choices."""
+        self.workers, self._settings = settings.worker_count, settings
+        self._positions = math.prod(shape)
+        self._meaning = {**stages, LAY_OUT: f"tokens to arrays, in the training process → 6 × int32 {list(shape)}"}
+        self._shown = time.monotonic()
         self.reset()
 
     def reset(self) -> None:
-        self._stage_s = dict.fromkeys(self._meaning, 0.0)
-        self._wait_s = self._first_wait_s = 0.0
-        self._tokens = self._padding = self._batches = self._corrupt_rows = 0
+        self._stages = {name: Times() for name in self._meaning}
+        self._waiting = Times()
+        self._first_wait_s = 0.0
+        self._tokens = self._padding = self._batches = self._corrupt_rows = self._batches_shown = 0
         self._since = self._until = time.perf_counter()
 
-    def add(
-        self, stage_s: Mapping[str, float], *, wait_s: float, tokens: int, padding: int, corrupt_rows: int = 0
-    ) -> None:
+    def add(self, stage_s: Mapping[str, float], *, wait_s: float, tokens: int, corrupt_rows: int = 0) -> None:
         if self._batches == 0:  # starting the workers is not what a running pipeline costs
             self._first_wait_s = wait_s
             self._since = time.perf_counter()
         else:
-            self._wait_s += wait_s
+            self._waiting.add(wait_s)
             self._tokens += tokens
             for name, seconds in stage_s.items():
-                self._stage_s[name] += seconds
-        self._padding += padding
+                self._stages[name].add(seconds)
+        self._padding += self._positions - tokens
         self._corrupt_rows = max(self._corrupt_rows, corrupt_rows)
         self._batches += 1
         self._until = time.perf_counter()
+        if time.monotonic() - self._shown > SHOW_EVERY_S:
+            self.show()
+
+    def show(self) -> None:
+        """To the log and as files, if there is something new to show and somebody wants it."""
+        self._shown = time.monotonic()
+        if self._batches == self._batches_shown:
+            return
+        self._batches_shown = self._batches
+        if self._settings.debug:
+            _log.info("%s", self.table())
+        if self._settings.visualization_dir:
+            self.write(Path(self._settings.visualization_dir))
 
     @property
     def wait_share(self) -> float:
         elapsed = self._until - self._since
-        return self._wait_s / elapsed if self._batches > 1 and elapsed > 0 else 0.0
+        return self._waiting.total / elapsed if self._batches > 1 and elapsed > 0 else 0.0
 
     @property
     def bottleneck(self) -> str:
@@ -69,19 +120,23 @@ class PipelineReport:
         if self.workers and self.wait_share < _NEGLIGIBLE_WAIT:
             return "consumer"
         side_by_side = max(1, self.workers)
-        return max(self._stage_s, key=lambda name: self._stage_s[name] / (1 if name == LAY_OUT else side_by_side))
+        seconds = {name: times.total for name, times in self._stages.items()}
+        return max(seconds, key=lambda name: seconds[name] / (1 if name == LAY_OUT else side_by_side))
 
     @property
     def advice(self) -> str:
         name = self.bottleneck
-        if name == "read" and self._stage_s[name] < _WAITS_FROM * sum(self._stage_s.values()):
+        if name == "read" and self._stages[name].total < _WAITS_FROM * self._all_stages_s:
             return _ADVICE_FOR_COMPUTATION
         return _ADVICE.get(name, _ADVICE_FOR_COMPUTATION)
+
+    @property
+    def _all_stages_s(self) -> float:
+        return max(1e-12, sum(times.total for times in self._stages.values()))
 
     def to_json(self) -> dict[str, Any]:
         batches = max(1, self._batches - 1)
         elapsed = self._until - self._since
-        all_stages = max(1e-12, sum(self._stage_s.values()))
         all_tokens = self._tokens * self._batches // batches  # those of the first batch are not counted
         return {
             "batches": self._batches,
@@ -90,25 +145,43 @@ class PipelineReport:
             "padding_fraction": round(self._padding / max(1, self._padding + all_tokens), 5),
             "first_batch_s": round(self._first_wait_s, 3),
             "wait_share": round(self.wait_share, 4),
+            "waiting": self._waiting.to_json(),
             "stages": {
-                name: {"ms_per_batch": round(1e3 * s / batches, 3), "share": round(s / all_stages, 3)}
-                for name, s in self._stage_s.items()
-                if s or name != LAY_OUT  # where it is not measured by itself, it is part of another stage
+                name: {
+                    "ms_per_batch": round(1e3 * times.total / batches, 3),
+                    "share": round(times.total / self._all_stages_s, 3),
+                    **times.to_json(),
+                    "gives": self._meaning[name].partition(" → ")[2],
+                }
+                for name, times in self._stages.items()
             },
+            "processes": self._processes(),
             "corrupt_rows": self._corrupt_rows,
             "bottleneck": self.bottleneck,
             "advice": self.advice,
         }
+
+    def _processes(self) -> dict[str, list[str]]:
+        """What each kind of process does, with how many there are and what they hold ready."""
+        in_workers = [name for name in self._stages if name != LAY_OUT]
+        if not self.workers:
+            return {"training process": [*in_workers, LAY_OUT]}
+        words = f"{self.workers} worker process(es), each with up to {self._settings.buffer_size} batches ready"
+        return {words: in_workers, "training process": [LAY_OUT]}
 
     def table(self) -> str:
         """For the log: one line per stage, then the verdict."""
         value = self.to_json()
         lines = [
             f"pipeline: {value['batches']} batches, {value['real_tokens_per_s']:,} tokens/s, {self.workers} worker(s)",
-            f"  {'stage':8} {'ms/batch':>9} {'share':>6}",
+            f"  {'stage':8} {'count':>7} {'min ms':>9} {'mean ms':>9} {'max ms':>9} {'share':>6}",
             *(
-                f"  {name:8} {stage['ms_per_batch']:9.2f} {stage['share']:6.0%}  {self._meaning[name]}"
-                for name, stage in value["stages"].items()
+                f"  {name:8} {row['count']:7,} {row['min_ms']:9.2f} {row['mean_ms']:9.2f} {row['max_ms']:9.2f} "
+                f"{row['share']:6.0%}  {self._meaning.get(name, 'for a batch; share of all time')}"
+                for name, row in {
+                    **value["stages"],
+                    "waiting": {**value["waiting"], "share": value["wait_share"]},
+                }.items()
             ),
             f"  waiting for data: {value['wait_share']:.1%} of the time; padding {value['padding_fraction']:.2%}",
             f"  bottleneck: {value['bottleneck']}; {value['advice']}",
@@ -124,33 +197,55 @@ class PipelineReport:
 
 
 _PICTURE: Final = """\
-<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} 140" font-family="sans-serif" font-size="13">\
-<text x="20" y="24">{title}</text>{boxes}<text x="20" y="124">{verdict}</text></svg>
+<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} 190" font-family="sans-serif" font-size="13">\
+<text x="20" y="24">{title}</text>{processes}{boxes}<text x="20" y="174">{verdict}</text></svg>
 """
 _BOX: Final = """\
-<rect x="{x}" y="40" width="120" height="56" rx="8" fill="rgb({shade},{shade},250)" stroke="#335" \
+<rect x="{x}" y="48" width="120" height="56" rx="8" fill="rgb({shade},{shade},250)" stroke="#335" \
 stroke-width="{line}"/><path d="{arrow}" stroke="#335" fill="#335"/>\
-<text x="{x}" dx="60" y="64" text-anchor="middle">{name}</text>\
-<text x="{x}" dx="60" y="84" text-anchor="middle">{note}</text>"""
+<text x="{x}" dx="60" y="72" text-anchor="middle">{name}</text>\
+<text x="{x}" dx="60" y="92" text-anchor="middle">{note}</text>\
+<text x="{x}" dx="60" y="120" text-anchor="middle" font-size="10">{gives}</text>"""
+_PROCESS: Final = """\
+<rect x="{x}" y="38" width="{width}" height="90" rx="8" fill="none" stroke="#99a" stroke-dasharray="4 3"/>\
+<text x="{x}" y="142" font-size="10">{name}</text>"""
 
 
 def draw(report: Mapping[str, Any]) -> str:
-    """SVG of a pipeline report: a box for each stage, darker where more of the time goes, the bottleneck outlined."""
+    """SVG of a pipeline report: a box for each stage with what it gives, darker where more of the time goes, the
+    bottleneck outlined; around them the processes, with their buffers."""
     stages = report["stages"]
     notes = {name: f"{stage['ms_per_batch']:.2f} ms, {stage['share']:.0%}" for name, stage in stages.items()}
-    notes = {"rows": "", **notes, "training": f"waits {report['wait_share']:.1%}"}
+    notes = {"files": "", **notes, "training": f"waits {report['wait_share']:.1%}"}
+    at = {name: 20 + 150 * i for i, name in enumerate(notes)}
     boxes = [
         _BOX.format(
-            x=20 + 150 * i,
+            x=at[name],
             shade=int(245 - 130 * stages.get(name, {}).get("share", 0.0)),
-            arrow=f"M{20 + 150 * i} 68 l-8 -4 v8 z h-22" if i else "",
+            arrow=f"M{at[name]} 76 l-8 -4 v8 z h-22" if i else "",
             line=3 if name == report["bottleneck"] else 1,
             name=escape(name),
             note=note,
+            gives=escape(str(stages.get(name, {}).get("gives", ""))),
         )
         for i, (name, note) in enumerate(notes.items())
+    ]
+    processes = [
+        _PROCESS.format(x=at[names[0]] - 8, width=at[names[-1]] - at[names[0]] + 136, name=escape(process))
+        for process, names in _drawable(report.get("processes"), at)
     ]
     where = f"{report['workers']} worker process(es)" if report["workers"] else "in the training process"
     title = f"{report['real_tokens_per_s']:,} tokens/s, {where}, padding {report['padding_fraction']:.2%}"
     verdict = escape(f"bottleneck: {report['bottleneck']}; {report['advice']}")
-    return _PICTURE.format(width=20 + 150 * len(notes), title=title, boxes="".join(boxes), verdict=verdict)
+    parts = {"title": title, "processes": "".join(processes), "boxes": "".join(boxes), "verdict": verdict}
+    return _PICTURE.format(width=20 + 150 * len(notes), **parts)
+
+
+def _drawable(processes: Any, at: Mapping[str, int]) -> list[tuple[str, list[str]]]:
+    """The processes of a report whose stages are all drawn: it can be an old one, which has none, or a stranger's."""
+    found = processes.items() if isinstance(processes, dict) else ()
+    return [(name, names) for name, names in found if names and isinstance(names, list) and _all_in(names, [*at])]
+
+
+def _all_in(some: list[Any], known: list[str]) -> bool:
+    return all(name in known for name in some)

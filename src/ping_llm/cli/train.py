@@ -8,6 +8,7 @@ import typer
 from typer import Argument, Option
 
 from ping_llm.cli.options import Json, OutputFolder, Overwrite, check_file, check_folder, show
+from ping_llm.core.console import log_to_console
 from ping_llm.core.errors import PingLlmError, explained
 
 
@@ -35,6 +36,7 @@ def train(
     from ping_llm.config import load_config
     from ping_llm.training.processes import start_processes
 
+    log_to_console()
     given = {"project": project, "run_name": name, "steps": steps}
     overrides = [*(changes or []), *(f"{key}={value}" for key, value in given.items() if value is not None)]
     settings = load_config(config, overrides)

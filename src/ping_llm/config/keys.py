@@ -273,7 +273,7 @@ class Loader(Section):
     )
     grain_per_worker_buffer_size: CountOrMinusOne = key(-1, "Batches a worker holds ready; -1 = as the budget allows.")
     grain_ram_budget_mb: Count = key(4096, "Memory of workers and their buffers together, where -1 lets us choose.")
-    grain_debug_mode: bool = key(False, "Log time per stage, the share of waiting and the bottleneck.")
+    grain_debug_mode: bool = key(False, "Log time per stage, waiting and the bottleneck, every minute and at the end.")
     grain_visualization_dir: str = key("", "Folder for the graph of the pipeline (SVG) and its numbers; empty = none.")
     expansion_factor_real_data: Annotated[float, above(0).or_else(-1)] = key(
         -1.0, "MaxText trainer only: -1 = every host loads data; k > 1 = one host in k does."

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from ping_llm.contexts.source import RowSequences
 
 STAGES: Final = {
-    "plan": "which samples share a sequence",
-    "sample": "draw measurements from windows",
-    "read": "pick measurements from mapped rows",
-    "fill": "as many measurements as fit",
-    "encode": "measurements in their order to tokens",
+    "plan": "which samples share a sequence → int64 numbers",
+    "sample": "draw measurements from windows → int64 indices",
+    "read": "pick measurements from mapped rows → columns",
+    "fill": "as many measurements as fit → int64 indices",
+    "encode": "measurements in their order to tokens → uint16 tokens",
 }
 """What workers do to make batches of probe rows."""
 

@@ -1,5 +1,6 @@
 """What a person sees while a command works: progress on a terminal, nothing in a pipe or a log."""
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
@@ -18,6 +19,19 @@ def print_error(error: object) -> None:
     """One line on standard error, as all that goes wrong ends."""
     message = " ".join(str(error).split()).replace("[", r"\[")
     err.print(f"[bold red]error:[/] {message}")
+
+
+class _ToConsole(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        err.print(self.format(record), markup=False)
+
+
+def log_to_console() -> None:
+    """What our modules log appears on standard error, above a progress bar; by itself Python shows warnings only."""
+    logger = logging.getLogger("ping_llm")
+    logger.setLevel(logging.INFO)
+    if not logger.handlers:
+        logger.addHandler(_ToConsole())
 
 
 class Advance(Protocol):

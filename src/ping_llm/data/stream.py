@@ -18,12 +18,12 @@ from typing import Any, Final
 import numpy as np
 
 from ping_llm.batches.batch import PackedTokens, Stages, expand
-from ping_llm.batches.report import PipelineReport
+from ping_llm.batches.report import LAY_OUT, PipelineReport
 from ping_llm.batches.spec import Batch, DataState, EvalLoader, TrainLoader
 from ping_llm.config import Config
 from ping_llm.core.randomness import Ints, Purpose, key, permute
 from ping_llm.data.documents import EpochStream, Position
-from ping_llm.data.registry import Part
+from ping_llm.data.registry import Part, loader_settings
 from ping_llm.data.tokenizer import Tokens, tokenizer_of
 
 POSITIONS: Final = "positions"
@@ -170,10 +170,10 @@ class SequenceStream:
 
 
 TEXT_STAGES: Final = {
-    "plan": "which documents come next",
-    "read": "get them from their files",
-    "encode": "tokenise them",
-    "arrange": "put sequences together",
+    "plan": "which documents come next → int64 numbers",
+    "read": "get them from their files → documents",
+    "encode": "tokenise them → uint32 tokens",
+    "arrange": "put sequences together → uint32 tokens, sizes",
 }
 
 
@@ -193,7 +193,8 @@ class StreamLoader(TrainLoader):
         identity = {**text_identity(config, part), **data, "shuffle_window": window, "stream_version": STREAM_VERSION}
         self._state = DataState(next_step=0, identity=identity)
         self._said_that_it_ended = False
-        self.report = PipelineReport(self.stages, workers=0)
+        settings = replace(loader_settings(config, part), worker_count=0)
+        self.report = PipelineReport(self.stages, settings, (self._batch_size, config.max_target_length))
         if state is not None:
             self._resume(state, allow_change=config.allow_data_change)
         self._positions = {self._state.next_step: self._sequences.position()}
@@ -231,9 +232,9 @@ class StreamLoader(TrainLoader):
         waited = time.perf_counter() - asked
         with stages("arrange"):
             packed = pack(sequences)
+        with stages(LAY_OUT):
             batch = expand(packed, self._batch_size, self._sequences.length)
-        tokens = len(packed.tokens)
-        self.report.add(stages.seconds, wait_s=waited, tokens=tokens, padding=batch["inputs"].size - tokens)
+        self.report.add(stages.seconds, wait_s=waited, tokens=len(packed.tokens))
         step = self._state.next_step + 1
         if self._sequences.ended and not self._said_that_it_ended:
             self._said_that_it_ended = True
@@ -245,6 +246,7 @@ class StreamLoader(TrainLoader):
         return batch
 
     def close(self) -> None:
+        self.report.show()
         self._sequences.close()
 
 

@@ -91,7 +91,7 @@ def _backticks(text: str) -> Markup:
 def _pipeline_graph(report: dict[str, Any]) -> Markup:
     """The SVG of a pipeline, with a name for those who hear the page."""
     stages = ", ".join(f"{name} {stage['ms_per_batch']} ms" for name, stage in report["stages"].items())
-    name = escape(f"Pipeline: rows, {stages}, training")
+    name = escape(f"Pipeline: files, {stages}, training")
     return Markup(draw(report).replace("<svg ", f'<svg role="img" aria-label="{name}" ', 1))
 
 
