@@ -27,7 +27,7 @@ class TestKeys:
     def test_network_is_grain_to_maxtext_and_network_to_us(self, network: dict[str, Any]) -> None:
         config = initialized(network)
         assert config.dataset_type == "grain"
-        assert config.network_enabled
+        assert config.ping_llm_backend == "network"
         assert config.network_train_files == network["network_train_files"]
 
     def test_our_keys_are_typed_documented_and_have_our_defaults(self) -> None:
@@ -64,11 +64,11 @@ class TestKeys:
 
     def test_other_dataset_types_may_use_the_attention_that_network_data_may_not(self, network: dict[str, Any]) -> None:
         config = initialized(network | {"dataset_type": "synthetic", "attention": "cudnn_flash_jax"})
-        assert not config.network_enabled
+        assert not config.ping_llm_backend
         assert config.dataset_type == "synthetic"
 
     def test_grain_draws_no_graph_of_other_dataset_types_and_says_so(self, network: dict[str, Any]) -> None:
-        with pytest.raises(PingLlmError, match="Grain itself writes no graph"):
+        with pytest.raises(PingLlmError, match="Grain writes none"):
             initialized(network | {"dataset_type": "synthetic", "grain_visualization_dir": "x"})
 
     def test_a_misspelt_key_gets_a_suggestion(
@@ -134,10 +134,10 @@ class TestSeams:
         asked: list[tuple[str, bool]] = []
         config = SimpleNamespace(update=lambda *change: asked.append(change))
         monkeypatch.setattr(importlib.import_module("grain"), "config", config)
-        make = seams.for_network(lambda *_: "ours", lambda *_: "theirs")
-        assert make(SimpleNamespace(network_enabled=True, grain_debug_mode=True), None, [0]) == "ours"
+        make = seams.for_our_data(lambda *_: "ours", lambda *_: "theirs")
+        assert make(SimpleNamespace(ping_llm_backend="network", grain_debug_mode=True), None, [0]) == "ours"
         assert not asked
-        assert make(SimpleNamespace(network_enabled=False, grain_debug_mode=True), None, [0]) == "theirs"
+        assert make(SimpleNamespace(ping_llm_backend="", grain_debug_mode=True), None, [0]) == "theirs"
         assert asked == [("py_debug_mode", True)]
 
     def test_the_names_are_put_back(self) -> None:

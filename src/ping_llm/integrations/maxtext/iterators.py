@@ -7,7 +7,8 @@ on the first of them; with `expansion_factor_real_data`, or less than one sequen
 import json
 import logging
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Final, NamedTuple, Self
 
 import jax
@@ -17,7 +18,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from ping_llm.batches.loader import Loader
 from ping_llm.batches.source import BatchSource
-from ping_llm.batches.spec import Batch, DataState
+from ping_llm.batches.spec import Batch, DataState, EvalLoader
 from ping_llm.config import Config
 from ping_llm.core.errors import PingLlmError
 from ping_llm.data.registry import make_eval_loader, make_train_loader
@@ -33,6 +34,12 @@ _SAME_IN_MAXTEXT: Final = (
 )  # fmt: skip
 """Keys that MaxText has too, with the same meaning."""
 
+_SAME_OF_TEXT: Final = (
+    "grain_file_type", "grain_train_files", "grain_eval_files", "grain_train_mixture_config_path", "vocab_size",
+    "add_bos", "add_eos", "max_segments_per_seq", "enable_data_shuffling",
+)  # fmt: skip
+"""More of them, for `dataset_type=text`."""
+
 _STATE: Final = "ping_llm_data_state"
 _log = logging.getLogger(__name__)
 _open: "weakref.WeakSet[NetworkIterator]" = weakref.WeakSet()
@@ -43,6 +50,8 @@ class Share(NamedTuple):
 
     host: int
     hosts: int
+    sequences: int
+    """Of the batch, in that part."""
     rows: int
     """That this process contributes to the global array. Those after its part of the batch are never trained on."""
     sharding: NamedSharding
@@ -71,7 +80,9 @@ def share_of(mesh: Any, *, to_load: int, to_use: int) -> Share:
             "with these parallelism settings expansion_factor_real_data makes process 0, which stores where the data "
             "is, load none; use -1"
         )
-    return Share(host=host, hosts=hosts, rows=rows_each, sharding=sharding, global_rows=to_load)
+    return Share(
+        host=host, hosts=hosts, sequences=to_use // hosts, rows=rows_each, sharding=sharding, global_rows=to_load
+    )
 
 
 # -- what a batch must be. MaxText itself trains on anything: wrong lengths, positions, numbers
@@ -131,6 +142,7 @@ class LocalBatches(ElasticIterator):  # type: ignore[misc]
     def __init__(self, loader: Loader, *, steps: int | None = None, allow_data_change: bool = False) -> None:
         super(ElasticIterator, self).__init__()
         self.loader = loader
+        self._start = loader.state()
         self._steps = steps
         self._allow_data_change = allow_data_change
 
@@ -150,17 +162,36 @@ class LocalBatches(ElasticIterator):  # type: ignore[misc]
             raise PingLlmError(f"the checkpoint was written with another dataset_type: its data state is {state}")
         found = DataState.from_json(json.dumps(state[_STATE]))
         self.loader.restore(found, allow_change=self._allow_data_change)
-        _log.info("network data resumes with batch %d", found.next_step)
+        _log.info("data resumes with batch %d", found.next_step)
+
+    def reset(self) -> None:
+        if self.loader.state() != self._start:
+            self.loader.restore(self._start)
+
+
+class TextEvaluation:
+    """Documents of the evaluation data, which are read in order, from their beginning each time."""
+
+    def __init__(self, make: Callable[[], EvalLoader]) -> None:
+        self._make, self.loader = make, make()
+
+    def __next__(self) -> Batch:
+        return next(self.loader)
+
+    def reset(self) -> None:
+        self.loader.close()
+        self.loader = self._make()
 
 
 class NetworkIterator:
     """Global batches, checked. MaxText saves and restores `local_iterator`."""
 
-    def __init__(self, local: LocalBatches, share: Share, config: Any, *, pads_at_the_end: bool) -> None:
-        self.local_iterator = local
-        self._start = local.loader.state()
+    def __init__(
+        self, local: LocalBatches | TextEvaluation, share: Share, config: Any, *, pads_at_the_end: bool
+    ) -> None:
+        self.local_iterator: Any = local
         self._share = share
-        self._length = local.loader.spec.length
+        self._length = config.max_target_length
         self._vocabulary = config.vocab_size
         self._max_segments = config.max_segments_per_seq if config.attention == "cudnn_flash_te" else None
         self._pads_at_the_end = pads_at_the_end
@@ -174,8 +205,7 @@ class NetworkIterator:
     def __next__(self) -> dict[str, jax.Array]:
         try:
             batch = next(self.local_iterator)
-            sequences = self.local_iterator.loader.batch_size
-            check_batch(batch, sequences=sequences, length=self._length, vocabulary=self._vocabulary)
+            check_batch(batch, sequences=self._share.sequences, length=self._length, vocabulary=self._vocabulary)
             check_segments(batch, self._max_segments)
         except StopIteration:
             if not self._pads_at_the_end:
@@ -193,8 +223,7 @@ class NetworkIterator:
 
     def reset(self) -> None:
         """From the beginning: MaxText does it before each evaluation."""
-        if self.local_iterator.loader.state() != self._start:
-            self.local_iterator.loader.restore(self._start)
+        self.local_iterator.reset()
 
     def close(self) -> None:
         self.local_iterator.loader.close()
@@ -223,9 +252,14 @@ def make_eval_iterator(config: Any, global_mesh: Any) -> NetworkIterator:
         grain_debug_mode=False,
         grain_visualization_dir="",
     )
-    loader = make_eval_loader(keys, host=share.host, hosts=share.hosts)
-    assert isinstance(loader, Loader)
-    return NetworkIterator(LocalBatches(loader), share, config, pads_at_the_end=config.generate_padding_batch_eval)
+    local: LocalBatches | TextEvaluation
+    if config.ping_llm_backend == "network":
+        loader = make_eval_loader(keys, host=share.host, hosts=share.hosts)
+        assert isinstance(loader, Loader)
+        local = LocalBatches(loader)
+    else:
+        local = TextEvaluation(partial(make_eval_loader, keys, host=share.host, hosts=share.hosts))
+    return NetworkIterator(local, share, config, pads_at_the_end=config.generate_padding_batch_eval)
 
 
 def close_all() -> None:
@@ -241,4 +275,8 @@ def close_all() -> None:
 def _keys(config: Any, batch: int) -> Config:
     """Our configuration of the pipeline, from MaxText's."""
     values = {name: getattr(config, name) for name in (*NETWORK_KEYS, *_SAME_IN_MAXTEXT)}
-    return Config(dataset_type="network", per_device_batch_size=float(batch)).replace(**values)
+    if config.ping_llm_backend == "grain":
+        values |= {name: getattr(config, name) for name in _SAME_OF_TEXT}
+        values |= {name: getattr(config, name)[0] for name in ("train_data_columns", "eval_data_columns")}
+        values |= {"tokenizer_type": config.tokenizer_type.value, "tokenizer_path": config.tokenizer_path or ""}
+    return Config(dataset_type=config.ping_llm_backend, per_device_batch_size=float(batch)).replace(**values)

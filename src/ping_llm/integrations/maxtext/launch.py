@@ -1,9 +1,9 @@
 """From the command line into MaxText's own trainer, with our batches and our keys.
 
 MaxText has no plug-in mechanism. For the time of a run (`patched`) four of its names are replaced: the one that reads
-the configuration, so that it knows our keys; the two that make Grain iterators, so that `dataset_type=network` gets
-ours; and the one that looks for orphaned worker processes, because it ends those of everybody on the machine. What we
-replace or rely on is checked first (`check_seams`), against the versions we know.
+the configuration, so that it knows our keys; the two that make Grain iterators, so that `dataset_type=network` and
+`text` get ours; and the one that looks for orphaned worker processes, because it ends those of everybody on the
+machine. What we replace or rely on is checked first (`check_seams`), against the versions we know.
 
 This module imports MaxText, Grain and JAX only inside functions: worker processes of the loader import it.
 """
@@ -30,17 +30,20 @@ from ping_llm.tokens import VOCABULARY_SIZE
 USAGE: Final = """usage: python -m ping_llm.integrations.maxtext CONFIG key=value…
 
 Trains with stock MaxText. CONFIG is a MaxText configuration, such as configs/maxtext/latency_network.yml or MaxText's
-own base.yml; every key of MaxText can be given, and those of dataset_type=network (docs/maxtext.md).
+own base.yml; every key of MaxText can be given, and those of dataset_type=network and text (docs/maxtext.md).
 """
 
 KNOWN_VERSIONS: Final = ("0.2.5",)
+
+BACKENDS: Final = {"network": "network", "text": "grain"}
+"""What we add to MaxText's `dataset_type`, and the `dataset_type` of ours that it is."""
 
 NETWORK_KEYS: Final = (
     "network_data_format", "network_train_files", "network_eval_files", "network_context_measurements",
     "network_max_contexts", "network_skip_corrupt_rows", "allow_data_change", "grain_debug_mode",
     "grain_visualization_dir",
 )  # fmt: skip
-"""Keys of ours that `dataset_type=network` adds to MaxText's configuration: type, default, help and rule are ours."""
+"""Keys of ours that are added to MaxText's configuration: type, default, help and rule are ours."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -182,6 +185,8 @@ KEYS_READ: Final = (
     "eval_steps", "num_epoch", "vocab_size", "attention", "max_segments_per_seq", "generate_padding_batch_train",
     "generate_padding_batch_eval", "expansion_factor_real_data", "global_batch_size_to_load",
     "global_batch_size_to_load_eval", "global_batch_size_to_train_on", "global_batch_size_to_eval_on",
+    "grain_file_type", "grain_train_files", "grain_eval_files", "grain_train_mixture_config_path", "tokenizer_type",
+    "tokenizer_path", "add_bos", "add_eos", "train_data_columns", "eval_data_columns", "enable_data_shuffling",
 )  # fmt: skip
 """Keys of MaxText's that we read."""
 
@@ -262,15 +267,15 @@ def patched() -> Iterator[None]:
         ):
             theirs = getattr(module, name)
             stack.callback(setattr, module, name, theirs)
-            setattr(module, name, ours if module is not pipeline else for_network(ours, theirs))
+            setattr(module, name, ours if module is not pipeline else for_our_data(ours, theirs))
         yield
 
 
-def for_network(ours: Callable[..., Any], theirs: Callable[..., Any]) -> Callable[..., Any]:
-    """Makes our iterator for `dataset_type=network`, and MaxText's for all other data."""
+def for_our_data(ours: Callable[..., Any], theirs: Callable[..., Any]) -> Callable[..., Any]:
+    """Makes our iterator for what we add to `dataset_type`, and MaxText's for all other data."""
 
     def make(config: Any, global_mesh: Any, process_indices: Any) -> Any:
-        if config.network_enabled:
+        if config.ping_llm_backend:
             return ours(config, global_mesh)
         if config.grain_debug_mode:
             import grain
@@ -297,7 +302,7 @@ def _note_architecture(config: Any) -> None:
 
     from ping_llm.integrations.maxtext.convert import NOTE, note
 
-    if config.network_enabled and config.enable_checkpointing and jax.process_index() == 0:
+    if config.ping_llm_backend == "network" and config.enable_checkpointing and jax.process_index() == 0:
         path = importlib.import_module("etils.epath").Path  # also of a bucket
         folder = path(config.base_output_directory) / config.run_name
         folder.mkdir(parents=True, exist_ok=True)
@@ -311,8 +316,8 @@ def _note_architecture(config: Any) -> None:
 def network_config() -> Any:
     """A subclass of MaxText's configuration, for `pyconfig.initialize`.
 
-    `dataset_type=network` is known to MaxText as `grain`, because only iterators of that type are saved in its
-    checkpoints; `network_enabled` tells the two apart.
+    `dataset_type=network` and `text` are known to MaxText as `grain`, because only iterators of that type are saved in
+    its checkpoints; `ping_llm_backend` tells them apart.
     """
     from pydantic import AfterValidator, Field, create_model, model_validator
 
@@ -327,52 +332,70 @@ def network_config() -> Any:
         return Annotated[key.annotation, AfterValidator(checked)], Field(key.default, description=key.description)
 
     fields: dict[str, Any] = {name: field(name) for name in NETWORK_KEYS}
-    fields["network_enabled"] = bool, Field(False, description="Set here: whether dataset_type is network.")
+    fields["ping_llm_backend"] = str, Field("", description="Set here: the backend of ping-llm that gives the batches.")
     theirs = importlib.import_module("maxtext.configs.types").MaxTextConfig
     validators: dict[str, Any] = {"as_grain": model_validator(mode="before")(_as_grain)}
     return create_model("NetworkConfig", __base__=theirs, __validators__=validators, **fields)
 
 
 def _as_grain(cls: Any, values: dict[str, Any]) -> dict[str, Any]:
-    is_network = values.get("dataset_type") == "network"
-    values = {**values, "network_enabled": is_network}
+    kind = values.get("dataset_type")
+    backend = BACKENDS.get(str(kind), "")
+    values = {**values, "ping_llm_backend": backend}
     folder = str(values.get("base_output_directory") or "")
     if folder and "://" not in folder:  # MaxText's checkpoints want the whole path
         values["base_output_directory"] = str(Path(folder).absolute())
-    if not is_network:
+    if not backend:
         if values.get("grain_visualization_dir"):
-            raise ValueError("grain_visualization_dir is for dataset_type=network: Grain itself writes no graph")
+            raise ValueError("grain_visualization_dir is for dataset_type=network and text: Grain writes none")
         return values
-    if problem := _problem(values):
+    if problem := (_network_problem(values) if kind == "network" else _text_problem(values)) or _problem(values):
         raise ValueError(problem)
+    values["dataset_type"] = "grain"
+    if kind == "text":
+        return values
     # MaxText wants to see files of its own before it believes in a grain dataset.
     return values | {
-        "dataset_type": "grain",
         "grain_file_type": "arrayrecord",
         "grain_train_files": values["network_train_files"],
         "grain_eval_files": values.get("network_eval_files", ""),
     }
 
 
-def _problem(values: dict[str, Any]) -> str | None:
-    """What cannot go together with network data, with the reason."""
+def _network_problem(values: dict[str, Any]) -> str | None:
     if not values.get("network_train_files"):
         return "dataset_type=network needs network_train_files: a folder that `ping-llm prepare` wrote"
     if values.get("eval_interval", -1) > 0 and not values.get("network_eval_files"):
         return "eval_interval is set, but network_eval_files is empty: name the evaluation data, or set it to -1"
+    if not values.get("enable_data_shuffling", True):
+        return "enable_data_shuffling=false: the order of dataset_type=network is always a seeded permutation"
+    if values.get("vocab_size", VOCABULARY_SIZE) < VOCABULARY_SIZE:
+        return f"vocab_size must be at least {VOCABULARY_SIZE}, the tokens of dataset_type=network"
+    return None
+
+
+def _text_problem(values: dict[str, Any]) -> str | None:
+    if (kind := values.get("grain_file_type", "arrayrecord")) != "arrayrecord":
+        return f"grain_file_type={kind}: dataset_type=text reads arrayrecord; MaxText's own grain reads the others"
+    if values.get("eval_interval", -1) > 0 and not values.get("grain_eval_files"):
+        return "eval_interval is set, but grain_eval_files is empty: name the evaluation data, or set it to -1"
+    if not values.get("tokenize_train_data", True) or not values.get("tokenize_eval_data", True):
+        return "tokenize_train_data=false: dataset_type=text tokenises its documents; MaxText's own grain need not"
+    return None
+
+
+def _problem(values: dict[str, Any]) -> str | None:
+    """What cannot go together with our batches, with the reason."""
+    kind = values["dataset_type"]
     if values.get("attention") == "cudnn_flash_jax":  # MaxText's issue 4476
         return (
             "attention=cudnn_flash_jax ignores where segments end, so packed contexts would see each other; "
             "use autoselected, flash, cudnn_flash_te or dot_product"
         )
     if not values.get("packing", True):
-        return "packing=false: batches of dataset_type=network are always packed"
-    if not values.get("enable_data_shuffling", True):
-        return "enable_data_shuffling=false: the order of dataset_type=network is always a seeded permutation"
-    if values.get("vocab_size", VOCABULARY_SIZE) < VOCABULARY_SIZE:
-        return f"vocab_size must be at least {VOCABULARY_SIZE}, the tokens of dataset_type=network"
+        return f"packing=false: batches of dataset_type={kind} are always packed"
     if 0 < values.get("expansion_factor_real_data", -1) < 1:
-        return "expansion_factor_real_data below 1 is not needed: dataset_type=network resumes on any number of hosts"
+        return f"expansion_factor_real_data below 1 is not needed: dataset_type={kind} resumes on any number of hosts"
     if values.get("colocated_python_data_input"):
-        return "colocated_python_data_input is not supported by dataset_type=network"
+        return f"colocated_python_data_input is not supported by dataset_type={kind}"
     return None
