@@ -126,7 +126,7 @@ def test_a_key_of_maxtext_that_asks_for_what_is_done_anyway_is_passed_over(write
     ("setting", "instead"),
     [
         ("packing=false", "sequences are always packed"),
-        ("grain_packing_type=first_fit", "concatenated and then split"),
+        ("grain_packing_type=first_fit", "packed best-fit"),
         ("use_truncation=true", "nothing is truncated"),
         ("tokenize_train_data=false", "grain_file_type=tokens"),
         ("grain_shuffle_buffer_size=100", "shuffle_window"),

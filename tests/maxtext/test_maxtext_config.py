@@ -16,6 +16,7 @@ import pytest
 from maxtext_runs import CONFIG, initialized, start
 
 from ping_llm.config import KEYS
+from ping_llm.config.maxtext import MAXTEXT_KEYS
 from ping_llm.core.errors import PingLlmError
 from ping_llm.integrations.maxtext import launch as seams
 from ping_llm.integrations.maxtext.launch import NETWORK_KEYS, main, network_config
@@ -66,6 +67,13 @@ class TestKeys:
         config = initialized(network | {"dataset_type": "synthetic", "attention": "cudnn_flash_jax"})
         assert not config.ping_llm_backend
         assert config.dataset_type == "synthetic"
+
+    def test_every_key_of_maxtext_about_data_is_ours_too_or_says_what_to_use_instead(self) -> None:
+        types = importlib.import_module("maxtext.configs.types")
+        groups = ["DatasetGeneral", "Tokenizer"]
+        groups += [f"{kind}Dataset" for kind in ("Tfds", "Hf", "Grain", "MMap", "OlmoGrain")]
+        assert {name for group in groups for name in getattr(types, group).model_fields} <= {*KEYS, *MAXTEXT_KEYS}
+        assert set(MAXTEXT_KEYS) <= set(types.MaxTextConfig.model_fields)
 
     def test_grain_draws_no_graph_of_other_dataset_types_and_says_so(self, network: dict[str, Any]) -> None:
         with pytest.raises(PingLlmError, match="Grain writes none"):

@@ -15,6 +15,7 @@ from ping_llm.batches.source import BatchSource
 from ping_llm.config import Config
 from ping_llm.core.errors import PingLlmError
 from ping_llm.data.registry import make_eval_loader, make_train_loader
+from ping_llm.data.tokenize import tokenize
 from ping_llm.integrations.maxtext import iterators
 
 pytest.importorskip("maxtext", reason="MaxText is not installed here; `make test-maxtext` makes an environment with it")
@@ -128,8 +129,8 @@ def test_evaluation_text_is_the_same_every_time(
     [
         ({"attention": "cudnn_flash_jax"}, "ignores where segments end"),
         ({"packing": False}, "dataset_type=text are always packed"),
-        ({"grain_file_type": "parquet"}, "dataset_type=text reads arrayrecord"),
-        ({"tokenize_train_data": False}, "tokenises its documents"),
+        ({"grain_file_type": "parquet"}, "reads arrayrecord and tokens"),
+        ({"tokenize_train_data": False}, "are grain_file_type=tokens"),
         ({"eval_interval": 5, "grain_eval_files": ""}, "grain_eval_files is empty"),
         ({"expansion_factor_real_data": 0.5}, "resumes on any number of hosts"),
     ],
@@ -138,6 +139,20 @@ def test_evaluation_text_is_the_same_every_time(
 def test_what_cannot_be_is_refused_with_the_reason(keys: dict[str, Any], change: dict[str, Any], reason: str) -> None:
     with pytest.raises(PingLlmError, match=reason):
         initialized(keys | change)
+
+
+def test_tokenised_documents_are_read_too(
+    keys: dict[str, Any], text: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shape = text | {"grain_train_files": text["grain_eval_files"]}
+    tokenize(Config(dataset_type="grain").replace(**shape), tmp_path / "tokens", workers=1)
+    shape |= dict.fromkeys(("grain_train_files", "grain_eval_files"), f"{tmp_path}/tokens/*.bin")
+    shape |= {"grain_file_type": "tokens"}
+    config = Config(dataset_type="grain", per_device_batch_size=BATCH, grain_worker_count=0).replace(**shape)
+    for which, make in (("train", make_train_loader), ("eval", make_eval_loader)):
+        iterator = open_host(keys | shape | {"tokenize_train_data": False}, 0, 1, monkeypatch, which)
+        with make(config) as loader:
+            assert [digests(next(iterator)) for _ in range(2)] == [digests(next(loader)) for _ in range(2)]
 
 
 def test_other_text_is_refused_on_resume(keys: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:

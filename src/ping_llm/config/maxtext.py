@@ -21,7 +21,7 @@ MAXTEXT_KEYS: Final[dict[str, tuple[Any, str]]] = {
     "packing": (True, _PACKED),
     "use_stream_chunking": (False, _PACKED),
     "reset_attention_mask": (True, _PACKED),
-    "grain_packing_type": ("concat_then_split", "documents are concatenated and then split, which leaves no padding"),
+    "grain_packing_type": (None, "text is concatenated and then split; grain_file_type=tokens is packed best-fit"),
     "use_truncation": (False, "a long document continues in the next sequence, and nothing is truncated"),
     "tokenize_train_data": (True, _TOKENS),
     "tokenize_eval_data": (True, _TOKENS),

@@ -375,12 +375,13 @@ def _network_problem(values: dict[str, Any]) -> str | None:
 
 
 def _text_problem(values: dict[str, Any]) -> str | None:
-    if (kind := values.get("grain_file_type", "arrayrecord")) != "arrayrecord":
-        return f"grain_file_type={kind}: dataset_type=text reads arrayrecord; MaxText's own grain reads the others"
+    kind = values.get("grain_file_type", "arrayrecord")
+    if kind not in ("arrayrecord", "tokens"):
+        return f"grain_file_type={kind}: dataset_type=text reads arrayrecord and tokens; MaxText's own grain the others"
     if values.get("eval_interval", -1) > 0 and not values.get("grain_eval_files"):
         return "eval_interval is set, but grain_eval_files is empty: name the evaluation data, or set it to -1"
-    if not values.get("tokenize_train_data", True) or not values.get("tokenize_eval_data", True):
-        return "tokenize_train_data=false: dataset_type=text tokenises its documents; MaxText's own grain need not"
+    if kind != "tokens" and not (values.get("tokenize_train_data", True) and values.get("tokenize_eval_data", True)):
+        return "tokenize_train_data=false: with dataset_type=text, tokenised documents are grain_file_type=tokens"
     return None
 
 
