@@ -1,12 +1,18 @@
-"""Renew the tables of keys in docs/configuration.md (`make config-page`). A test fails while they are out of date."""
+"""Renew the tables of keys in docs (`make config-page`). A test fails while they are out of date."""
 
 from pathlib import Path
 
-from ping_llm.config.__main__ import key_tables
+from ping_llm.config.__main__ import key_tables, maxtext_table
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "configuration.md"
-BEGIN, END = "<!-- keys: written by `make config-page` -->\n", "<!-- end of keys -->"
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+
+
+def renew(page: Path, name: str, table: str) -> None:
+    begin, end = f"<!-- {name}: written by `make config-page` -->\n", f"<!-- end of {name} -->"
+    before, _, rest = page.read_text(encoding="utf-8").partition(begin)
+    page.write_text(f"{before}{begin}\n{table}\n{end}{rest.partition(end)[2]}", encoding="utf-8")
+
 
 if __name__ == "__main__":
-    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-    PAGE.write_text(f"{before}{BEGIN}\n{key_tables()}\n{END}{rest.partition(END)[2]}", encoding="utf-8")
+    renew(DOCS / "configuration.md", "keys", key_tables())
+    renew(DOCS / "coming-from-maxtext.md", "maxtext", maxtext_table())

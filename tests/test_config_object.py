@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from config_fixtures import IN_TMP_PATH, ROOT
 from ping_llm.config import KEYS, Config, load_config
-from ping_llm.config.__main__ import key_tables
+from ping_llm.config.__main__ import key_tables, maxtext_table
 from ping_llm.config.keys import MAXTEXT_ONLY
 from ping_llm.core.errors import PingLlmError
 
@@ -147,8 +147,12 @@ def test_every_key_has_a_simple_type_a_default_of_it_and_one_line_of_help() -> N
 
 
 def test_the_documentation_is_up_to_date() -> None:
-    _, _, tables = PAGE.read_text(encoding="utf-8").partition("<!-- keys: written by `make config-page` -->\n\n")
-    assert tables.partition("\n<!-- end of keys -->")[0] == key_tables(), "run: make config-page"
+    for page, name, table in (
+        (PAGE, "keys", key_tables()),
+        (PAGE.with_name("coming-from-maxtext.md"), "maxtext", maxtext_table()),
+    ):
+        _, _, found = page.read_text(encoding="utf-8").partition(f"<!-- {name}: written by `make config-page` -->\n\n")
+        assert found.partition(f"\n<!-- end of {name} -->")[0] == table, "run: make config-page"
 
 
 def test_the_tables_list_every_key_with_its_default() -> None:

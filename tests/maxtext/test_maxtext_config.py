@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from maxtext_runs import CONFIG, initialized, start
+from maxtext_runs import CONFIG, REPOSITORY, initialized, start
 
 from ping_llm.config import KEYS
 from ping_llm.config.maxtext import MAXTEXT_KEYS
@@ -72,7 +72,10 @@ class TestKeys:
         types = importlib.import_module("maxtext.configs.types")
         groups = ["DatasetGeneral", "Tokenizer"]
         groups += [f"{kind}Dataset" for kind in ("Tfds", "Hf", "Grain", "MMap", "OlmoGrain")]
-        assert {name for group in groups for name in getattr(types, group).model_fields} <= {*KEYS, *MAXTEXT_KEYS}
+        about_data = {name for group in groups for name in getattr(types, group).model_fields}
+        assert about_data <= {*KEYS, *MAXTEXT_KEYS}
+        page = (REPOSITORY / "docs" / "coming-from-maxtext.md").read_text()
+        assert not [name for name in about_data if f"`{name}" not in page]
         assert set(MAXTEXT_KEYS) <= set(types.MaxTextConfig.model_fields)
 
     def test_grain_draws_no_graph_of_other_dataset_types_and_says_so(self, network: dict[str, Any]) -> None:

@@ -6,6 +6,7 @@ They are made from the declarations of the keys, so that they cannot say anythin
 import sys
 
 from ping_llm.config.keys import SECTIONS, TYPE_NAMES, Rule
+from ping_llm.config.maxtext import MAXTEXT_KEYS
 
 
 def key_tables() -> str:
@@ -20,6 +21,16 @@ def key_tables() -> str:
             lines.append(f"| `{name}` | {kind} | {f'`{default}`' if default else 'empty'} | {field.description} |")
         blocks.append("\n".join(lines) + "\n")
     return "\n".join(blocks)
+
+
+def maxtext_table() -> str:
+    """Markdown: the keys of MaxText that are not ours, those with the same answer in one line."""
+    answers: dict[str, list[str]] = {}
+    for name, (same, instead) in MAXTEXT_KEYS.items():
+        value = "" if same is None else f"={str(same).lower()}"
+        answers.setdefault(instead, []).append(f"`{name}{value}`")
+    rows = [f"| {', '.join(names)} | {instead} |" for instead, names in answers.items()]
+    return "\n".join(["| key | what there is instead of other values |", "|---|---|", *rows, ""])
 
 
 if __name__ == "__main__":
