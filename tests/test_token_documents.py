@@ -59,8 +59,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def config_of(folder: Path, pattern: str = "a-*.bin", **changes: Any) -> Config:
-    files = {"grain_file_type": "tokens", "grain_train_files": f"{folder}/{pattern}", "vocab_size": VOCABULARY}
-    return text_config(folder, tokenizer_path="", max_segments_per_seq=-1, **files | changes)
+    keys = {"grain_file_type": "tokens", "grain_train_files": f"{folder}/{pattern}", "vocab_size": VOCABULARY}
+    return text_config(folder, **keys | {"tokenizer_path": "", "max_segments_per_seq": -1} | changes)
 
 
 def tokens_of(batches: Sequence[Batch]) -> Counter[int]:
