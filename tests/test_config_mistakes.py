@@ -206,3 +206,9 @@ def test_whatever_a_file_holds_loading_ends_in_a_config_or_one_line(tmp_path: Pa
     except PingLlmError as error:
         message = str(error)
     assert len(message.splitlines()) <= 1
+
+
+@pytest.mark.parametrize("key", ["skip_steps=3:5", "mixture_schedule=5: 1"])
+@pytest.mark.parametrize("data", [("dataset_type=hf",), ("dataset_type=grain", "grain_file_type=parquet")])
+def test_changes_at_steps_need_batches_that_are_a_function_of_them(key: str, data: tuple[str, ...]) -> None:
+    assert "needs batches that are a function of their step" in refusal(None, *data, key)

@@ -22,7 +22,10 @@ AWKWARD = st.sampled_from(
     ["null", "~", "no", "007", "1e6", "- a", "#x", "a: b", " x ", "=", "<<", "'", '"', "!t", "\ufeff"]
 )
 BLEND = st.sampled_from(["rows", "a/*.arrayrecord", "a/*,0.3;b/*,0.7", "gs://b/x:1;C:\\y,2", " a:1 ; b:2 "])
-
+OF_STEPS = {
+    "mixture_schedule": st.sampled_from(["", "20_000: 0.2,0.8", " 5:1 ; 7: .5,1e2,0"]),
+    "skip_steps": st.sampled_from(["", "10_240:10_260", "1:2, 7:9"]),
+}
 
 PAGE = ROOT / "docs" / "configuration.md"
 
@@ -41,6 +44,8 @@ def values_of(name: str) -> st.SearchStrategy[Any]:
         return st.sampled_from(rules[0].text.removeprefix("one of ").split(", "))
     if name.endswith("_files"):
         return BLEND
+    if name in OF_STEPS:
+        return OF_STEPS[name]
     return by_kind[kind].filter(rules[0].accepts)
 
 
@@ -48,7 +53,10 @@ def values_of(name: str) -> st.SearchStrategy[Any]:
 def some_values(draw: st.DrawFn) -> dict[str, Any]:
     """Of a few keys: with all of them, most examples would be larger than Hypothesis allows."""
     names = [name for name in KEYS if name not in (*MAXTEXT_ONLY, "enable_data_shuffling")]
-    return {name: draw(values_of(name)) for name in draw(st.lists(st.sampled_from(names), unique=True, max_size=20))}
+    chosen = draw(st.lists(st.sampled_from(names), unique=True, max_size=20))
+    if "dataset_type" in chosen:  # most know no steps
+        chosen = [name for name in chosen if name not in OF_STEPS]
+    return {name: draw(values_of(name)) for name in chosen}
 
 
 @st.composite

@@ -1,15 +1,19 @@
 """Blending row sets: exact shares, random access, and weights that change without repeating or losing anything."""
 
 from collections import Counter
+from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ping_llm.batches.batch import Stages
 from ping_llm.batches.mixture import PERIOD, Mixture
-from ping_llm.batches.spec import DataState
+from ping_llm.batches.spec import DataSpec, DataState, SequenceSource
+from ping_llm.config import parse_schedule, parse_steps
 from ping_llm.core.errors import PingLlmError
 
 
@@ -77,5 +81,105 @@ def test_equal_weights_begin_no_new_phase_and_json_keeps_everything() -> None:
 
 
 def test_a_blend_cannot_change_its_number_of_row_sets() -> None:
-    with pytest.raises(PingLlmError, match="use weight 0"):
+    with pytest.raises(PingLlmError, match="2 sources has 3 weights"):
         Mixture.of(weights(1, 1)).changed(weights(1, 1, 1), 10)
+
+
+class Nothing:
+    """A source that is only named."""
+
+    def __init__(self, fingerprint: str) -> None:
+        self.fingerprint = fingerprint
+
+    def open(self, spec: DataSpec, stages: Stages) -> SequenceSource:
+        raise AssertionError("nothing is read here")
+
+
+def spec_of(schedule: str = "", skip: str = "", **changes: Any) -> DataSpec:
+    chosen: dict[str, Any] = {"sources": tuple(map(Nothing, "abc")), "weights": tuple(weights(7, 3, 0))}
+    changes = {"schedule": parse_schedule(schedule), "skipped": parse_steps(skip), **changes}
+    return DataSpec(**chosen | changes, global_batch_size=8)
+
+
+def drawn(spec: DataSpec, mixture: Mixture, steps: range) -> list[list[tuple[str, int]]]:
+    """The sources of each step's sequences, and their numbers there."""
+    names = [source.fingerprint for source in spec.sources]
+    located = [[mixture.locate(spec.planned(step) * 8 + i) for i in range(8)] for step in steps]
+    return [[(names[source], number) for source, number in of_step] for of_step in located]
+
+
+class TestSchedule:
+    STAGES = "100: 0.2,0.5,0.3; 300: 0,0,1"
+
+    def test_weights_are_a_function_of_the_step(self) -> None:
+        spec = spec_of(self.STAGES)
+        found = drawn(spec, spec.mixture(), range(400))
+        for begin, end, shares in ((0, 100, (0.7, 0.3, 0)), (100, 300, (0.2, 0.5, 0.3)), (300, 400, (0, 0, 1))):
+            counts = Counter(name for step in found[begin:end] for name, _ in step)
+            assert [counts[name] / (8 * (end - begin)) for name in "abc"] == pytest.approx(shares, abs=0.01)
+        for name in "abc":
+            numbers = [number for step in found for which, number in step if which == name]
+            assert numbers == list(range(len(numbers))), "none repeated, none lost"
+
+    @pytest.mark.parametrize("at", [0, 40, 100, 101, 250, 300, 350])
+    def test_a_resume_changes_nothing(self, at: int) -> None:
+        spec = spec_of(self.STAGES)
+        stored = DataState.from_json(replace(DataState.start(spec), next_step=at).to_json())
+        again, state = stored.resume(spec)
+        assert drawn(again, state.mixture, range(at, 400)) == drawn(spec, spec.mixture(), range(at, 400))
+
+    def test_on_resume_it_may_be_another_and_sources_may_be_named_in_another_order(self) -> None:
+        stored = replace(DataState.start(spec_of(self.STAGES)), next_step=200)
+        other = spec_of("250: 1,0,0", sources=tuple(map(Nothing, "cab")), weights=tuple(weights(1, 1, 2)))
+        spec, state = stored.resume(other)
+        before = drawn(spec_of(self.STAGES), spec_of(self.STAGES).mixture(), range(200))
+        found = before + drawn(spec, state.mixture, range(200, 300))
+        for begin, end, shares in ((200, 250, (0.25, 0.5, 0.25)), (250, 300, (0, 0, 1))):
+            counts = Counter(name for step in found[begin:end] for name, _ in step)
+            assert [counts[name] / (8 * (end - begin)) for name in "abc"] == pytest.approx(shares, abs=0.02)
+        for name in "abc":
+            numbers = [number for step in found for which, number in step if which == name]
+            assert numbers == list(range(len(numbers)))
+
+    @pytest.mark.parametrize(
+        ("text", "said"),
+        [("5: 1,x", "write STEP: weight"), ("5: 0,0", "all 0"), ("9: 1,1; 5: 1,0", "must rise"), (": 1", "write STEP")],
+    )
+    def test_a_wrong_one_is_refused(self, text: str, said: str) -> None:
+        with pytest.raises(PingLlmError, match=said):
+            parse_schedule(text)
+        with pytest.raises(PingLlmError, match="3 sources has 2 weights"):
+            spec_of("5: 1,1").mixture()
+
+
+class TestSkippedSteps:
+    def test_are_passed_over_and_nothing_else_changes(self) -> None:
+        plain, spec = spec_of(), spec_of(skip="10_0:1_20,50:53")
+        everything = drawn(plain, plain.mixture(), range(200))
+        assert drawn(spec, spec.mixture(), range(177)) == everything[:50] + everything[53:100] + everything[120:]
+
+    def test_may_be_named_at_a_resume_before_them_and_are_remembered(self) -> None:
+        plain = spec_of()
+        stored = replace(DataState.start(plain), next_step=90)
+        spec, state = stored.resume(spec_of(skip="100:120"))
+        everything = drawn(plain, plain.mixture(), range(200))
+        assert drawn(spec, state.mixture, range(90, 180)) == everything[90:100] + everything[120:]
+        later = DataState.from_json(replace(state, next_step=110).to_json())
+        for again in (spec_of(), spec_of(skip="100:120")):
+            spec, state = later.resume(again)
+            assert drawn(spec, state.mixture, range(110, 180)) == everything[130:]
+
+    def test_that_are_still_to_come_may_be_taken_back(self) -> None:
+        stored = replace(DataState.start(spec_of(skip="100:120")), next_step=90)
+        spec, _ = stored.resume(spec_of())
+        assert spec.skipped == ()
+
+    def test_that_were_trained_on_cannot_be(self) -> None:
+        stored = replace(DataState.start(spec_of(skip="20:30")), next_step=90)
+        with pytest.raises(PingLlmError, match=r"steps 95 to 97 cannot be skipped.*trained on those before 100"):
+            stored.resume(spec_of(skip="20:30,95:97"))
+
+    @pytest.mark.parametrize(("text", "said"), [("5", "FIRST:END"), ("7:7", "FIRST:END"), ("1:5,4:6", "overlap")])
+    def test_wrong_ones_are_refused(self, text: str, said: str) -> None:
+        with pytest.raises(PingLlmError, match=said):
+            parse_steps(text)

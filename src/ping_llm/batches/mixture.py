@@ -1,8 +1,8 @@
 """Blending several row sets: which of them a sequence comes from, and which of its sequences it is.
 
 Weights are laid out over a period of 1024 sequences, each source as evenly as its share allows. So how many sequences
-a source has given before any point is plain arithmetic. When weights change at a resume, a new *phase* begins: each
-source continues where it was, so nothing that was planned is repeated or lost.
+a source has given before any point is plain arithmetic. When weights change, at a step of the schedule or at a resume,
+a new *phase* begins: each source continues where it was, so nothing that was planned is repeated or lost.
 """
 
 from collections.abc import Sequence
@@ -61,6 +61,10 @@ class Mixture:
     def of(cls, weights: Sequence[Fraction]) -> Self:
         return cls((Phase(0, _shares(weights), (0,) * len(weights)),))
 
+    def until(self, sequence: int) -> "Mixture":
+        """The phases that have begun at a sequence."""
+        return Mixture(tuple(phase for phase in self.phases if phase.start <= sequence))
+
     def changed(self, weights: Sequence[Fraction], sequence: int) -> "Mixture":
         """The mixture that has these weights from a sequence on; itself, if it has them already."""
         current = self.phases[-1]
@@ -69,9 +73,10 @@ class Mixture:
             return self
         if len(shares) != len(current.shares):
             raise PingLlmError(
-                f"a blend of {len(current.shares)} row sets cannot continue with {len(shares)}; use weight 0"
+                f"a blend of {len(current.shares)} sources has {len(shares)} weights; a source may have weight 0"
             )
-        return Mixture((*self.phases, Phase(sequence, shares, current.given_before(sequence))))
+        before = tuple(phase for phase in self.phases if phase.start < sequence)
+        return Mixture((*before, Phase(sequence, shares, current.given_before(sequence))))
 
     def locate(self, sequence: int) -> tuple[int, int]:
         """The source of a global sequence, and its number among that source's sequences."""

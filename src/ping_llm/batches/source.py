@@ -22,7 +22,7 @@ class BatchSource:
     """
 
     def __init__(self, spec: DataSpec, mixture: Mixture | None = None) -> None:
-        self.spec, self.mixture, self.stages = spec, mixture or Mixture.of(spec.weights), Stages()
+        self.spec, self.mixture, self.stages = spec, mixture or spec.mixture(), Stages()
 
     def __len__(self) -> int:
         return self.batches_per_epoch if self.spec.finite else _ENDLESS
@@ -67,7 +67,7 @@ class BatchSource:
 
     def shares(self, step: int, begin: int, end: int) -> Iterator[tuple[int, range, npt.NDArray[np.int32]]]:
         """What each source gives of these sequences of a step: its own sequences, and where they are among those."""
-        offset = step * self.spec.global_batch_size
+        offset = self.spec.planned(step) * self.spec.global_batch_size
         if len(self.spec.sources) == 1 and not self.spec.finite:
             yield 0, range(offset + begin, offset + end), np.arange(end - begin, dtype=np.int32)
             return

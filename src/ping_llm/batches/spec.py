@@ -69,6 +69,27 @@ class DataSpec:
     """What is done to make a batch, and what that means, for reports."""
     finite: bool = False
     """One epoch of each source, one after the other, then nothing: for evaluation. Otherwise epochs without end."""
+    schedule: tuple[tuple[int, tuple[Fraction, ...]], ...] = ()
+    """Steps, in rising order, from which on the weights are others."""
+    skipped: tuple[tuple[int, int], ...] = ()
+    """Planned steps that are passed over, from and to: in order, and apart from each other."""
+
+    def planned(self, step: int) -> int:
+        """The planned step that a step of training takes its batch from."""
+        for begin, end in self.skipped:
+            if step >= begin:
+                step += end - begin
+        return step
+
+    def mixture(self, before: Mixture | None = None, step: int = 0) -> Mixture:
+        """What is drawn from which source; up to a planned step it is what it was before."""
+        now = [weights for begin, weights in ((0, self.weights), *self.schedule) if begin <= step][-1]
+        size = self.global_batch_size
+        mixture = Mixture.of(now) if before is None else before.until(step * size).changed(now, step * size)
+        for begin, weights in self.schedule:
+            if begin > step:
+                mixture = mixture.changed(weights, begin * size)
+        return mixture
 
     def identity(self) -> dict[str, Any]:
         """What a data state is checked against. Weights are not part of it: they may change."""
@@ -89,10 +110,12 @@ class DataState:
     next_step: int
     identity: Mapping[str, Any]
     mixture: Mixture = UNMIXED
+    skipped: tuple[tuple[int, int], ...] = ()
+    """Planned steps that were, or will be, passed over."""
 
     @classmethod
     def start(cls, spec: DataSpec) -> "DataState":
-        return cls(next_step=0, identity=spec.identity(), mixture=Mixture.of(spec.weights))
+        return cls(next_step=0, identity=spec.identity(), mixture=spec.mixture(), skipped=spec.skipped)
 
     def to_json(self) -> str:
         return json.dumps({"version": STATE_VERSION, **asdict(self), "mixture": asdict(self.mixture)["phases"]})
@@ -104,7 +127,10 @@ class DataState:
             if value["version"] != STATE_VERSION:
                 raise PingLlmError(f"data state has version {value['version']}; this program reads {STATE_VERSION}")
             mixture = Mixture(TypeAdapter(tuple[Phase, ...]).validate_python(value["mixture"]))
-            return cls(next_step=int(value["next_step"]), identity=dict(value["identity"]), mixture=mixture)
+            skipped = tuple((int(begin), int(end)) for begin, end in value.get("skipped", ()))
+            return cls(
+                next_step=int(value["next_step"]), identity=dict(value["identity"]), mixture=mixture, skipped=skipped
+            )
         except (ValueError, KeyError, TypeError) as error:
             raise PingLlmError(f"not a data state: {type(error).__name__}: {one_line(error)}") from None
 
@@ -126,8 +152,9 @@ class DataState:
         """The spec and the state to continue with. What differs is an error, unless it is explicitly allowed.
 
         Weights may differ, and sources may be added: each continues where it was. They keep the order that they had,
-        whatever the order in which they are named now.
+        whatever the order in which they are named now. Steps that are still to come may be skipped, or no longer.
         """
+        spec = replace(spec, skipped=self._skipped(spec))
         before, now = list(self.identity.get("sources", [])), spec.identity()["sources"]
         gone = [source for source in before if source not in now]
         if gone and not allow_change:
@@ -142,15 +169,31 @@ class DataState:
             return spec, replace(DataState.start(spec), next_step=self.next_step)
         if now[: len(before)] != before:
             order = [*map(now.index, before), *(number for number, source in enumerate(now) if source not in before)]
-            sources, weights = (tuple(values[number] for number in order) for values in (spec.sources, spec.weights))
-            spec = replace(spec, sources=sources, weights=weights)
+            sources, weights, *later = (
+                tuple(values[number] for number in order)
+                for values in (spec.sources, spec.weights, *(weights for _, weights in spec.schedule))
+            )
+            schedule = tuple(zip((step for step, _ in spec.schedule), later, strict=True))
+            spec = replace(spec, sources=sources, weights=weights, schedule=schedule)
         identity = spec.identity()
         if not allow_change:
             replace(self, identity={**self.identity, "sources": identity["sources"]}).check(identity)
         new = (0,) * (len(now) - len(before))
         phases = tuple(Phase(p.start, p.shares + new, p.given + new) for p in self.mixture.phases)
-        mixture = Mixture(phases).changed(spec.weights, self.next_step * spec.global_batch_size)
-        return spec, DataState(next_step=self.next_step, identity=identity, mixture=mixture)
+        mixture = spec.mixture(Mixture(phases), spec.planned(self.next_step))
+        return spec, replace(self, identity=identity, mixture=mixture, skipped=spec.skipped)
+
+    def _skipped(self, spec: DataSpec) -> tuple[tuple[int, int], ...]:
+        """What was skipped stays skipped; what has been trained on cannot be."""
+        next_step = replace(spec, skipped=self.skipped).planned(self.next_step)
+        done = tuple(steps for steps in self.skipped if steps[0] < next_step)
+        for begin, end in spec.skipped:
+            if begin < next_step and (begin, end) not in done:
+                raise PingLlmError(
+                    f"steps {begin:,} to {end:,} cannot be skipped: the run has been trained on those before "
+                    f"{next_step:,}; continue from a checkpoint before them"
+                )
+        return tuple(sorted({*done, *spec.skipped}))
 
 
 class EvalLoader(Protocol):

@@ -18,6 +18,7 @@ def train(
     project: Annotated[str | None, Option(help="Folder for runs that belong together; W&B's project.")] = None,
     name: Annotated[str | None, Option(help="Name of the run. The same name resumes where it stopped.")] = None,
     steps: Annotated[int | None, Option(min=1, help="Steps of the whole run.")] = None,
+    skip_steps: Annotated[str | None, Option(help="Planned steps to pass over: 10_240:10_260.")] = None,
     batch_size: Annotated[int | None, Option(min=1, help="Sequences per step, of all devices together.")] = None,
     json_output: Json = False,
 ) -> None:
@@ -37,7 +38,7 @@ def train(
     from ping_llm.training.processes import start_processes
 
     log_to_console()
-    given = {"project": project, "run_name": name, "steps": steps}
+    given = {"project": project, "run_name": name, "steps": steps, "skip_steps": skip_steps}
     overrides = [*(changes or []), *(f"{key}={value}" for key, value in given.items() if value is not None)]
     settings = load_config(config, overrides)
     folder = settings.base_output_directory

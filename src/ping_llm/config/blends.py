@@ -2,6 +2,7 @@
 
 import re
 from fractions import Fraction
+from itertools import pairwise
 from typing import Final
 
 from ping_llm.core.errors import PingLlmError
@@ -9,6 +10,7 @@ from ping_llm.core.errors import PingLlmError
 Blend = tuple[tuple[str, Fraction], ...]
 
 # Two digits of exponent are plenty, and keep `1e999999999` from filling the memory.
+_STEP: Final = re.compile(r"\d[\d_]{0,17}", re.ASCII)
 _WEIGHT: Final = re.compile(r"(\d{1,30}(\.\d{0,30})?|\.\d{1,30})(e[+-]?\d{1,2})?", re.ASCII | re.IGNORECASE)
 
 
@@ -41,6 +43,37 @@ def parse_blend(text: str) -> Blend:
     if not total:
         raise PingLlmError(f"the weights in {text!r} are all 0; at least one must be positive")
     return tuple((pattern, weight / total) for pattern, weight in weights.items())
+
+
+def parse_schedule(text: str) -> tuple[tuple[int, tuple[Fraction, ...]], ...]:
+    """Weights from a step on, in the order of the blend: `20_000: 0.2,0.5,0.3; 40_000: 1,0,0`."""
+    found: list[tuple[int, tuple[Fraction, ...]]] = []
+    for part in text.split(";") if text.strip() else ():
+        step, _, weights = part.partition(":")
+        numbers = [weight.strip() for weight in weights.split(",")]
+        if not _STEP.fullmatch(step.strip()) or not all(map(_WEIGHT.fullmatch, numbers)):
+            raise PingLlmError(f"{part.strip()!r}: write STEP: weight,weight with a weight for each part of the blend")
+        shares = list(map(Fraction, numbers))
+        if not sum(shares):
+            raise PingLlmError(f"the weights in {part.strip()!r} are all 0; at least one must be positive")
+        found.append((int(step), tuple(share / sum(shares) for share in shares)))
+    if [step for step, _ in found] != sorted({step for step, _ in found}):
+        raise PingLlmError("steps must rise from one part of the schedule to the next")
+    return tuple(found)
+
+
+def parse_steps(text: str) -> tuple[tuple[int, int], ...]:
+    """Steps from and to (without the last): `10_240:10_260, 11_000:11_004`."""
+    found: list[tuple[int, int]] = []
+    for part in text.split(",") if text.strip() else ():
+        begin, _, end = (piece.strip() for piece in part.partition(":"))
+        if not _STEP.fullmatch(begin) or not _STEP.fullmatch(end) or int(begin) >= int(end):
+            raise PingLlmError(f"{part.strip()!r}: write FIRST:END, such as 10_240:10_260")
+        found.append((int(begin), int(end)))
+    found.sort()
+    if any(end > begin for (_, end), (begin, _) in pairwise(found)):
+        raise PingLlmError(f"the steps in {text!r} overlap")
+    return tuple(found)
 
 
 def _pattern_and_weight(part: str) -> tuple[str, str | None]:

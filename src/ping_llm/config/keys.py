@@ -22,7 +22,7 @@ import yaml
 from pydantic import field_validator, model_validator
 from pydantic.fields import FieldInfo
 
-from ping_llm.config.blends import parse_blend
+from ping_llm.config.blends import parse_blend, parse_schedule, parse_steps
 from ping_llm.core.errors import PingLlmError, shown
 
 TYPE_NAMES: Final[dict[Any, str]] = {
@@ -133,6 +133,9 @@ DATASET_TYPES: Final = {
 TEXT_DATASET_TYPES: Final = ("grain", "hf", "tfds", "c4_mlperf")
 """Those of them that need a tokenizer."""
 
+RANDOM_ACCESS_TYPES: Final = ("arrayrecord", "tokens")
+"""Of `grain_file_type`, those that give any document by its number."""
+
 BACKEND_ENTRY_POINTS: Final = "ping_llm.backends"
 """Entry points of this group are backends of other packages; docs/backends.md says what they must offer."""
 
@@ -162,6 +165,8 @@ FolderName = Annotated[
 ]
 Column = Annotated[str, Rule("the name of one column", lambda name: not name.startswith("["))]
 TextFiles = Annotated[str, Rule("a pattern or a blend", lambda text: not text or bool(parse_blend(text)))]
+Schedule = Annotated[str, Rule("STEP: weights; …", lambda text: parse_schedule(text) is not None)]
+Steps = Annotated[str, Rule("FIRST:END,…", lambda text: parse_steps(text) is not None)]
 RowFiles = Annotated[str, Rule("a folder, a pattern or a blend", lambda text: not text or bool(parse_blend(text)))]
 DatasetType = Annotated[
     str, Rule(one_of(*DATASET_TYPES).text, lambda name: name in DATASET_TYPES or name in installed_backends())
@@ -198,6 +203,10 @@ class Data(Section):
     data_cache_dir: str = key("", "Where copies of rows in object stores are kept; empty = in the user's cache folder.")
     data_cache_gb: NonNegative = key(0.0, "Disk space for such copies; 0 = half of what is free.")
     data_shuffle_seed: Seed = key(0, "Seed of the order and of all sampling.")
+    mixture_schedule: Schedule = key(
+        "", "Other weights of the blend from a step on: `20_000: 0.2,0.5,0.3; 40_000: 1,0,0`; may change on resume."
+    )
+    skip_steps: Steps = key("", "Planned steps to pass over, as after a loss spike: `10_240:10_260,11_000:11_004`.")
     per_device_batch_size: Positive = key(8.0, "Sequences per device and step; a fraction, if all have a whole number.")
     eval_per_device_batch_size: NonNegative = key(0.0, "The same of evaluation; 0 = as in training.")
     # The longest measurement (IPv6, absolute time) has 47 tokens: each fits the shortest sequence.
@@ -392,6 +401,15 @@ class Config(Run, Data, Text, Tokenizer, Worlds, Loader, Evaluation, Model, Opti
                 f"enable_data_shuffling=false is for text ({', '.join(TEXT_DATASET_TYPES)}), "
                 f"not for dataset_type={self.dataset_type}"
             )
+        is_planned = self.dataset_type == "network" or (
+            self.dataset_type == "grain" and self.grain_file_type in RANDOM_ACCESS_TYPES
+        )
+        for name in ("mixture_schedule", "skip_steps"):
+            if getattr(self, name) and not is_planned:
+                raise PingLlmError(
+                    f"{name} needs batches that are a function of their step: dataset_type=network, or grain with "
+                    f"grain_file_type={' or '.join(RANDOM_ACCESS_TYPES)}"
+                )
         for name in MAXTEXT_ONLY:
             if getattr(self, name) != KEYS[name].default:
                 raise PingLlmError(

@@ -49,7 +49,7 @@ def _rows_of(source: BatchSource, number: int) -> tuple[RowSequences, RowsSpec]:
 
 def explain_sequence(source: BatchSource, step: int, sequence: int) -> dict[str, Any]:
     """Where one sequence of a batch comes from: each segment with its row, window, mode and measurements, decoded."""
-    located = source.locate(step * source.spec.global_batch_size + sequence)
+    located = source.locate(source.spec.planned(step) * source.spec.global_batch_size + sequence)
     explained: dict[str, Any] = {"step": step, "sequence": sequence, "segments": []}
     if located is None:
         return explained

@@ -30,6 +30,7 @@ from ping_llm.batches.batch import PackedTokens, Stages
 from ping_llm.batches.documents import DocumentsSpec, TokenDocuments, documents_spec, fingerprint
 from ping_llm.batches.spec import DataSpec, DataState, EvalLoader, TrainLoader
 from ping_llm.config import Blend, Config, parse_blend
+from ping_llm.config.keys import RANDOM_ACCESS_TYPES
 from ping_llm.core.errors import PingLlmError, explained
 from ping_llm.core.randomness import Purpose, key, permute
 from ping_llm.data.documents import (
@@ -41,7 +42,7 @@ from ping_llm.data.documents import (
     matching,
     reader_of,
 )
-from ping_llm.data.registry import ONE_HOST, Part, eval_loader_of, loader_of
+from ping_llm.data.registry import ONE_HOST, Part, changes_of, eval_loader_of, loader_of
 from ping_llm.data.stream import (
     EMPTY,
     TEXT_STAGES,
@@ -59,7 +60,6 @@ from ping_llm.data.tokenizer import tokenizer_of
 TEXT_VERSION: Final = 1
 """Raised whenever the same files would give other batches."""
 
-_RANDOM_ACCESS: Final = ("arrayrecord", "tokens")
 LANES: Final = 16
 _OVERFILL_PERCENT: Final = 103
 _BLOCKS_KEPT: Final = LANES + 4
@@ -69,7 +69,7 @@ _SAMPLED_TOKENS: Final = 512
 
 
 def train_loader(config: Config, part: Part, state: DataState | None) -> TrainLoader:
-    if config.grain_file_type in _RANDOM_ACCESS:
+    if config.grain_file_type in RANDOM_ACCESS_TYPES:
         return loader_of(text_spec(config, part), config, part, state)
     [(files, _)] = _train_sources(config)
     reader = reader_of(config.grain_file_type, config.train_data_columns)
@@ -106,8 +106,8 @@ def train_files(config: Config) -> list[Files]:
 def _train_sources(config: Config) -> list[tuple[Files, Fraction]]:
     """The files of each source of documents, with its share."""
     kind, blend = config.grain_file_type, _blend(config)
-    if len(blend) > 1 and kind not in _RANDOM_ACCESS:
-        raise PingLlmError(f"grain_file_type={kind} cannot blend: only {' and '.join(_RANDOM_ACCESS)} can")
+    if len(blend) > 1 and kind not in RANDOM_ACCESS_TYPES:
+        raise PingLlmError(f"grain_file_type={kind} cannot blend: only {' and '.join(RANDOM_ACCESS_TYPES)} can")
     return [(matching(pattern, "grain_train_files", kind), weight) for pattern, weight in blend]
 
 
@@ -156,7 +156,7 @@ def text_spec(config: Config, part: Part = ONE_HOST, block_documents: int = 1024
     found = _train_sources(config)
     if config.grain_file_type == "tokens":
         sources = [_tokens_source(config, files, config.train_data_columns, config.num_epoch) for files, _ in found]
-        return _tokens_spec(config, part, sources, weights=tuple(weight for _, weight in found))
+        return _tokens_spec(config, part, sources, weights=tuple(weight for _, weight in found), **changes_of(config))
     return DataSpec(
         sources=tuple(TextSource(config, files, fingerprint(files), block_documents) for files, _ in found),
         weights=tuple(weight for _, weight in found),
@@ -165,6 +165,7 @@ def text_spec(config: Config, part: Part = ONE_HOST, block_documents: int = 1024
         length=config.max_target_length,
         settings=text_identity(config, part) | {"text_version": TEXT_VERSION},
         stages=TEXT_STAGES,
+        **changes_of(config),
     )
 
 

@@ -16,7 +16,7 @@ from ping_llm.batches.spec import DataSpec, DataState
 from ping_llm.config import Blend, Config, parse_blend
 from ping_llm.contexts.spec import ContextSettings, RowsSpec, data_spec
 from ping_llm.core.errors import PingLlmError
-from ping_llm.data.registry import Part, eval_loader_of, loader_of
+from ping_llm.data.registry import Part, changes_of, eval_loader_of, loader_of
 from ping_llm.rows.dataset import fetch_ahead
 from ping_llm.rows.manifest import Manifest
 from ping_llm.rows.prepare import DEFAULT_SIZES, PrepareSettings, prepare
@@ -89,7 +89,7 @@ def _spec_of(config: Config, split: str, part: Part) -> "tuple[DataSpec, RowsInM
         weights=tuple(weight for _, weight in blend),
         seed=config.data_shuffle_seed,
         global_batch_size=part.batch_size(config),
-        finite=split == "eval",
+        **{"finite": True} if split == "eval" else changes_of(config),
     )
     return spec, kept
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 from ping_llm.batches.spec import Batch, DataSpec, DataState, EvalLoader, LoaderSettings, TrainLoader
-from ping_llm.config import Config
+from ping_llm.config import Config, parse_schedule, parse_steps
 from ping_llm.config.keys import BACKEND_ENTRY_POINTS, DATASET_TYPES, installed_backends
 from ping_llm.core.errors import PingLlmError
 
@@ -104,6 +104,11 @@ def loader_settings(config: Config, part: Part) -> LoaderSettings:
         host=part.host,
         hosts=part.hosts,
     )
+
+
+def changes_of(config: Config) -> dict[str, Any]:
+    """What a configuration changes at certain steps, for a `DataSpec`."""
+    return {"schedule": parse_schedule(config.mixture_schedule), "skipped": parse_steps(config.skip_steps)}
 
 
 def loader_of(
