@@ -102,6 +102,12 @@ def test_hugging_face_is_given_urls_as_they_are(tmp_path: Path) -> None:
     assert sorted(texts_in(batches_until_padding(config))) == sorted(documents)
     with make_eval_loader(config) as loader:
         assert texts_in(list(loader)) == list(cut(documents, 2)[1])
+    state = state_after(config, 1)
+    assert digests(take(config, 3, state)) == digests(take(config, 4)[1:])
+    with pytest.raises(
+        PingLlmError, match=r"urls: 'memory://of-this-test/\*.json' then, 'memory://of-this-test/part-0"
+    ):
+        make_train_loader(config.replace(hf_train_files="memory://of-this-test/part-0.json"), state=state)
 
 
 class TestOneHost:

@@ -335,7 +335,9 @@ class TestFaults:
         ):
             take(loader, 100)
 
-    def test_a_corrupt_row_can_be_left_out_and_is_counted(self, damaged: Path, rows: Path) -> None:
+    def test_a_corrupt_row_can_be_left_out_and_is_counted(
+        self, damaged: Path, rows: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
         spec = with_rows(spec_of(damaged, batch=64), skip_corrupt_rows=True)
         steps = BatchSource(spec).batches_per_epoch
         with Loader(spec, LoaderSettings(worker_count=0)) as loader:
@@ -344,6 +346,7 @@ class TestFaults:
                 for row, segmentation in zip(batch["inputs"], batch["inputs_segmentation"], strict=True):
                     assert not decode(row[segmentation == 1]).problem
             assert loader.report.to_json()["corrupt_rows"] == 1
+        assert caplog.text.count("1 rows could not be read and were left out") == 1
         assert digests(spec, 0, 2, hosts=2) == digests(spec, 0, 2)
 
     def test_a_worker_that_is_killed_ends_the_run_with_an_error_not_a_hang(self, rows: Path) -> None:

@@ -1,6 +1,7 @@
 """What MaxText is given: batches that were checked, for as long as it was asked for."""
 
 import json
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -108,6 +109,19 @@ class TestIterator:
         for _ in range(2):
             batch = next(iterator)
             assert all(array.shape == (4, 128) and not np.asarray(array).any() for array in batch.values())
+
+    def test_corrupt_rows_that_are_left_out_are_counted_at_the_end(
+        self, network: dict[str, Any], rows: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        shutil.copytree(rows, tmp_path / "damaged")
+        shard = next((tmp_path / "damaged").glob("train-*.arrayrecord"))
+        data = bytearray(shard.read_bytes())
+        data[len(data) // 2] ^= 0xFF
+        shard.write_bytes(data)
+        keys = {"network_train_files": str(tmp_path / "damaged"), "network_skip_corrupt_rows": True, "num_epoch": 1}
+        assert sum(1 for _ in self.make(network | keys)) > 10
+        iterators.close_all()
+        assert "1 rows could not be read and were left out" in caplog.text
 
     def test_unprepared_measurements_train_too(self, network: dict[str, Any], rows: Path) -> None:
         files = {"network_data_format": "network_parquet", "network_train_files": rows.parent / "raw" / "*.parquet"}

@@ -3,13 +3,15 @@
 import json
 import os
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from backend_fixtures import digests, example, state_after, take, text_config, texts, texts_in, write_tfrecord
+from backend_fixtures import BOS, EOS, digests, example, state_after, take, text_config, texts, texts_in, write_tfrecord
 from ping_llm.batches.spec import Batch
 from ping_llm.config import Config, load_config
 from ping_llm.core.errors import PingLlmError
@@ -129,20 +131,62 @@ def test_what_is_missing_is_said(tmp_path: Path, changes: dict[str, str], messag
 
 
 class TestMlperf:
-    def test_the_tokenised_validation_set_is_used_as_it_is(self, tmp_path: Path) -> None:
+    """Against MaxText's own functions."""
+
+    def theirs(self, config: Config, documents: list[list[int]], *, is_tokenised: bool = False) -> list[Batch]:
+        import tensorflow as tf
+
+        module = pytest.importorskip("maxtext.input_pipeline.tfds_data_processing_c4_mlperf")
+        found = tf.data.Dataset.from_generator(lambda: ({"targets": d} for d in documents), {"targets": tf.int32})
+        found = found.map(lambda x: {"targets": tf.ensure_shape(x["targets"], [None])})
+        tokenizer = SimpleNamespace(pad_id=0, eos_id=EOS)
+        shape = {"max_target_length": config.max_target_length, "is_tokenized_dataset": True}
+        batches = module.preprocess_train_dataset(
+            found, tokenizer, 1, shuffle_buffer_size=1, data_shuffle_seed=0, use_stream_chunking=is_tokenised, **shape
+        )
+        return list(batches.as_numpy_iterator())
+
+    def of_the_same_arrays(self, ours: list[Batch], theirs: list[Batch]) -> None:
+        rows = [{name: array[i] for name, array in batch.items()} for batch in ours for i in range(8)]
+        rows = [row for row in rows if row["inputs"].any()]
+        assert len(rows) == len(theirs) > 3
+        for row, expected in zip(rows, theirs, strict=True):
+            for name, array in row.items():
+                np.testing.assert_array_equal(array, expected[name][0], err_msg=name)
+
+    def test_training_and_evaluation_on_text_have_the_batches_of_maxtext(self, tmp_path: Path) -> None:
+        # byte 0 is left out, byte 1 ends a document: MaxText says so, whatever the tokenizer
+        documents = [f"{text[:40]}\0{text[40:]}\1" for text in texts(60)]
+        config = config_of(tmp_path, [documents], dataset_type="c4_mlperf", enable_data_shuffling=False, num_epoch=1)
+        tokens = [[BOS, *text.encode(), EOS] for text in documents]
+        theirs = self.theirs(config, tokens)
+        self.of_the_same_arrays(take(config, 12), theirs)
+        config = config.replace(eval_dataset_name="words/en:1.0.0", eval_split="train")
+        with make_eval_loader(config) as loader:
+            assert loader.max_segments(0) == 1
+            self.of_the_same_arrays(list(loader), theirs)
+
+    def test_a_run_of_an_earlier_version_is_not_resumed_with_other_batches(self, tmp_path: Path) -> None:
+        config = config_of(tmp_path, [texts(50)], dataset_type="c4_mlperf")
+        state = state_after(config, 2)
+        assert digests(take(config, 3, state)) == digests(take(config, 5)[2:])
+        before = {name: value for name, value in state.identity.items() if name != "mlperf_version"}
+        with pytest.raises(PingLlmError, match="mlperf_version: None then, 2 now"):
+            make_train_loader(config, state=replace(state, identity=before))
+
+    def test_the_tokenised_validation_set_has_the_batches_of_maxtext(self, tmp_path: Path) -> None:
         config = config_of(tmp_path, [texts(5)], dataset_type="c4_mlperf", eval_dataset_name="words/en:2.0.0")
         place = tmp_path / "words" / "en" / "2.0.0"
         place.mkdir()
-        sequences = [list(range(1, 65)), list(range(100, 164)), list(range(200, 250))]
+        sequences = [list(range(begin, begin + 60)) for begin in range(0, 180, 20)]
         records = [example(ids=sequence) for sequence in sequences]
         write_tfrecord(place / "words-validation_tokenized_3seqs.tfrecord-00000-of-00001", records)
         config = config.replace(eval_split="validation_tokenized_3seqs", max_target_length=64)
         with make_eval_loader(config) as loader:
-            [batch] = list(loader)
-        assert [row[row > 0].tolist() for row in batch["inputs"][:3]] == sequences
-        assert not batch["inputs_segmentation"][3:].any()
-        with pytest.raises(PingLlmError, match="has token 249, but the vocabulary has 220"):
-            list(make_eval_loader(config.replace(vocab_size=220)))
+            self.of_the_same_arrays(list(loader), self.theirs(config, sequences, is_tokenised=True))
+        write_tfrecord(place / "words-validation_tokenized_3seqs.tfrecord-00000-of-00001", [example(ids=[1, 600])])
+        with pytest.raises(PingLlmError, match="has token 600, but the vocabulary has 512"):
+            list(make_eval_loader(config))
 
 
 @pytest.mark.parametrize("name", ["text_tfds", "text_c4_mlperf"])

@@ -102,6 +102,8 @@ class PipelineReport:
         if self._batches == self._batches_shown:
             return
         self._batches_shown = self._batches
+        if self._corrupt_rows:
+            _log.warning("%s rows could not be read and were left out", f"{self._corrupt_rows:,}")
         if self._settings.debug:
             _log.info("%s", self.table())
         if self._settings.visualization_dir:

@@ -22,9 +22,12 @@ def train_loader(config: Config, part: Part, state: DataState | None) -> StreamL
     arguments, files = _arguments(config, "train")
     seed, epochs = config.shuffle_seed, config.num_epoch
     documents = HfStream(arguments, config.train_data_columns, part, seed=seed, epochs=epochs)
-    if state is not None and "data_files" not in arguments:
-        _log.warning("%s comes from the Hub: a run resumes exactly only if it has not changed there", config.hf_path)
+    urls = "" if files else config.hf_train_files
+    if state is not None and not files:
+        where = urls or f"{config.hf_path} on the Hub"
+        _log.warning("%s is not on this machine: a run resumes exactly only if it has not changed there", where)
     named = {"name": config.hf_name, "folder": config.hf_data_dir, "split": arguments["split"]}
+    named |= {"urls": urls} if urls else {}
     data = {"path": arguments["path"], **({"files": fingerprint(files)} if files else named)}
     return StreamLoader(config, part, documents, data=data, state=state)
 

@@ -139,6 +139,13 @@ class SequenceStream:
 
     def read(self) -> Packed:
         """The next sequence, full but at the end of the data."""
+        return joined(self._pieces(), self.max_segments)
+
+    def lay_out(self, packed: PackedTokens, sequences: int) -> Batch:
+        return expand(packed, sequences, self.length)
+
+    def _pieces(self) -> list[Packed]:
+        """The next sequence, from one window or several."""
         pieces: list[Packed] = []
         missing = self.length
         while missing and not self.ended:
@@ -149,7 +156,7 @@ class SequenceStream:
             pieces.append(piece)
             missing -= len(piece[0])
             self._used += len(piece[0])
-        return joined(pieces, self.max_segments)
+        return pieces
 
     def _next_window(self) -> None:
         self._start, self._used = {"window": self._number, "stream": self._documents.position()}, 0
@@ -183,13 +190,20 @@ class StreamLoader(TrainLoader):
     stages: Final = {name: meaning for name, meaning in TEXT_STAGES.items() if name != "plan"}
 
     def __init__(
-        self, config: Config, part: Part, documents: EpochStream, *, data: Mapping[str, Any], state: DataState | None
+        self,
+        config: Config,
+        part: Part,
+        documents: EpochStream,
+        *,
+        data: Mapping[str, Any],
+        state: DataState | None,
+        sequences: Callable[..., SequenceStream] = SequenceStream,
     ) -> None:
         """`data` says what is read, for the state of the run: resuming with something else is refused."""
         encode, seed, window = tokenizer_of(config).encode, config.shuffle_seed, config.shuffle_window
         rows = part.rows(config)
         self._part, self._batch_size = part, rows.stop - rows.start
-        self._sequences = SequenceStream(config, documents, encode, window=window, seed=seed)
+        self._sequences = sequences(config, documents, encode, window=window, seed=seed)
         identity = {**text_identity(config, part), **data, "shuffle_window": window, "stream_version": STREAM_VERSION}
         self._state = DataState(next_step=0, identity=identity)
         self._said_that_it_ended = False
@@ -233,7 +247,7 @@ class StreamLoader(TrainLoader):
         with stages("arrange"):
             packed = pack(sequences)
         with stages(LAY_OUT):
-            batch = expand(packed, self._batch_size, self._sequences.length)
+            batch = self._sequences.lay_out(packed, self._batch_size)
         self.report.add(stages.seconds, wait_s=waited, tokens=len(packed.tokens))
         step = self._state.next_step + 1
         if self._sequences.ended and not self._said_that_it_ended:
@@ -257,11 +271,19 @@ class StreamEvalLoader(EvalLoader):
     they are.
     """
 
-    def __init__(self, config: Config, part: Part, documents: EpochStream, *, is_tokenised: bool = False) -> None:
+    def __init__(
+        self,
+        config: Config,
+        part: Part,
+        documents: EpochStream,
+        *,
+        is_tokenised: bool = False,
+        sequences: Callable[..., SequenceStream] = SequenceStream,
+    ) -> None:
         self._size, self._rows = part.batch_size(config), part.rows(config)
         self._batches_left = config.eval_steps
         encode: Encode = _as_they_are if is_tokenised else tokenizer_of(config).encode
-        self._sequences = SequenceStream(config, documents, encode, window=_EVAL_WINDOW)
+        self._sequences = sequences(config, documents, encode, window=_EVAL_WINDOW)
 
     def max_segments(self, step: int) -> int:
         return self._sequences.max_segments
@@ -273,7 +295,7 @@ class StreamEvalLoader(EvalLoader):
         sequences = [self._sequences.read() for _ in range(self._size)]
         if not len(sequences[0][0]):
             raise StopIteration
-        batch = expand(pack(sequences), self._size, self._sequences.length)
+        batch = self._sequences.lay_out(pack(sequences), self._size)
         return {name: values[self._rows] for name, values in batch.items()}
 
     def close(self) -> None:

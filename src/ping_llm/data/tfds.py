@@ -1,23 +1,32 @@
 """`dataset_type=tfds`: TFRecord datasets through tensorflow-datasets; and `c4_mlperf`, C4 as MLPerf lays it out.
 
-TensorFlow is imported here only, and sees no accelerator. Training of `c4_mlperf` is that of `tfds`; but an eval_split
-named `…tokenized…` is TFRecord files of `ids`, without a description of the dataset beside them, which are used as
-they are: every benchmark run must see the same sequences, whatever its tokenizer does.
+TensorFlow is imported here only, and sees no accelerator. Documents of `c4_mlperf` become sequences as MaxText makes
+them (`MlperfSequences`); and an eval_split named `…tokenized…` is TFRecord files of `ids`, without a description of the
+dataset beside them.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from ping_llm.batches.spec import DataState
+import numpy as np
+
+from ping_llm.batches.batch import PackedTokens
+from ping_llm.batches.spec import Batch, DataState
 from ping_llm.config import Config
 from ping_llm.core.errors import PingLlmError, explained, need
 from ping_llm.data.documents import EpochStream, RecordError, file_stream, int_feature, matching, tfrecord_documents
 from ping_llm.data.registry import ONE_HOST, Part
-from ping_llm.data.stream import StreamEvalLoader, StreamLoader
+from ping_llm.data.stream import EMPTY, Encode, Packed, SequenceStream, StreamEvalLoader, StreamLoader
 from ping_llm.data.tokenizer import tokenizer_of
+
+MLPERF_VERSION: Final = 2
+"""Raised whenever the same files would give other batches of `c4_mlperf`. 1 had a segment for each document."""
+
+_NOT_COUNTED: Final = 0, 1
+"""Padding, and the end of a document: tokens that MaxText's `c4_mlperf` does not learn to predict."""
 
 
 def train_loader(config: Config, part: Part, state: DataState | None) -> StreamLoader:
@@ -25,11 +34,21 @@ def train_loader(config: Config, part: Part, state: DataState | None) -> StreamL
     texts = partial(_texts, builder, split, config.train_data_columns, part, config.shuffle_seed)
     shard_lengths = json.dumps(list(builder.info.splits[split].shard_lengths))
     data = {"name": builder.info.full_name, "split": split, "documents": shard_lengths}
-    return StreamLoader(config, part, EpochStream(texts, config.num_epoch), data=data, state=state)
+    sequences: Callable[..., SequenceStream] = SequenceStream
+    if config.dataset_type == "c4_mlperf":
+        sequences, data = MlperfSequences, data | {"mlperf_version": MLPERF_VERSION}
+    documents = EpochStream(texts, config.num_epoch)
+    return StreamLoader(config, part, documents, data=data, state=state, sequences=sequences)
 
 
 def eval_loader(config: Config, part: Part) -> StreamEvalLoader:
-    return StreamEvalLoader(config, part, _eval_documents(config), is_tokenised=_is_tokenised(config))
+    documents = _eval_documents(config)
+    if config.dataset_type == "tfds":
+        return StreamEvalLoader(config, part, documents)
+    if not _is_tokenised(config):
+        return StreamEvalLoader(config, part, documents, sequences=MlperfSequences)
+    sequences = partial(MlperfSequences, separator=_separator(config))
+    return StreamEvalLoader(config, part, documents, is_tokenised=True, sequences=sequences)
 
 
 def check(config: Config) -> None:
@@ -46,7 +65,8 @@ def _eval_documents(config: Config) -> EpochStream:
         return EpochStream(partial(_texts, builder, config.eval_split, config.eval_data_columns, ONE_HOST, None))
     pattern = f"{_folder(config, config.eval_dataset_name)}/*-{config.eval_split}.tfrecord*"
     files = matching(pattern, "eval_dataset_name, eval_split", "tfrecord")
-    decode = partial(_token_ids, vocabulary=config.vocab_size or tokenizer_of(config).vocabulary)
+    vocabulary = config.vocab_size or tokenizer_of(config).vocabulary
+    decode = partial(_token_ids, vocabulary=vocabulary, separator=_separator(config))
     return file_stream(files, partial(tfrecord_documents, decode=decode))
 
 
@@ -110,9 +130,63 @@ def _is_tokenised(config: Config) -> bool:
     return config.dataset_type == "c4_mlperf" and "tokenized" in config.eval_split
 
 
-def _token_ids(record: bytes, vocabulary: int) -> list[int]:
+def _separator(config: Config) -> int:
+    separator = tokenizer_of(config.replace(add_eos=True)).eos
+    if separator is None:
+        raise PingLlmError(f"{config.tokenizer_path} has no token for the end of a document, which c4_mlperf needs")
+    return separator
+
+
+def _token_ids(record: bytes, vocabulary: int, separator: int) -> list[int]:
     tokens = int_feature(record, "ids")
     for token in (max(tokens, default=0), min(tokens, default=0)):
         if not 0 <= token < vocabulary:
             raise RecordError(f"it has token {token}, but the vocabulary has {vocabulary}: vocab_size")
-    return tokens
+    return [*tokens, separator]
+
+
+class MlperfSequences(SequenceStream):
+    """Sequences as MaxText 0.2.5 makes them of `c4_mlperf` (its tfds_data_processing_c4_mlperf.py).
+
+    A sequence is one segment, whatever documents it is cut from: attention and positions run across their borders. Of
+    text, tokens 0 are left out, and where the next token is 0 or 1 there is no loss and the position is marked as
+    padding. Of documents that were tokenised before, with a separator behind each, every position has a loss, and what
+    does not fill a sequence is left out.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        documents: EpochStream,
+        encode: Encode,
+        *,
+        separator: int | None = None,
+        window: int,
+        seed: int | None = None,
+    ) -> None:
+        encode = partial(_without_zeros, encode) if separator is None else encode
+        super().__init__(config, documents, encode, window=window, seed=seed)
+        self.max_segments = 1
+        self._separator = separator
+
+    def read(self) -> Packed:
+        tokens = np.concatenate([EMPTY[0], *(tokens for tokens, _ in self._pieces())])
+        if not len(tokens) or (self._separator is not None and len(tokens) < self.length):
+            return EMPTY
+        return tokens, np.array([len(tokens)])
+
+    def lay_out(self, packed: PackedTokens, sequences: int) -> Batch:
+        batch = super().lay_out(packed, sequences)
+        counted = batch["inputs_segmentation"]
+        last = _NOT_COUNTED[1] if self._separator is None else self._separator
+        targets = np.pad(batch["inputs"][:, 1:], ((0, 0), (0, 1)), constant_values=last)
+        if self._separator is None:
+            counted = counted * ~np.isin(targets, _NOT_COUNTED)
+        same = {"targets_position": batch["inputs_position"], "inputs_segmentation": counted}
+        return batch | same | {"targets": targets, "targets_segmentation": counted}
+
+
+def _without_zeros(encode: Encode, documents: Sequence[Any]) -> Packed:
+    tokens, _ = encode(documents)
+    tokens = tokens[tokens != 0]
+    return tokens, np.array([len(tokens)])
