@@ -128,6 +128,23 @@ class TestPlan:
         assert set(documents_of(take(config_of(tmp_path), 2))) == {"<only"}
 
 
+def test_every_segment_is_explained(folder: Path) -> None:
+    source = BatchSource(spec_of(config_of(folder)))
+    written = texts(DOCUMENTS)
+    cut = 0
+    for sequence in range(8):
+        explained = source.explain(40, sequence)
+        batch = source[40]["inputs"][sequence]
+        ids = [token for segment in explained["segments"] for token in segment["token_ids"]]
+        assert ids == batch[: explained["tokens"]].tolist()
+        for segment in explained["segments"]:
+            number = segment["document"] + 400 * segment["file"].endswith("part-001.arrayrecord")
+            document = [256, *written[number].encode(), 257]
+            assert segment["token_ids"] == document[segment["begin"] :][: segment["tokens"]]
+            cut += segment["begin"] > 0
+    assert cut, "a sequence that begins within a document was among them"
+
+
 class TestResume:
     @pytest.mark.parametrize("steps", [1, 7, 50])
     def test_is_exact(self, folder: Path, steps: int) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
-from typing import Self, cast
+from typing import Any, Self, cast
 
 import grain
 import numpy as np
@@ -26,7 +26,7 @@ from ping_llm.batches.loader import Loader
 from ping_llm.batches.source import BatchSource
 from ping_llm.batches.spec import Batch, DataSpec, DataState, LoaderSettings
 from ping_llm.config import Config
-from ping_llm.contexts.explain import explain_sequence, global_batches
+from ping_llm.contexts.explain import global_batches
 from ping_llm.contexts.source import RowSequences
 from ping_llm.contexts.spec import ContextSettings, RowsSpec, data_spec
 from ping_llm.core.errors import PingLlmError
@@ -410,6 +410,9 @@ class ManyTinySegments:
     def max_segments(self, sequences: range) -> int:
         return 400
 
+    def explain(self, sequence: int) -> dict[str, Any]:
+        raise NotImplementedError
+
 
 class TestWorkers:
     def test_a_batch_that_is_larger_than_its_slot_arrives_too(self) -> None:
@@ -491,7 +494,7 @@ class TestExplain:
     def test_a_sequence_is_explained_to_the_last_token(self, rows: Path) -> None:
         spec = spec_of(rows)
         batch = BatchSource(spec)[7]
-        explained = explain_sequence(BatchSource(spec), 7, 5)
+        explained = BatchSource(spec).explain(7, 5)
         tokens = [token for segment in explained["segments"] for token in segment["token_ids"]]
         assert tokens == batch["inputs"][5][: len(tokens)].tolist()
         assert explained["padding"] == int((batch["inputs_segmentation"][5] == 0).sum())

@@ -11,10 +11,9 @@ import pytest
 from ping_llm.baselines.forecasts import PointWithResiduals, cumulative
 from ping_llm.batches.source import BatchSource
 from ping_llm.config import Config
-from ping_llm.contexts.explain import explain_sequence
 from ping_llm.core.errors import PingLlmError
 from ping_llm.core.rtt import Observations
-from ping_llm.data.network import spec_from_config
+from ping_llm.data.registry import spec_from_config
 from ping_llm.evaluate.scores import Evaluation, ProtocolResult, ScoredAnswers, save_evaluation
 from ping_llm.report import page
 from ping_llm.report.page import write_at_end
@@ -91,7 +90,7 @@ class TestAtTheEndOfARun:
 class TestSequences:
     def test_they_are_those_of_the_run(self, config: Config, run: Path) -> None:
         page = page_of(run)
-        explained = explain_sequence(BatchSource(spec_from_config(config)), 5, 0)
+        explained = BatchSource(spec_from_config(config)).explain(5, 0)
         assert "Step 0 Sequence 0 of its batch" in page.text
         segment = explained["segments"][0]
         assert segment["source"] in page.text
@@ -99,7 +98,7 @@ class TestSequences:
         assert any(tag == "span" and a.get("class") == "destination" for tag, a in page.elements)
 
     def test_they_can_be_left_out(self, run: Path, config: Config) -> None:
-        source = explain_sequence(BatchSource(spec_from_config(config)), 0, 0)["segments"][0]["source"]
+        source = BatchSource(spec_from_config(config)).explain(0, 0)["segments"][0]["source"]
         assert source in page_of(run).text
         assert source not in page_of(run, with_sequences=False).source
 

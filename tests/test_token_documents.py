@@ -27,7 +27,7 @@ from ping_llm.batches.source import BatchSource
 from ping_llm.batches.spec import Batch, DataState, LoaderSettings
 from ping_llm.config import Config
 from ping_llm.core.errors import PingLlmError
-from ping_llm.data.registry import check_files, make_eval_loader
+from ping_llm.data.registry import check_files, make_eval_loader, spec_from_config
 from ping_llm.data.tokenize import tokenize
 from ping_llm.data.tokenizer import tokenizer_of
 
@@ -170,6 +170,17 @@ class TestBatches:
         runs = [list(make_eval_loader(config)) for _ in range(2)]
         assert digests(runs[0]) == digests(runs[1])
         assert tokens_of(runs[0]) == Counter(np.concatenate(documents(300, 20_000, seed=3)).tolist())
+
+    def test_every_segment_is_explained(self, folder: Path) -> None:
+        spec = spec_from_config(config_of(folder))
+        explained = BatchSource(spec).explain(7, 3)
+        batch = BatchSource(spec)[7]
+        ids = [token for segment in explained["segments"] for token in segment["token_ids"]]
+        assert ids == batch["inputs"][3][: explained["tokens"]].tolist()
+        written = {"a-0.bin": documents(700, 0), "a-1.bin": documents(500, 700, seed=1)}
+        for segment in explained["segments"]:
+            document = written[Path(segment["file"]).name][segment["document"]]
+            assert segment["token_ids"] == document[segment["begin"] :][: segment["tokens"]].tolist()
 
     def test_no_batch_has_more_segments_than_said(self, folder: Path) -> None:
         source = BatchSource(documents_spec([DocumentsSpec.of([folder / "b.bin"])], length=LENGTH, global_batch_size=8))

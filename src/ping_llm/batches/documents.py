@@ -98,6 +98,17 @@ class PackedDocuments:
             there = min(there, max(0, self._epochs * self.sequences_per_epoch - sequences.start))
         return self.plan.pieces_of(sequences[:there])
 
+    def explain(self, sequence: int) -> dict[str, Any]:
+        epoch, block, index = self.plan.locate(sequence)
+        pieces = self.pieces_of(range(sequence, sequence + 1))
+        segments = []
+        for document, begin, size in zip(*(c.tolist() for c in pieces[1:]), strict=True):
+            file, number = self.documents.locate(document)
+            ids = self.documents.read(*np.array([[document], [begin], [size]])).tolist()
+            where = {"file": str(file), "document": number, "begin": begin}
+            segments.append({**where, "tokens": size, "token_ids": ids})
+        return {"epoch": epoch, "block": block, "index_in_block": index, "segments": segments}
+
     def max_segments(self, sequences: range) -> int:
         pieces = self.pieces_of(sequences)
         return int(np.bincount(pieces.sequence, minlength=1).max())

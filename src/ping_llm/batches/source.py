@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -77,6 +78,15 @@ class BatchSource:
             if len(index):
                 first = located[index[0]]
                 yield source, range(first[1], first[1] + len(index)), index  # a source gives one after the other
+
+    def explain(self, step: int, sequence: int) -> dict[str, Any]:
+        """Where one sequence of a batch comes from, segment by segment."""
+        explained: dict[str, Any] = {"step": step, "sequence": sequence, "segments": []}
+        for number, mine, _ in self.shares(step, sequence, sequence + 1):
+            explained |= {"source_number": number, **self.sources[number].explain(mine[0])}
+            explained["tokens"] = sum(segment["tokens"] for segment in explained["segments"])
+            explained["padding"] = self.spec.length - explained["tokens"]
+        return explained
 
     def locate(self, sequence: int) -> tuple[int, int] | None:
         """The source of a global sequence and its number there; None where finite data has ended."""

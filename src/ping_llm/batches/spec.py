@@ -42,6 +42,10 @@ class SequenceSource(Protocol):
     def max_segments(self, sequences: range) -> int:
         """None of these sequences has more."""
 
+    def explain(self, sequence: int) -> dict[str, Any]:
+        """Where a sequence comes from: `epoch`, `block`, `index_in_block`, and of each of its `segments` at least the
+        number of `tokens`."""
+
 
 class SourceSpec(Protocol):
     """What one source of sequences is, as a small value. It is opened in the processes that read."""

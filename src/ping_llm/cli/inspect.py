@@ -145,7 +145,7 @@ def inspect_batch(
     spec = _spec(rows, config, changes, split, batch_size, length, seed)
     if sequence >= (count := spec.global_batch_size):
         raise PingLlmError(f"a batch of {count} has sequences 0 to {count - 1}; there is no {sequence}")
-    explained = explain.explain_sequence(BatchSource(spec), step, sequence)
+    explained = BatchSource(spec).explain(step, sequence)
     if json_output:
         show(explained, json_output)
     else:
@@ -158,7 +158,7 @@ def _spec(
     """What decides the batches: the configuration, where there is one, else the options."""
     from ping_llm.config import load_config
     from ping_llm.contexts.spec import ContextSettings, RowsSpec, data_spec
-    from ping_llm.data.network import spec_from_config
+    from ping_llm.data.registry import spec_from_config
 
     if not (config or changes):
         if not rows:

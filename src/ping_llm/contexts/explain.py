@@ -47,23 +47,8 @@ def _rows_of(source: BatchSource, number: int) -> tuple[RowSequences, RowsSpec]:
     return cast(RowSequences, source.sources[number]), cast(RowsSpec, source.spec.sources[number])
 
 
-def explain_sequence(source: BatchSource, step: int, sequence: int) -> dict[str, Any]:
-    """Where one sequence of a batch comes from: each segment with its row, window, mode and measurements, decoded."""
-    located = source.locate(source.spec.planned(step) * source.spec.global_batch_size + sequence)
-    explained: dict[str, Any] = {"step": step, "sequence": sequence, "segments": []}
-    if located is None:
-        return explained
-    number, local = located
-    opened, rows = _rows_of(source, number)
-    epoch, block, index = opened.plan.locate(local)
-    explained |= {"rows": rows.folder, "split": rows.split, "epoch": epoch, "block": block, "index_in_block": index}
-    explained["segments"] = list(_segments(opened, local))
-    explained["tokens"] = sum(segment["tokens"] for segment in explained["segments"])
-    explained["padding"] = source.spec.length - explained["tokens"]
-    return explained
-
-
-def _segments(opened: RowSequences, sequence: int) -> Iterator[dict[str, Any]]:
+def segments_of(opened: RowSequences, sequence: int) -> Iterator[dict[str, Any]]:
+    """The segments of a sequence, each with its row, window, mode and measurements, decoded."""
     segments, rows = opened.segments([sequence]), opened.rows
     samples, packed = segments.samples, segments.packed
     parts = np.split(packed.tokens, np.cumsum(packed.sizes)[:-1])
@@ -94,6 +79,12 @@ def render(explained: dict[str, Any]) -> RenderableType:
     title = f"step {explained['step']}, sequence {explained['sequence']} ({where})"
     parts: list[RenderableType] = [Text(title, style="bold")]
     for number, segment in enumerate(explained["segments"], 1):
+        if "measurements" not in segment:
+            begin, record = segment["begin"], f"{segment['file']} document {segment['document']:,}"
+            heading = f"\nsegment {number}: {record}, tokens {begin:,}–{begin + segment['tokens']:,}"
+            ids = " ".join(map(str, segment["token_ids"]))
+            parts += [Text(heading, style="bold cyan"), Text(ids)]
+            continue
         begin, end = segment["window"]
         window = "whole row" if segment["whole_row"] else f"window {begin:,}–{end:,} of {segment['row_measurements']:,}"
         used = f"{len(segment['measurement_indices'])} measurements, {segment['tokens']} tokens"

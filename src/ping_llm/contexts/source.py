@@ -1,7 +1,7 @@
 """Sequences of probe rows: any of a plan, from the rows it was made for."""
 
 from collections.abc import Sequence
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -44,6 +44,19 @@ class RowSequences:
         stride = self.plan.sequences_per_block
         blocks = {self.plan.locate(sequence)[:2] for sequence in (*sequences[::stride], sequences[-1])}
         return int(max(np.diff(self.plan.block(*block).first).max() for block in blocks))
+
+    def explain(self, sequence: int) -> dict[str, Any]:
+        from ping_llm.contexts.explain import segments_of  # which needs this module
+
+        epoch, block, index = self.plan.locate(sequence)
+        return {
+            "rows": str(self.rows.folder),
+            "split": self.rows.split,
+            "epoch": epoch,
+            "block": block,
+            "index_in_block": index,
+            "segments": list(segments_of(self, sequence)),
+        }
 
     def segments(self, sequences: Sequence[int]) -> Segments:
         with self.stages("plan"):

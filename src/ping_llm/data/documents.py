@@ -181,7 +181,7 @@ class Documents:
             try:
                 texts.append(self._feature(record, self._column))
             except RecordError as error:
-                file, position = self._locate(number)
+                file, position = self.locate(number)
                 where = f"record {position} of {file}"
                 raise PingLlmError(f"{where} cannot be used: {error}; train_data_columns names the text") from None
         return texts
@@ -191,10 +191,10 @@ class Documents:
         self.texts(self._first[:-1][np.diff(self._first) > 0])
 
     def _record(self, number: int) -> bytes:
-        with explained(f"{self._locate(number)[0]} is damaged"):
+        with explained(f"{self.locate(number)[0]} is damaged"):
             return bytes(self._records[number])
 
-    def _locate(self, number: int) -> tuple[Path, int]:
+    def locate(self, number: int) -> tuple[Path, int]:
         """The file of a document, and its position there."""
         file = int(np.searchsorted(self._first, number, side="right")) - 1
         return self._files[file], number - int(self._first[file])

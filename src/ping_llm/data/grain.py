@@ -32,7 +32,7 @@ from ping_llm.batches.spec import DataSpec, DataState, EvalLoader, TrainLoader
 from ping_llm.config import Blend, Config, parse_blend
 from ping_llm.config.keys import RANDOM_ACCESS_TYPES
 from ping_llm.core.errors import PingLlmError, explained
-from ping_llm.core.randomness import Purpose, key, permute
+from ping_llm.core.randomness import Ints, Purpose, key, permute
 from ping_llm.data.documents import (
     Documents,
     Files,
@@ -169,6 +169,13 @@ def text_spec(config: Config, part: Part = ONE_HOST, block_documents: int = 1024
     )
 
 
+def spec_from_config(config: Config, split: str, part: Part) -> DataSpec:
+    if config.grain_file_type not in RANDOM_ACCESS_TYPES or split != "train":
+        kinds = " and ".join(RANDOM_ACCESS_TYPES)
+        raise PingLlmError(f"of dataset_type=grain, training batches of {kinds} files can be made by their step alone")
+    return text_spec(config, part)
+
+
 def _tokens_source(config: Config, files: Files, column: str, epochs: int) -> DocumentsSpec:
     if not config.vocab_size:
         raise PingLlmError("grain_file_type=tokens: set vocab_size, the tokens of the tokenizer that made the files")
@@ -255,14 +262,31 @@ class TextSequences:
     def max_segments(self, sequences: range) -> int:
         return self._max_segments
 
+    def explain(self, sequence: int) -> dict[str, Any]:
+        epoch, block, offset = self.locate(sequence)
+        tokens, sizes = self._sequence(sequence)
+        whole, numbers = self._block(epoch, block)
+        begins = offset * self._length + np.cumsum(sizes) - sizes
+        at = np.searchsorted(whole.ends, begins, side="right")
+        begins -= np.append(0, whole.ends)[at]
+        segments = []
+        for number, begin, size, end in zip(numbers[at], begins, sizes, np.cumsum(sizes), strict=True):
+            file, document = self._documents.locate(int(number))
+            ids = tokens[end - size : end].tolist()
+            segments.append(
+                {"file": str(file), "document": document, "begin": int(begin), "tokens": len(ids), "token_ids": ids}
+            )
+        return {"epoch": epoch, "block": block, "index_in_block": offset, "segments": segments}
+
     def _sequence(self, sequence: int) -> Packed:
         epoch, block, offset = self.locate(sequence)
         if 0 < self._epochs <= epoch:
             return EMPTY
         begin = offset * self._length
-        return joined([self._block(epoch, block).cut(begin, begin + self._length)], self._max_segments)
+        return joined([self._block(epoch, block)[0].cut(begin, begin + self._length)], self._max_segments)
 
-    def _tokenised(self, epoch: int, block: int) -> Concatenated:
+    def _tokenised(self, epoch: int, block: int) -> tuple[Concatenated, Ints]:
+        """The tokens of a block, and the numbers of its documents that have any."""
         begin, end = (b * len(self._documents) // self.blocks for b in (block, block + 1))
         with self._stages("plan"):
             numbers = np.arange(begin, end)
@@ -271,4 +295,5 @@ class TextSequences:
         with self._stages("read"):
             texts = self._documents.texts(numbers)
         with self._stages("encode"):
-            return Concatenated.of(*self._tokenizer.encode(texts))
+            tokens, sizes = self._tokenizer.encode(texts)
+            return Concatenated.of(tokens, sizes), numbers[sizes > 0]

@@ -58,13 +58,10 @@ def check(config: Config) -> None:
                 RowsSpec.find(pattern, split)
 
 
-def spec_from_config(config: Config, split: str = "train", devices: int = 1) -> DataSpec:
-    """What decides every batch of a run with this configuration (of prepared rows)."""
-    if config.dataset_type != "network":
-        raise PingLlmError(f"dataset_type={config.dataset_type} has no rows to look at; use dataset_type=network")
+def spec_from_config(config: Config, split: str, part: Part) -> DataSpec:
     if config.network_data_format != "probe_chunks":
         raise PingLlmError("only prepared rows can be looked at: set network_data_format=probe_chunks")
-    return _spec_of(config, split, Part(devices=devices))[0]
+    return _spec_of(config, split, part)[0]
 
 
 def _spec_of(config: Config, split: str, part: Part) -> "tuple[DataSpec, RowsInMemory | None]":

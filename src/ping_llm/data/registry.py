@@ -106,6 +106,16 @@ def loader_settings(config: Config, part: Part) -> LoaderSettings:
     )
 
 
+def spec_from_config(config: Config, split: str = "train", devices: int = 1) -> DataSpec:
+    """What decides every batch of a run with this configuration."""
+    backend: Any = find(config.dataset_type)
+    if not hasattr(backend, "spec_from_config"):
+        raise PingLlmError(
+            f"batches of dataset_type={config.dataset_type} are not planned: none can be made by its step"
+        )
+    return cast(DataSpec, backend.spec_from_config(config, split, Part(devices=devices)))
+
+
 def changes_of(config: Config) -> dict[str, Any]:
     """What a configuration changes at certain steps, for a `DataSpec`."""
     return {"schedule": parse_schedule(config.mixture_schedule), "skipped": parse_steps(config.skip_steps)}

@@ -10,9 +10,8 @@ import yaml
 from rich.console import Console
 
 from ping_llm.batches.source import BatchSource
-from ping_llm.contexts.explain import explain_sequence
 from ping_llm.core.errors import PingLlmError
-from ping_llm.data.network import spec_from_config
+from ping_llm.data.registry import spec_from_config
 from ping_llm.evaluate.scores import ORACLE, PROTOCOL_TITLES, SCORE_COLUMNS
 from ping_llm.report.charts import evaluation_charts
 from ping_llm.report.formatting import UNKNOWN, percent
@@ -157,7 +156,7 @@ def _sequences(run: Run) -> Iterator[dict[str, Any]]:
     source = BatchSource(spec, run.data.mixture) if run.data else BatchSource(spec)
     last, console = max(0, run.steps_done - 1), Console()
     for step in dict.fromkeys((0, last // 2, last)):
-        explained = explain_sequence(source, step, 0)
+        explained = source.explain(step, 0)
         for segment in explained["segments"]:
             lines = [
                 [(part.text, _CLASSES.get(str(part.style), "")) for part in line.render(console)]

@@ -235,7 +235,7 @@ class _Run:
         source = f"{self.config.dataset_type} data"
         if self.config.dataset_type == "network" and self.config.network_data_format == "probe_chunks":
             from ping_llm.contexts.explain import rows_of_batch
-            from ping_llm.data.network import spec_from_config
+            from ping_llm.data.registry import spec_from_config
 
             source = rows_of_batch(spec_from_config(self.config, "train", jax.device_count()), step)
         saved = "no checkpoint was saved before" if self.checkpoints is None else "earlier checkpoints are sound"
