@@ -73,6 +73,23 @@ def test_many_documents_are_tokenised_as_each_alone(tokenizer: Tokenizer) -> Non
     assert np.array_equal(together[1], np.concatenate([lengths for _, lengths in alone]))
 
 
+RECORDED: dict[str, Any] = json.loads(Path(__file__).with_name("tokenizers.json").read_text())
+"""Small tokenizers with the files of real ones, and the tokens that MaxText 0.2.5 makes with them (with transformers
+5.22); tests/maxtext compares these with MaxText itself."""
+
+
+@pytest.mark.parametrize("family", RECORDED["tokenizers"])
+def test_tokens_are_those_of_maxtext(tmp_path: Path, family: str) -> None:
+    pytest.importorskip("tokenizers", reason="the package tokenizers is not installed")
+    for name, content in RECORDED["tokenizers"][family]["files"].items():
+        (tmp_path / name).write_text(json.dumps(content))
+    for keys, expected in RECORDED["tokenizers"][family]["ids"].items():
+        added = {"add_bos": "bos" in keys, "add_eos": "eos" in keys}
+        config = text_config(tmp_path, tokenizer_type="huggingface", tokenizer_path=str(tmp_path), **added)
+        tokens, sizes = tokenizer_of(config).encode(RECORDED["texts"])
+        assert [part.tolist() for part in np.split(tokens, np.cumsum(sizes)[:-1])] == expected, keys
+
+
 @pytest.mark.parametrize("named", [{"bos_token": None, "eos_token": "<end>"}, {"eos_token": {"content": "<end>"}}])
 def test_a_first_token_that_the_folder_does_not_name_is_not_added(tmp_path: Path, named: dict[str, Any]) -> None:
     folder = hugging_face_folder(tmp_path / "qwen", words="None of None", special="None")

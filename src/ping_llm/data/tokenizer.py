@@ -32,6 +32,21 @@ _HUB_NAME: Final = r"\w[\w.-]*(/[\w.-]+)?(?<!\.json)"
 _ENCODING_NAME: Final = r"\w+"
 """What is no file may be such a name: `Qwen/Qwen3-0.6B` on the Hub, or `o200k_base` of tiktoken."""
 _SPECIAL_TOKENS: Final = "tokenizer_config.json"
+_MODEL: Final = "config.json"
+_ALWAYS_ADDED: Final = (
+    "bart", "bert", "bigbird", "camembert", "deberta", "debertav2", "distilbert", "electra", "funnel", "mpnet",
+    "roberta", "t5", "xglm", "xlmroberta",
+)  # fmt: skip
+"""Classes of `transformers` (5.22) that add the tokens of their own template, whatever add_bos and add_eos say."""
+_OF_CLASS: Final[dict[str, tuple[str | None, str]]] = {
+    "gpt2": ("<|endoftext|>", "<|endoftext|>"),
+    "gptneox": ("<|endoftext|>", "<|endoftext|>"),
+    "qwen2": (None, "<|endoftext|>"),
+    "llama": ("<s>", "</s>"),
+    "codellama": ("<s>", "</s>"),
+    "gemma": ("<bos>", "<eos>"),
+}
+"""The first and the last token of a document, where tokenizer_config.json does not name them, as for GPT-2."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +59,8 @@ class Tokenizer:
     """Put before each document that is not empty, if there is one; `eos` behind it."""
     eos: int | None
     spell: Callable[[list[str]], Sequence[Sequence[int]]]
+    always_added: bool = False
+    """`bos` and `eos` do not depend on the keys."""
 
     def encode(self, texts: Sequence[str]) -> tuple[Tokens, Ints]:
         """All tokens, one document after the other, and how many each has. An empty text has none."""
@@ -71,6 +88,8 @@ def tokenizer_of(config: Config) -> Tokenizer:
             f"vocab_size={config.vocab_size} is too small: {config.tokenizer_path} has {tokenizer.vocabulary} tokens; "
             f"set vocab_size={tokenizer.vocabulary}, or 0"
         )
+    if tokenizer.always_added:
+        return tokenizer
     bos, eos = tokenizer.bos if config.add_bos else None, tokenizer.eos if config.add_eos else None
     return replace(tokenizer, bos=bos, eos=eos)
 
@@ -107,27 +126,53 @@ def _huggingface(path: str, access_token: str) -> Tokenizer:
     with _must_be("a tokenizer of Hugging Face", "huggingface", path):
         if not file.exists():
             hub = need("huggingface_hub", "text", "tokenizer_type=huggingface")
-            both = ["tokenizer.json", _SPECIAL_TOKENS]
-            file = Path(hub.snapshot_download(path, allow_patterns=both, token=access_token or None), both[0])
+            files = ["tokenizer.json", _SPECIAL_TOKENS, _MODEL]
+            file = Path(hub.snapshot_download(path, allow_patterns=files, token=access_token or None), files[0])
         model = module.Tokenizer.from_file(str(file))
-    bos, eos = _special_tokens(file.with_name(_SPECIAL_TOKENS))
+    named = _json(file.with_name(_SPECIAL_TOKENS))
+    kind = _class_of(named, file.with_name(_MODEL))
+    bos, eos = _template(model) if kind in _ALWAYS_ADDED else map(model.token_to_id, _special_tokens(named, kind))
+    is_named = kind not in _ALWAYS_ADDED and (kind not in _OF_CLASS or {"bos_token", "eos_token"} <= named.keys())
+    added = "" if is_named else f"{bos} {eos}"  # earlier versions added other tokens here
     return Tokenizer(
         vocabulary=model.get_vocab_size(with_added_tokens=True),
-        digest=_digest(model.to_str().encode()),
-        bos=model.token_to_id(bos or ""),
-        eos=model.token_to_id(eos or ""),
+        digest=_digest((model.to_str() + added).encode()),
+        bos=bos,
+        eos=eos,
+        always_added=kind in _ALWAYS_ADDED,
         spell=lambda texts: [found.ids for found in model.encode_batch(texts, add_special_tokens=False)],
     )
 
 
-def _special_tokens(file: Path) -> tuple[str | None, str | None]:
-    """The first and the last token of a document by `tokenizer_config.json`, in which null means that there is none."""
+def _json(file: Path) -> dict[str, Any]:
     if not file.exists():
-        return "<s>", "</s>"
-    with explained(f"{file} cannot be read", ValueError, AttributeError, KeyError):
-        named = json.loads(file.read_text())
-        bos, eos = (v["content"] if isinstance(v := named.get(k), dict) else v for k in ("bos_token", "eos_token"))
-    return bos, eos
+        return {}
+    with explained(f"{file} cannot be read", ValueError):
+        value = json.loads(file.read_text())
+    if not isinstance(value, dict):
+        raise PingLlmError(f"{file} cannot be read: it holds no JSON object")
+    return value
+
+
+def _class_of(named: dict[str, Any], model: Path) -> str:
+    """The class of `transformers` that a folder is made for: `LlamaTokenizerFast` is `llama`."""
+    name = named.get("tokenizer_class") or _json(model).get("model_type")
+    return str(name).lower().removesuffix("fast").removesuffix("tokenizer").replace("_", "").replace("-", "")
+
+
+def _special_tokens(named: dict[str, Any], kind: str) -> tuple[str, str]:
+    """The first and the last token of a document, "" where there is none: null in `tokenizer_config.json` says so."""
+    defaults = _OF_CLASS.get(kind, (None, None) if named else ("<s>", "</s>"))
+    found = (named.get(key, default) for key, default in zip(("bos_token", "eos_token"), defaults, strict=True))
+    bos, eos = (token.get("content") if isinstance(token, dict) else token for token in found)
+    return str(bos or ""), str(eos or "")
+
+
+def _template(model: Any) -> tuple[int | None, int | None]:
+    """What the tokenizer itself puts before a text and behind it."""
+    found = model.encode("a")
+    is_special = found.special_tokens_mask
+    return found.ids[0] if is_special[0] else None, found.ids[-1] if is_special[-1] else None
 
 
 def _tiktoken(path: str) -> Tokenizer:
