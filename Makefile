@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 VENV_MAXTEXT := .venv-maxtext
+VENV_TORCH := .venv-torch
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 DEMO := data/demo
 MEASUREMENTS ?= 500000
@@ -10,7 +11,7 @@ STEPS ?= 1000
 # A file's tests stay together: they share fixtures that take long to make.
 PARALLEL := --numprocesses auto --maxprocesses 8 --dist loadfile
 
-.PHONY: help setup demo test test-slow test-faults test-random test-maxtext test-tensorflow lint dist architecture config-page bench lock clean
+.PHONY: help setup demo test test-slow test-faults test-random test-torch test-maxtext test-tensorflow lint dist architecture config-page bench lock clean
 
 help:
 	@echo "make setup      create .venv from requirements.lock"
@@ -21,6 +22,7 @@ help:
 	@echo "make test-random  the property tests with fresh random examples"
 	@echo "make test-maxtext  the tests of the MaxText integration, in an environment of their own (Python 3.12 or 3.13)"
 	@echo "make test-tensorflow  the tests of the backends that need TensorFlow, in the same environment"
+	@echo "make test-torch  PyTorch's own loader over our batches, in an environment with PyTorch"
 	@echo "make dist       build a wheel and an sdist into dist/"
 	@echo "make architecture  renew the picture and the tables of docs/architecture.md"
 	@echo "make config-page  renew the tables of keys in docs/configuration.md"
@@ -59,6 +61,18 @@ test-faults: setup
 
 test-random: setup
 	@HYPOTHESIS_PROFILE=random $(BIN)/python -m pytest $(PARALLEL) $$(grep -lE "^from hypothesis" tests/test_*.py)
+
+# PyTorch is large, and nothing else needs it: it has an environment of its own, on top of the other one.
+test-torch: $(VENV_TORCH)/.ready
+	@$(VENV_TORCH)/bin/python -m pytest tests/pytorch
+
+$(VENV_TORCH)/.ready: requirements-torch.lock $(VENV)/.ready
+	@echo "Setting up $(VENV_TORCH)"
+	@$(BIN)/python -m venv $(VENV_TORCH)
+	@$(BIN)/python -c 'import site, sys; print(*site.getsitepackages())' > $$(ls -d $(VENV_TORCH)/lib/python*/site-packages)/base.pth
+	@echo $(CURDIR)/src >> $$(ls -d $(VENV_TORCH)/lib/python*/site-packages)/base.pth
+	@$(VENV_TORCH)/bin/python -m pip --quiet --disable-pip-version-check install -r requirements-torch.lock
+	@touch $@
 
 test-maxtext:
 	@if python=$$($(PYTHON) scripts/find_python.py 3.12 3.13); then \
@@ -103,4 +117,4 @@ lock:
 	@$(PYTHON) scripts/lock.py
 
 clean:
-	rm -rf $(VENV) $(VENV_MAXTEXT) data/demo
+	rm -rf $(VENV) $(VENV_MAXTEXT) $(VENV_TORCH) data/demo

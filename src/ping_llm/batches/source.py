@@ -10,6 +10,7 @@ import numpy.typing as npt
 from ping_llm.batches.batch import PackedTokens, Stages, expand
 from ping_llm.batches.mixture import Mixture
 from ping_llm.batches.spec import Batch, DataSpec, SequenceSource
+from ping_llm.core.errors import PingLlmError
 
 _ENDLESS = 1 << 40
 
@@ -19,19 +20,22 @@ class BatchSource:
 
     It is a random access data source as Grain and PyTorch have them: `grain.MapDataset.source(BatchSource(spec))` is
     the dataset of all global batches, and `DataLoader(BatchSource(spec), batch_size=None, sampler=steps)` loads those
-    of some steps.
+    of some steps. Of several hosts, each takes its part of them.
     """
 
-    def __init__(self, spec: DataSpec, mixture: Mixture | None = None) -> None:
+    def __init__(self, spec: DataSpec, mixture: Mixture | None = None, *, host: int = 0, hosts: int = 1) -> None:
+        if spec.global_batch_size % hosts:
+            raise PingLlmError(f"a global batch of {spec.global_batch_size} cannot be shared evenly by {hosts} hosts")
         self.spec, self.mixture, self.stages = spec, mixture or spec.mixture(), Stages()
+        self._size = spec.global_batch_size // hosts
+        self._first = host * self._size
 
     def __len__(self) -> int:
         return self.batches_per_epoch if self.spec.finite else _ENDLESS
 
     def __getitem__(self, step: int) -> Batch:
-        """The global batch of a step by itself, without going through those before it."""
-        size = self.spec.global_batch_size
-        return expand(self.packed(int(step), 0, size), size, self.spec.length)
+        """The batch of a step by itself, without going through those before it."""
+        return expand(self.packed(int(step), self._first, self._first + self._size), self._size, self.spec.length)
 
     @cached_property
     def sources(self) -> tuple[SequenceSource, ...]:
