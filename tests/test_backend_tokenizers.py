@@ -98,6 +98,22 @@ def test_a_first_token_that_the_folder_does_not_name_is_not_added(tmp_path: Path
     assert (tokenizer.bos, tokenizer.eos) == (None, 1)
 
 
+def test_a_file_that_asks_for_truncation_and_padding_tokenises_documents_whole(tmp_path: Path) -> None:
+    tokenizers = pytest.importorskip("tokenizers", reason="the package tokenizers is not installed")
+    file = hugging_face_folder(tmp_path / "cut") / "tokenizer.json"
+    whole = load_tokenizer("huggingface", str(file.parent)).encode([WORDS, "x"])
+    model = tokenizers.Tokenizer.from_file(str(file))
+    model.enable_truncation(4)
+    model.enable_padding(length=8)
+    model.save(str(file))
+    assert json.loads(file.read_text())["truncation"]["max_length"] == 4
+    load_tokenizer.cache_clear()
+    for expected, found in zip(
+        whole, load_tokenizer("huggingface", str(file.parent)).encode([WORDS, "x"]), strict=True
+    ):
+        np.testing.assert_array_equal(found, expected)
+
+
 def test_a_name_on_the_hub_is_read_as_the_same_folder_is(tmp_path: Path) -> None:
     repository = tmp_path / "models--Qwen--Qwen3-0.6B"  # as Hugging Face keeps what it has downloaded
     (repository / "refs").mkdir(parents=True)

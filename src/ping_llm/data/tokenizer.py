@@ -129,6 +129,8 @@ def _huggingface(path: str, access_token: str) -> Tokenizer:
             files = ["tokenizer.json", _SPECIAL_TOKENS, _MODEL]
             file = Path(hub.snapshot_download(path, allow_patterns=files, token=access_token or None), files[0])
         model = module.Tokenizer.from_file(str(file))
+    model.no_truncation()  # some files ask for that; a document is tokenised whole
+    model.no_padding()
     named = _json(file.with_name(_SPECIAL_TOKENS))
     kind = _class_of(named, file.with_name(_MODEL))
     bos, eos = _template(model) if kind in _ALWAYS_ADDED else map(model.token_to_id, _special_tokens(named, kind))
