@@ -1,0 +1,119 @@
+"""Packed batches of tokenised documents, per second of CPU time: ours, Grain's packing as MaxText sets it up, and
+`datasets` with the usual concatenation.
+
+    ping-llm tokenize --config configs/text_arrayrecord.yml --output data/tokens
+    python bench/token_speed.py 'data/tokens/*.bin'
+
+All read the same documents, repeated `--copies` times under other numbers, in one process, in turn, three times; the
+best of each counts. CPU time is that of the process and its threads. Grain and `datasets` get the documents from the
+same mapped files; what they do not do (segments that tell documents apart, for `datasets`) is left out in their favour.
+"""
+
+import argparse
+import glob
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+import grain
+import numpy as np
+
+from ping_llm.batches.documents import DocumentsSpec, TokenDocuments, documents_spec, write_token_file
+from ping_llm.batches.source import BatchSource
+from ping_llm.core.console import out
+
+BATCH, LENGTH = 64, 1024
+Segments = np.ndarray[Any, Any]
+"""Of a batch: 0 is padding."""
+
+
+class Copies:
+    """A random access source of documents."""
+
+    def __init__(self, file: Path) -> None:
+        self.documents = TokenDocuments([file])
+
+    def __len__(self) -> int:
+        return len(self.documents.lengths)
+
+    def __getitem__(self, number: int) -> dict[str, Any]:
+        size = self.documents.lengths[number : number + 1].astype(np.int64)
+        return {"inputs": self.documents.read(np.array([number]), np.zeros(1, np.int64), size).astype(np.int32)}
+
+
+def ours(file: Path) -> Iterator[Segments]:
+    source = BatchSource(documents_spec([DocumentsSpec.of([file])], length=LENGTH, global_batch_size=BATCH))
+    return (source[step]["inputs_segmentation"] for step in range(source.batches_per_epoch))
+
+
+def packed_by_grain(file: Path) -> Iterator[np.ndarray[Any, Any]]:
+    """As MaxText 0.2.5 does: documents cut at the sequence length, first-fit packing, batches, shifted targets."""
+    dataset = grain.MapDataset.source(Copies(file)).shuffle(seed=0).map(lambda d: {"inputs": d["inputs"][:LENGTH]})
+    packing = grain.experimental.FirstFitPackIterDataset(
+        dataset.to_iter_dataset(grain.ReadOptions(0, 0)), length_struct={"inputs": LENGTH}, num_packing_bins=BATCH
+    )
+    shifted = packing.batch(BATCH, drop_remainder=True).map(
+        lambda b: {**b, "targets": np.pad(b["inputs"][:, 1:], ((0, 0), (0, 1)))}
+    )
+    return (batch["inputs_segment_ids"] for batch in shifted)
+
+
+def packed_by_datasets(file: Path) -> Iterator[np.ndarray[Any, Any]]:
+    """Concatenated and cut, as in the examples of `transformers` (run_clm), read at random from an Arrow table."""
+    import datasets
+
+    copies = Copies(file)
+    lists = {"input_ids": [copies[i]["inputs"] for i in range(len(copies))]}
+    dataset = datasets.Dataset.from_dict(lists).shuffle(seed=0).with_format("numpy")
+    sequences = _cut(dataset.iter(1000))
+    while batch := list(islice(sequences, BATCH)):
+        inputs = np.stack(batch)
+        yield np.ones_like(inputs)
+
+
+def _cut(chunks: Iterator[dict[str, Any]]) -> Iterator[np.ndarray[Any, Any]]:
+    for chunk in chunks:
+        tokens = np.fromiter(chain.from_iterable(chunk["input_ids"]), np.int32)
+        yield from tokens[: len(tokens) // LENGTH * LENGTH].reshape(-1, LENGTH)
+
+
+def tokens_per_cpu_second(
+    batches: Callable[[Path], Iterator[np.ndarray[Any, Any]]], file: Path, seconds: float
+) -> float:
+    made = batches(file)
+    next(made)
+    began, until, tokens = time.process_time(), time.monotonic() + seconds, 0
+    for segments in made:
+        tokens += int((segments > 0).sum())
+        if time.monotonic() > until:
+            break
+    return tokens / (time.process_time() - began)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("files", help="pattern of token files")
+    parser.add_argument("--copies", type=int, default=100)
+    parser.add_argument("--seconds", type=float, default=8.0)
+    options = parser.parse_args()
+    found = TokenDocuments([Path(file) for file in sorted(glob.glob(options.files))])  # noqa: PTH207
+    sizes = found.lengths.astype(np.int64)
+    tokens = found.read(np.arange(len(sizes)), np.zeros(len(sizes), np.int64), sizes)
+    contenders = {"ours": ours, "Grain, first-fit": packed_by_grain, "datasets, cut": packed_by_datasets}
+    best = dict.fromkeys(contenders, 0.0)
+    with tempfile.TemporaryDirectory() as folder:
+        copied = Path(folder, "copies.bin")
+        write_token_file(copied, np.split(tokens, np.cumsum(sizes)[:-1]) * options.copies, 1 << 20)
+        for name, batches in [*contenders.items()] * 3:
+            best[name] = max(best[name], tokens_per_cpu_second(batches, copied, options.seconds))
+    for name, rate in best.items():
+        out.print(
+            f"{name:18} {rate / 1e6:8.2f} M tokens per CPU second   ours is {best['ours'] / rate:.1f} times as fast"
+        )
+
+
+if __name__ == "__main__":
+    main()
