@@ -1,4 +1,7 @@
-"""`dataset_type=text`: MaxText on our text pipeline, with packing and a blend of two sources, changed in the middle."""
+"""`dataset_type=text`: MaxText on our text pipeline, with packing and a blend of two sources, changed in the middle.
+
+The weights of the blend change in the middle, too, and steps are passed over.
+"""
 
 import json
 from itertools import islice
@@ -36,6 +39,8 @@ def text(c4: Path) -> dict[str, Any]:
         "vocab_size": 32768,
         "max_target_length": 128,
         "eval_steps": 2,
+        "mixture_schedule": "4:0.2,0.8",
+        "skip_steps": "6:106",
     }
 
 
@@ -144,7 +149,9 @@ def test_what_cannot_be_is_refused_with_the_reason(keys: dict[str, Any], change:
 def test_tokenised_documents_are_read_too(
     keys: dict[str, Any], text: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shape = text | {"grain_train_files": text["grain_eval_files"]}
+    del keys["mixture_schedule"]
+    shape = {name: text[name] for name in text if name != "mixture_schedule"}
+    shape |= {"grain_train_files": text["grain_eval_files"]}
     tokenize(Config(dataset_type="grain").replace(**shape), tmp_path / "tokens", workers=1)
     shape |= dict.fromkeys(("grain_train_files", "grain_eval_files"), f"{tmp_path}/tokens/*.bin")
     shape |= {"grain_file_type": "tokens"}

@@ -7,7 +7,7 @@ lists them with the keys that are the same.
 
 from typing import Any, Final
 
-_PACKED = "sequences are always packed, and attention never crosses documents"
+_PACKED = "sequences are always packed, and attention crosses documents in c4_mlperf only"
 _READERS = "readers need no tuning: grain_worker_count and grain_ram_budget_mb are enough"
 _SAME_WORKERS = "evaluation is read in the training process; grain_worker_count is for training"
 _TOKENS = "documents that are tokenised already are grain_file_type=tokens"
@@ -19,12 +19,12 @@ _HOSTS = "hosts share files as docs/backends.md says"
 
 MAXTEXT_KEYS: Final[dict[str, tuple[Any, str]]] = {
     "packing": (True, _PACKED),
-    "use_stream_chunking": (False, _PACKED),
+    "use_stream_chunking": (None, "c4_mlperf makes the sequences that MaxText makes where the key is not set"),
     "reset_attention_mask": (True, _PACKED),
     "grain_packing_type": (None, "text is concatenated and then split; grain_file_type=tokens is packed best-fit"),
     "use_truncation": (False, "a long document continues in the next sequence, and nothing is truncated"),
     "tokenize_train_data": (True, _TOKENS),
-    "tokenize_eval_data": (True, _TOKENS),
+    "tokenize_eval_data": (True, f"{_TOKENS}, and of c4_mlperf an eval_split with `tokenized` in its name"),
     "max_corpus_chars": (10_000_000, "no tokenizer is trained here"),
     "grain_shuffle_buffer_size": (None, "documents are shuffled in windows of shuffle_window"),
     "grain_use_elastic_iterator": (False, "ArrayRecord text resumes on any number of hosts as it is"),

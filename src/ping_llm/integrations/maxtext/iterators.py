@@ -172,8 +172,8 @@ class LocalBatches(ElasticIterator):  # type: ignore[misc]
 class TextEvaluation:
     """Documents of the evaluation data, which are read in order, from their beginning each time."""
 
-    def __init__(self, make: Callable[[], EvalLoader]) -> None:
-        self._make, self.loader = make, make()
+    def __init__(self, loader: EvalLoader, make: Callable[[], EvalLoader]) -> None:
+        self.loader, self._make = loader, make
 
     def __next__(self) -> Batch:
         return next(self.loader)
@@ -252,13 +252,9 @@ def make_eval_iterator(config: Any, global_mesh: Any) -> NetworkIterator:
         grain_debug_mode=False,
         grain_visualization_dir="",
     )
-    local: LocalBatches | TextEvaluation
-    if config.ping_llm_backend == "network":
-        loader = make_eval_loader(keys, host=share.host, hosts=share.hosts)
-        assert isinstance(loader, Loader)
-        local = LocalBatches(loader)
-    else:
-        local = TextEvaluation(partial(make_eval_loader, keys, host=share.host, hosts=share.hosts))
+    make = partial(make_eval_loader, keys, host=share.host, hosts=share.hosts)
+    loader = make()
+    local = LocalBatches(loader) if isinstance(loader, Loader) else TextEvaluation(loader, make)
     return NetworkIterator(local, share, config, pads_at_the_end=config.generate_padding_batch_eval)
 
 
