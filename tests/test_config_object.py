@@ -52,7 +52,7 @@ def values_of(name: str) -> st.SearchStrategy[Any]:
 @st.composite
 def some_values(draw: st.DrawFn) -> dict[str, Any]:
     """Of a few keys: with all of them, most examples would be larger than Hypothesis allows."""
-    names = [name for name in KEYS if name not in (*MAXTEXT_ONLY, "enable_data_shuffling")]
+    names = [name for name in KEYS if name not in (*MAXTEXT_ONLY, "enable_data_shuffling", "skip_documents")]
     chosen = draw(st.lists(st.sampled_from(names), unique=True, max_size=20))
     if "dataset_type" in chosen:  # most know no steps
         chosen = [name for name in chosen if name not in OF_STEPS]

@@ -201,6 +201,36 @@ def test_what_it_cannot_do_is_refused(folder: Path, changes: dict[str, Any], sai
         take(config_of(folder, **changes), 1)
 
 
+class TestExcludedDocuments:
+    def test_are_padding_and_nothing_else_changes(self, folder: Path, tmp_path: Path) -> None:
+        (tmp_path / "bad.txt").write_text(f"{folder}/a-0.bin 5\na-1.bin 499\nb.bin 1\n")
+        plain = config_of(folder, num_epoch=1, per_device_batch_size=1)
+        without = plain.replace(skip_documents=str(tmp_path / "bad.txt"))
+        steps = sequences_per_epoch(folder, "a-0.bin", "a-1.bin")
+        before, after = take(plain, steps), take(without, steps)
+        excluded = Counter([*documents(700, 0)[5].tolist(), *documents(500, 700, seed=1)[499].tolist()])
+        assert tokens_of(before) - tokens_of(after) == excluded
+        for one, other in zip(before, after, strict=True):
+            kept = [s for s in _segments(one) if s[0] not in (5, 700 + 499)]
+            if len(kept) == len(_segments(other)):
+                assert kept == _segments(other)
+        assert sum(digests([one]) == digests([other]) for one, other in zip(before, after, strict=True)) > 0.9 * steps
+
+    @pytest.mark.parametrize(
+        ("text", "said"),
+        [("a-0.bin", "line 1: write FILE NUMBER"), ("a-0.bin 700\n", "no document 700 of a file a-0.bin to leave out")],
+    )
+    def test_that_are_not_there_are_named(self, folder: Path, tmp_path: Path, text: str, said: str) -> None:
+        (tmp_path / "bad.txt").write_text(text)
+        with pytest.raises(PingLlmError, match=said):
+            take(config_of(folder, "a-0.bin", skip_documents=str(tmp_path / "bad.txt")), 1)
+
+
+def _segments(batch: Batch) -> list[list[int]]:
+    inputs, segment = batch["inputs"][0], batch["inputs_segmentation"][0]
+    return [inputs[segment == number].tolist() for number in range(1, int(segment.max()) + 1)]
+
+
 class TestResume:
     def blend(self, folder: Path, **weights: float) -> str:
         names = {"a": "a-*.bin", "b": "b.bin"}

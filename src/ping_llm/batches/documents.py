@@ -47,6 +47,8 @@ class DocumentsSpec:
     """After so many comes padding; -1 = without end."""
     vocabulary: int = 1 << 32
     """Tokens are below this, or it is an error."""
+    excluded: tuple[tuple[str, int], ...] = ()
+    """Documents that are left out, by the name of their file and their number there; padding stands in their place."""
 
     @classmethod
     def of(cls, files: Sequence[Path], **settings: Any) -> Self:
@@ -74,6 +76,7 @@ class PackedDocuments:
         self.plan = PackingPlan(self.documents.lengths, length, seed)
         self.left_out = ()  # a damaged file ends the run
         self._epochs, self._vocabulary, self._stages = source.epochs, source.vocabulary, stages
+        self._excluded = [self.documents.number(*named) for named in source.excluded]
 
     @property
     def sequences_per_epoch(self) -> int:
@@ -96,7 +99,8 @@ class PackedDocuments:
         there = len(sequences)
         if self._epochs >= 0:
             there = min(there, max(0, self._epochs * self.sequences_per_epoch - sequences.start))
-        return self.plan.pieces_of(sequences[:there])
+        pieces = self.plan.pieces_of(sequences[:there])
+        return pieces.take(~np.isin(pieces.document, self._excluded)) if self._excluded else pieces
 
     def explain(self, sequence: int) -> dict[str, Any]:
         epoch, block, index = self.plan.locate(sequence)
@@ -154,6 +158,15 @@ class TokenDocuments:
             result[end : end + size] = piece
             end += size
         return result
+
+    def number(self, name: str, document: int) -> int:
+        """The number of a document that is known by the name of its file and its number there."""
+        for part, file in enumerate(self._file):
+            if file.name == name and self._first[part] + document < self._first[-1]:
+                number = int(self._first[part]) + document
+                if self.locate(number) == (file, document):
+                    return number
+        raise PingLlmError(f"there is no document {document:,} of a file {name} to leave out")
 
     def locate(self, document: int) -> tuple[Path, int]:
         """The file of a document, and its number there (for Arrow, in its record batch)."""

@@ -242,6 +242,10 @@ class Text(Section):
     eval_split: str = key("validation", "`tfds`, `c4_mlperf`: split to evaluate on.")
     train_data_columns: Column = key("text", "Column or feature that holds the text of a training document.")
     eval_data_columns: Column = key("text", "The same of evaluation documents.")
+    skip_documents: str = key(
+        "",
+        "`grain`, tokens: file of documents to leave out, a line `FILE NUMBER` each as in `inspect batch`.",
+    )
     num_epoch: CountOrMinusOne = key(-1, "Epochs of the training text; -1 = without end.")
     enable_data_shuffling: bool = key(True, "false = documents come in the order of their files, every epoch the same.")
     shuffle_window: Count = key(4096, "Documents shuffled together, where data is read in order (all but ArrayRecord).")
@@ -410,6 +414,8 @@ class Config(Run, Data, Text, Tokenizer, Worlds, Loader, Evaluation, Model, Opti
                     f"{name} needs batches that are a function of their step: dataset_type=network, or grain with "
                     f"grain_file_type={' or '.join(RANDOM_ACCESS_TYPES)}"
                 )
+        if self.skip_documents and (self.dataset_type, self.grain_file_type) != ("grain", "tokens"):
+            raise PingLlmError("skip_documents is for grain_file_type=tokens: make token files with ping-llm tokenize")
         for name in MAXTEXT_ONLY:
             if getattr(self, name) != KEYS[name].default:
                 raise PingLlmError(

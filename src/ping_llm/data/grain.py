@@ -184,7 +184,21 @@ def _tokens_source(config: Config, files: Files, column: str, epochs: int) -> Do
             "grain_file_type=tokens shuffles documents and packs as many as fit: "
             "leave enable_data_shuffling and max_segments_per_seq at their defaults"
         )
-    return DocumentsSpec.of(files, column=column, epochs=epochs, vocabulary=config.vocab_size)
+    mine = {file.name for file in files}
+    excluded = tuple(named for named in _excluded(config.skip_documents) if named[0] in mine)
+    return DocumentsSpec.of(files, column=column, epochs=epochs, vocabulary=config.vocab_size, excluded=excluded)
+
+
+def _excluded(path: str) -> list[tuple[str, int]]:
+    with explained(f"skip_documents={path} cannot be read", OSError, UnicodeDecodeError):
+        lines = Path(path).read_text(encoding="utf-8").splitlines() if path else []
+    found = []
+    for number, line in enumerate(lines, 1):
+        file, _, document = line.strip().rpartition(" ")
+        if not file or not document.isdecimal():
+            raise PingLlmError(f"{path}, line {number}: write FILE NUMBER")
+        found.append((Path(file).name, int(document)))
+    return found
 
 
 def _tokens_spec(config: Config, part: Part, sources: Sequence[DocumentsSpec], **settings: Any) -> DataSpec:
