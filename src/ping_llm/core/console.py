@@ -28,10 +28,8 @@ class _ToConsole(logging.Handler):
 
 def log_to_console() -> None:
     """What our modules log appears on standard error, above a progress bar; by itself Python shows warnings only."""
-    logger = logging.getLogger("ping_llm")
-    logger.setLevel(logging.INFO)
-    if not logger.handlers:
-        logger.addHandler(_ToConsole())
+    logging.basicConfig(handlers=[_ToConsole()], format="%(message)s")
+    logging.getLogger("ping_llm").setLevel(logging.INFO)
 
 
 class Advance(Protocol):
