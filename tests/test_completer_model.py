@@ -187,7 +187,7 @@ def test_what_is_measured_later_changes_no_prediction(trained: tuple[Any, list[f
     assert not np.allclose(completer.predict(earlier, questions, NODES).probability, expected.probability)
 
 
-@pytest.mark.parametrize("settings", [{"whole": 300}, {"whole": 64}, {"whole": 64, "quick": True}])
+@pytest.mark.parametrize("settings", [{"whole": 300}, {"whole": 64}, {"whole": 64, "clusters": 0}])
 def test_one_query_has_one_answer(trained: tuple[Any, list[float]], settings: dict[str, Any]) -> None:
     """Whatever else is queried, however nodes are numbered, and in whatever order the history is."""
     pairs, rng = line_of_nodes(), np.random.default_rng(0)
@@ -226,7 +226,9 @@ def test_unknown_nodes_and_empty_histories_get_an_answer(trained: tuple[Any, lis
 def test_votes_and_clusters_answer_every_question(trained: tuple[Any, list[float]]) -> None:
     pairs = line_of_nodes()
     known, test = parted(pairs, 0.6, seed=0)
-    answers = predictor(trained[0], votes=2, cluster=3).predict(known, test.take(slice(0, 40)).questions, NODES)
+    answers = predictor(trained[0], votes=2, whole=64, clusters=3).predict(
+        known, test.take(slice(0, 40)).questions, NODES
+    )
     assert len(answers) == 40
     assert np.isfinite(answers.median).all()
 

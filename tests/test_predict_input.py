@@ -112,7 +112,7 @@ def test_what_is_no_history_is_refused(shipped: Predictor, history: Any) -> None
     assert "the history: expected a data frame of pandas, Polars or Arrow" in refused
 
 
-@pytest.mark.parametrize("settings", [{"context": 0}, {"context": "a"}, {"votes": 0}, {"cluster": 1.5}])
+@pytest.mark.parametrize("settings", [{"context": 0}, {"context": "a"}, {"votes": 0}, {"clusters": 1.5}])
 def test_settings_that_cannot_be_are_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(PingLlmError, match=f"{next(iter(settings))} must be a whole number of at least"):
         Predictor.from_pretrained(**settings)

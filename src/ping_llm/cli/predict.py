@@ -35,11 +35,8 @@ def predict(
     time: Annotated[str | None, Option(help="When, as 2024-05-01T12:00Z.", show_default="after the history")] = None,
     checkpoint: options.AnyCheckpoint = None,
     quantiles: Annotated[str, Option(help="Levels to print, separated by commas.")] = "0.05,0.5,0.95",
-    context: Annotated[int, Option(min=8, help="Measurements in a context, if the history has 2,048 or more.")] = 1024,
+    context: Annotated[int, Option(min=8, help="Measurements that are chosen for a single pair, at most.")] = 1024,
     votes: Annotated[int, Option(min=1, help="Answers to average: a little better, but as much slower.")] = 1,
-    quick: Annotated[
-        bool, Option("--quick", help="All answers from one part of a large history: much faster, less accurate.")
-    ] = False,
     columns: options.Columns = None,
     output: options.OutputTable = None,
     json_output: options.Json = False,
@@ -51,9 +48,9 @@ def predict(
     Every answer is a distribution: its quantiles, and the probability of a timeout.
 
     The completer looks at a history of up to 2,047 measurements whole. Of a longer one, it looks at what is most
-    informative about the pair: earlier measurements of it, then measurements of either end with others, nearest first,
-    then pairs that stand in for it; `--quick` looks at one part of it for all pairs. A language model
-    (`--checkpoint` of your own run) looks at the latest measurements of the source.
+    informative about the pair, or about all pairs between the nodes near either end: measurements of these pairs, then
+    of either end with others, nearest first, then pairs that stand in for them. A language model (`--checkpoint` of
+    your own run) looks at the latest measurements of the source.
 
     Answers that are guesses carry a question mark, and the reason is below the table: an end was never measured, no
     chain of measurements links the two, or the pair has only timed out.
@@ -70,7 +67,7 @@ def predict(
     options.check_file(output, ".csv", ".parquet")
     known = options.read_measurements(history, columns)
     table = _questions(src or [], dst or [], questions, known if matrix else None, time)
-    predictor = Predictor.from_pretrained(checkpoint, context=context, votes=votes, quick=quick)
+    predictor = Predictor.from_pretrained(checkpoint, context=context, votes=votes)
     with progress("predicting", total=len(table)) if len(table) > 1 else nullcontext() as advance:
         answered = predictor.answered(table, known, levels, advance)
     if output:

@@ -66,9 +66,11 @@ def queries_of(source: str, destinations: Iterable[str], time_s: float) -> list[
 
 
 def steady_predictor(where: Any, context: int) -> Predictor:
-    """A model with few shapes. A CPU computes contexts no faster together than one by one."""
+    """A model with few shapes, and small contexts for each pair: what 8 of 66 large ones would keep, the next request
+    may need anew. A CPU computes contexts no faster together than one by one."""
     per_call = 1 if jax.default_backend() == "cpu" else 16
-    predictor = Predictor.from_pretrained(where, context=context, whole=context, contexts_per_call=per_call)
+    settings = {"context": context, "whole": context, "clusters": 0, "contexts_per_call": per_call}
+    predictor = Predictor.from_pretrained(where, **settings)
     if isinstance(predictor.model, LanguageModel):
         vars(predictor)["model"] = replace(predictor.model, steady=True)
     return predictor

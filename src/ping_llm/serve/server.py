@@ -3,7 +3,6 @@
 import asyncio
 import errno
 import logging
-import os
 import socket
 import sys
 from concurrent.futures import Future
@@ -12,7 +11,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import h11
-import jax
 import uvicorn
 from fastapi import Depends, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -31,11 +29,9 @@ from ping_llm.serve.access import Guard, Limits, ServeSettings, error_reply, jso
 from ping_llm.serve.answers import BusyError, ModelAnswers, ModelThread, steady_predictor
 from ping_llm.serve.api import Service
 from ping_llm.serve.store import TooManyError, read_store
-from ping_llm.storage.cache import cache_folder
 
 _FILES: Final = Path(__file__).parent / "static"
 _CHART_FILES: Final = Path(__file__).parents[1] / "report" / "static"  # shared with the run report
-_COMPILED: Final = {"jax_persistent_cache_min_compile_time_secs": 0.0, "jax_persistent_cache_min_entry_size_bytes": -1}
 
 
 def make_app(service: Service, settings: ServeSettings) -> ASGIApp:
@@ -87,9 +83,6 @@ def serve(settings: ServeSettings) -> None:
     """Answer until Ctrl-C or SIGTERM."""
     _log_to_stderr()
     with listen(settings.host, settings.port) as listening:
-        if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):  # the next start takes seconds less
-            for name, value in {"jax_compilation_cache_dir": str(cache_folder() / "compiled"), **_COMPILED}.items():
-                jax.config.update(name, value)  # type: ignore[no-untyped-call]
         model = ModelAnswers(steady_predictor(settings.checkpoint, settings.context))
         store, limits = read_store(settings.rows), settings.limits
         with ModelThread(model.forecast, limits.waiting) as thread:

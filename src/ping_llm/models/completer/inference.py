@@ -3,15 +3,18 @@
 What a query looks at is its context, and `History` decides it from the history, the query and the settings alone, so
 the answer depends on nothing else: not on what else is queried, nor in which order.
 
-    the whole history   where it has at most `whole` measurements, and the query has no time
-    a part of it        drawn for no query, where the settings say `quick`
-    chosen for a pair   by `prior.selection`, where the query has a time: from what was measured strictly before it
-    chosen for a few    pairs: those of the source with all destinations that are near the queried one (`clusters`)
+    the whole history     where it has less than `whole` measurements, and the query has no time
+    a part of it          chosen by `prior.selection` for all pairs between two clusters of nodes, of which a history
+                          has at most `clusters`
+    chosen for one pair   where the part for its clusters does not hold all measurements of the pair itself; and where
+                          the query has a time: from what was measured strictly before it
 
-A context is encoded once for all queries that share it, and what is encoded for everybody is kept.
+A context is encoded once for all queries that share it, and the latest ones are kept.
 """
 
-from collections.abc import Iterator, Sequence
+import hashlib
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from typing import Any, Final, NamedTuple
@@ -40,6 +43,10 @@ from ping_llm.prior.selection import LEVELS, ContextIndex, node_words
 _CONTEXT_SIZES: Final = (64, 256, 1024, 2048, 4096)
 _QUERY_SIZES: Final = (1, 16, 256)
 """Shapes to compile for: a few, each some seconds of compiling."""
+_CLUSTER_SIZE: Final = 32
+"""Nodes of a cluster, about so many or more."""
+_KEPT_SLOTS: Final = 16_384
+"""Of the contexts that are kept: 0.5 GB of keys and values in 32 bits."""
 _NOBODY: Final = np.array([[1] * (1 + LEVELS), [2] * (1 + LEVELS)], np.uint32)
 """Words of a source and of a destination that are not known by any address."""
 
@@ -47,14 +54,12 @@ _NOBODY: Final = np.array([[1] * (1 + LEVELS), [2] * (1 + LEVELS)], np.uint32)
 @dataclass(frozen=True, kw_only=True)
 class PredictionSettings:
     context: int = 1024
-    """Measurements that are chosen for a query, at most, from a history that is larger than `whole`."""
+    """Measurements that are chosen for a single pair, at most."""
     whole: int = 2048
-    """Measurements of a history that is looked at whole, at most; and of a part that `quick` draws."""
-    quick: bool = False
-    """Answer all queries without a time from one part of a larger history: seconds for tens of thousands of queries,
-    and less accurate."""
-    cluster: int = 8
-    """Destinations near each other whose queries share a context."""
+    """Measurements of a history that is looked at whole, at most; and of a part that many queries share."""
+    clusters: int = 11
+    """Clusters of nodes, at most: 66 contexts of 2,048, 1.1 s each on a CPU, are all that a larger history needs. With
+    0, a context is chosen for each pair."""
     votes: int = 1
     """Draws of identities whose answers are averaged."""
     contexts_per_call: int = 8
@@ -62,7 +67,7 @@ class PredictionSettings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        least = {"context": 8, "whole": 8, "cluster": 1, "votes": 1, "contexts_per_call": 1}
+        least = {"context": 8, "whole": 8, "clusters": 0, "votes": 1, "contexts_per_call": 1}
         for name, fewest in least.items():
             if not isinstance(value := getattr(self, name), int | np.integer) or value < fewest:
                 raise PingLlmError(f"{name} must be a whole number of at least {fewest}, not {value!r}")
@@ -80,8 +85,9 @@ class Completer:
     weights: Any
     """State of a `SetTransformer`."""
     prediction: PredictionSettings = PredictionSettings()
-    _kept: list["History"] = field(default_factory=list, repr=False, compare=False)
-    """The last history, which a second call with the same measurements finds encoded."""
+    _last: list["History"] = field(default_factory=list, repr=False, compare=False)
+    _kept: dict[bytes, Encoded] = field(default_factory=dict, repr=False, compare=False)
+    """The latest encoded contexts, by what they hold, so that a second query about the same history finds them."""
 
     def predict(
         self, known: Observations, questions: Questions, nodes: Sequence[str], advance: Advance | None = None
@@ -104,13 +110,22 @@ class Completer:
 
     def history(self, known: Observations, nodes: Sequence[str], questions: Questions) -> "History":
         """Known measurements, ready for these questions."""
-        if self._kept and self._kept[0].known is known and self._kept[0].nodes == nodes:
-            return self._kept[0]
+        if self._last and self._last[0].known is known and self._last[0].nodes == nodes:
+            return self._last[0]
         is_known = np.ones(len(nodes), bool)
         is_known[np.concatenate([questions.source, questions.destination])] = False
         is_known[np.concatenate([known.source, known.destination])] = True  # one that is only queried decides nothing
-        self._kept[:] = [History(self, known, nodes, ContextIndex(known, node_words(nodes, is_known)))]
-        return self._kept[0]
+        self._last[:] = [History(self, known, nodes, ContextIndex(known, node_words(nodes, is_known)))]
+        return self._last[0]
+
+    def encoded(self, key: bytes, encode: Callable[[], Encoded]) -> Encoded:
+        """What was kept under this key, or what is now."""
+        found = self._kept.pop(key, None) or encode()
+        self._kept[key] = found  # the latest last
+        slots = itertools.accumulate(one.log_rtt.shape[1] for one in reversed(self._kept.values()))
+        for oldest in list(self._kept)[: sum(so_far > _KEPT_SLOTS for so_far in slots)]:
+            del self._kept[oldest]
+        return found
 
 
 class _Context(NamedTuple):
@@ -120,24 +135,23 @@ class _Context(NamedTuple):
     """Of the index."""
     time_s: float
     queries: Ints
-    is_whole: bool
+    is_shared: bool = False
 
 
 class History:
-    """Known measurements, ready to be queried. What is encoded for all queries is kept."""
+    """Known measurements, ready to be queried."""
 
     def __init__(self, completer: Completer, known: Observations, nodes: Sequence[str], index: ContextIndex) -> None:
         self.completer, self.known, self.nodes, self.index = completer, known, nodes, index
         self.settings = completer.prediction
         self.words = np.concatenate([index.words, _NOBODY])
-        self._whole: list[Encoded] = []
 
     def answer(self, questions: Questions, advance: Advance | None = None) -> Iterator[tuple[Ints, "BinDistribution"]]:
         """Rows of the questions and their answers."""
         waiting: list[_Context] = []
         for context in self._contexts(questions):
             waiting.append(context)
-            if len(waiting) == self.settings.contexts_per_call or context.is_whole:
+            if len(waiting) == self.settings.contexts_per_call or context.is_shared:
                 yield from self._answers(questions, waiting, advance)
                 waiting = []
         if waiting:
@@ -147,40 +161,53 @@ class History:
         """Which of the known measurements a query looks at, most informative first."""
         question = Questions(source=np.array([source]), destination=np.array([destination]), time_s=np.array([time_s]))
         (context,) = self._contexts(question)
-        best = self.index.choose(source, question.destination, time_s, len(self.index))
+        best = self.index.choose(question.source, question.destination, time_s, len(self.index))
         return self.index.given[best[np.isin(best, context.rows)]]
 
     def _contexts(self, questions: Questions) -> Iterator[_Context]:
         s, index = self.settings, self.index
-        timed = ~np.isnan(questions.time_s)
-        if s.quick or len(index) < s.whole:
-            if not timed.all():
-                yield _Context(index.sample(np.nan, s.whole - 1), np.nan, np.flatnonzero(~timed), True)
+        alone = ~np.isnan(questions.time_s)
+        untimed = np.flatnonzero(~alone)
+        if len(index) < s.whole:
+            if len(untimed):
+                yield _Context(index.sample(np.nan, s.whole - 1), np.nan, untimed, True)
+        elif not s.clusters:
+            alone[:] = True
         else:
-            yield from self._chosen(questions, np.flatnonzero(~timed))
-        for row in np.flatnonzero(timed).tolist():
-            source, destination, time_s = (column[row].item() for column in vars(questions).values())
-            rows = index.choose(source, np.array([destination]), time_s, s.context - 1)
-            yield _Context(rows, time_s, np.array([row]), False)
+            clusters = np.sort(self._cluster_of_node[np.stack([questions.source, questions.destination])], axis=0)
+            between, context_of = np.unique(clusters[:, untimed], axis=1, return_inverse=True)
+            cluster = self._cluster_of_node[index.nodes]
+            for number, (one, other) in enumerate(between.T):
+                ends = index.nodes[cluster == one], index.nodes[cluster == other]
+                rows = index.choose(*ends, np.nan, s.whole - 1, is_shared=True)
+                queries = untimed[context_of == number]
+                pairs = questions.take(queries).unordered_pair
+                alone[queries] = _counts(self._pairs[rows], pairs) < _counts(self._pairs, pairs)
+                if not alone[queries].all():
+                    yield _Context(rows, np.nan, queries[~alone[queries]], True)
+        for row in np.flatnonzero(alone).tolist():
+            source, destination, time_s = (column[row : row + 1] for column in vars(questions).values())
+            rows = index.choose(source, destination, time_s.item(), s.context - 1)
+            yield _Context(rows, time_s.item(), np.array([row]))
 
-    def _chosen(self, questions: Questions, rows: Ints) -> Iterator[_Context]:
-        """Contexts of questions without a time: one for each source and cluster of destinations."""
-        source, destination = questions.source[rows], questions.destination[rows]
-        cluster = np.where(destination >= 0, self._cluster_of_node[destination], -1 - np.arange(len(rows)))
-        order = np.lexsort((cluster, source))
-        is_new = (np.diff(source[order], prepend=-9) != 0) | (np.diff(cluster[order], prepend=-9) != 0)
-        for members in np.split(order, np.flatnonzero(is_new)[1:]) if len(order) else []:
-            mine = cluster[members[0]]
-            near = np.flatnonzero(self._cluster_of_node == mine) if mine >= 0 else destination[members[:1]]
-            chosen = self.index.choose(int(source[members[0]]), near, np.nan, self.settings.context - 1)
-            yield _Context(chosen, np.nan, rows[members], False)
+    @cached_property
+    def _pairs(self) -> Ints:
+        """Of each row of the index, in either direction."""
+        return self.known.unordered_pair[self.index.given]
 
     @cached_property
     def _cluster_of_node(self) -> Ints:
-        """Of every node; one that was never measured is alone."""
-        found = np.arange(len(self.index.words))
-        nodes = self.index.nodes
-        found[nodes] = nodes[self.index.clusters(self.settings.cluster)]
+        """Of every node and, last, of -1. One that was never measured is where others of its prefix are, or in none."""
+        index, words = self.index, self.index.words
+        found = np.full(len(words) + 1, -1)
+        found[index.nodes] = index.clusters(self.settings.clusters, _CLUSTER_SIZE)
+        measured = index.nodes[np.argsort(words[index.nodes, 0])]
+        for level in range(1, 1 + LEVELS):
+            prefixes, first = np.unique(words[measured, level], return_index=True)
+            rest = np.flatnonzero(found[:-1] < 0)
+            at = np.minimum(np.searchsorted(prefixes, words[rest, level]), len(prefixes) - 1)
+            is_alike = prefixes[at] == words[rest, level]
+            found[rest[is_alike]] = found[measured[first[at[is_alike]]]]
         return found
 
     def _answers(
@@ -210,19 +237,21 @@ class History:
                 advance(int(is_query.sum()))
 
     def _encoded(self, contexts: list[_Context], vote: int) -> Encoded:
-        if contexts[0].is_whole and vote < len(self._whole):
-            return self._whole[vote]
         slots = _size(1 + max(len(context.rows) for context in contexts), _CONTEXT_SIZES)
         columns = [self.index.columns(context.rows, context.time_s, slots) for context in contexts]
         if len(columns) > 1:  # a single question does not wait for the padding of a whole batch
             columns += columns[:1] * (self.settings.contexts_per_call - len(columns))
         batch: dict[str, Any] = {name: np.stack([one[name] for one in columns]) for name in columns[0]}
         ends = {end: self._identities[vote][batch[end]] for end in ("source", "destination")}
-        encode = _compiled(self.completer.settings)[0]
-        encoded: Encoded = encode(self.completer.weights, Measurements(**(batch | ends)))
-        if contexts[0].is_whole:
-            self._whole.append(encoded)
-        return encoded
+        measurements, encode = Measurements(**(batch | ends)), _compiled(self.completer.settings)[0]
+
+        def encoded() -> Encoded:
+            return encode(self.completer.weights, measurements)
+
+        if len(columns) > 1:
+            return encoded()
+        content = hashlib.sha256(b"".join(np.asarray(column).tobytes() for column in measurements))
+        return self.completer.encoded(content.digest(), encoded)
 
     @cached_property
     def _identities(self) -> list[npt.NDArray[np.float32]]:
@@ -235,6 +264,12 @@ class History:
 
 
 _identity_table = jax.jit(identities, static_argnums=1)
+
+
+def _counts(pairs: Ints, queried: Ints) -> Ints:
+    """How often each of the queried pairs is there."""
+    pairs = np.sort(pairs)
+    return np.searchsorted(pairs, queried, "right") - np.searchsorted(pairs, queried)
 
 
 def _size(count: int, sizes: tuple[int, ...]) -> int:
