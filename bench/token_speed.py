@@ -3,6 +3,7 @@
 
     ping-llm tokenize --config configs/text_arrayrecord.yml --output data/tokens
     python bench/token_speed.py 'data/tokens/*.bin'
+    python bench/token_speed.py --open 100_000_000
 
 All read the same documents, repeated `--copies` times under other numbers, in one process, in turn, three times; the
 best of each counts. CPU time is that of the process and its threads. Grain and `datasets` get the documents from the
@@ -11,6 +12,8 @@ same mapped files; what they do not do (segments that tell documents apart, for 
 
 import argparse
 import glob
+import resource
+import struct
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -21,11 +24,14 @@ from typing import Any
 import grain
 import numpy as np
 
+from ping_llm.batches.batch import Stages
 from ping_llm.batches.documents import DocumentsSpec, TokenDocuments, documents_spec, write_token_file
 from ping_llm.batches.source import BatchSource
+from ping_llm.batches.spec import DataSpec
 from ping_llm.core.console import out
 
 BATCH, LENGTH = 64, 1024
+HEADER = struct.Struct("<9sQBQQ")  # of an index in Megatron-LM's layout
 Segments = np.ndarray[Any, Any]
 """Of a batch: 0 is padding."""
 
@@ -93,12 +99,41 @@ def tokens_per_cpu_second(
     return tokens / (time.process_time() - began)
 
 
+def open_many(documents: int) -> None:
+    """Opens an index of so many documents of simulated lengths, without any tokens, and plans the first batch."""
+    with tempfile.TemporaryDirectory() as folder:
+        file, random = Path(folder, "many.bin"), np.random.default_rng(0)
+        file.touch()
+        with file.with_suffix(".idx").open("wb") as index:
+            index.write(HEADER.pack(b"MMIDIDX\0\0", 1, 8, documents, documents + 1))
+            for begin in range(0, documents, 1_000_000):
+                sizes = random.lognormal(6, 1.2, min(1_000_000, documents - begin)) + 1
+                index.write(np.minimum(sizes, 200_000).astype("<u4").tobytes())
+            index.truncate(HEADER.size + 20 * documents)  # where documents begin is not asked for
+        before, began, cpu = _memory(), time.monotonic(), time.process_time()
+        source = DocumentsSpec.of([file]).open(DataSpec(sources=(), length=2048), Stages())
+        opened_s = time.monotonic() - began
+        source.pieces_of(range(1_000_000, 1_000_064))
+        cpu_s, memory = time.process_time() - cpu, _memory() - before
+        out.print(
+            f"{documents:,} documents, {source.plan.tokens / 1e9:.0f} billion tokens, {memory:.2f} GB at the most"
+        )
+        out.print(f"opened in {opened_s:.2f} s, first batch planned after {cpu_s:.1f} s of CPU time")
+
+
+def _memory() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("files", help="pattern of token files")
+    parser.add_argument("files", nargs="?", help="pattern of token files")
+    parser.add_argument("--open", type=int, metavar="DOCUMENTS", help="open an index of so many documents instead")
     parser.add_argument("--copies", type=int, default=100)
     parser.add_argument("--seconds", type=float, default=8.0)
     options = parser.parse_args()
+    if options.open:
+        return open_many(options.open)
     found = TokenDocuments([Path(file) for file in sorted(glob.glob(options.files))])  # noqa: PTH207
     sizes = found.lengths.astype(np.int64)
     tokens = found.read(np.arange(len(sizes)), np.zeros(len(sizes), np.int64), sizes)
