@@ -97,7 +97,9 @@ def test_an_error_is_one_line_on_standard_error() -> None:
 
 def test_a_full_disk_behind_standard_output_is_one_line() -> None:
     with Path("/dev/full").open("w") as full:
-        done = subprocess.run([sys.executable, "-m", "ping_llm", "--version"], stdout=full, stderr=subprocess.PIPE)
+        command = [sys.executable, "-m", "ping_llm", "--version"]
+        buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, env=buffered)
     assert done.returncode == 1
     assert done.stderr == b"error: No space left on device\n"
 

@@ -25,7 +25,7 @@ def some_mixture(seed: int = 0, bins: int = 512, context: int = 6, questions: in
 def only(answers: Mixture, part: int) -> Mixture:
     """All of it in the bins (0) or in one precision."""
     share = jnp.full((2, 3, 1 + PRECISIONS), NEVER).at[..., part].set(0.0)
-    return Mixture(**{**vars(answers), "log_share": share})
+    return answers._replace(log_share=share)
 
 
 def distribution(answers: Mixture) -> BinDistribution:
@@ -56,7 +56,7 @@ def test_the_grid_holds_all_probability() -> None:
 def test_pointing_at_one_measurement_answers_with_it_to_a_fraction_of_a_fine_bin() -> None:
     answers = only(some_mixture(), 1)
     pointer = jnp.full((2, 3, 6), NEVER).at[..., 2].set(0.0)
-    median = distribution(Mixture(**{**vars(answers), "pointer_log_share": pointer})).median.reshape(2, 3)
+    median = distribution(answers._replace(pointer_log_share=pointer)).median.reshape(2, 3)
     expected = np.exp(np.asarray(answers.context_log_rtt)[:, 2])
     np.testing.assert_allclose(median, np.broadcast_to(expected[:, None], (2, 3)), rtol=5e-4)
 
@@ -65,8 +65,6 @@ def test_kernels_are_as_wide_as_they_say() -> None:
     for precision, width in enumerate(KERNEL_WIDTHS):
         answers = only(some_mixture(), 1 + precision)
         pointer = jnp.full((2, 3, 6), NEVER).at[..., 2].set(0.0)
-        interval = np.log(
-            distribution(Mixture(**{**vars(answers), "pointer_log_share": pointer})).quantile([0.25, 0.75])
-        )
+        interval = np.log(distribution(answers._replace(pointer_log_share=pointer)).quantile([0.25, 0.75]))
         expected = 2 * np.log(2) * width
         assert interval[0, 1] - interval[0, 0] == pytest.approx(expected, rel=0.1, abs=Bins(FINE).width)

@@ -3,6 +3,7 @@
 Results go to standard output (with `--json`, one JSON document as the last line), everything else to standard error.
 """
 
+import os
 import sys
 from typing import Annotated
 
@@ -58,6 +59,7 @@ def main() -> None:
         reason = error
         if isinstance(error, OSError):  # such as a full disk, wherever it was met
             reason = PingLlmError(": ".join(str(part) for part in (error.filename, error.strerror or error) if part))
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what could not be written is not tried again at the exit
         print_error(reason)
         sys.exit(1)
     except KeyboardInterrupt:
