@@ -109,7 +109,8 @@ class TestFiles:
         [
             (lambda bin, idx: idx.write_bytes(b"nonsense"), "is not the index of a token file"),
             (lambda bin, idx: idx.write_bytes(idx.read_bytes()[:60]), "is cut off"),
-            (lambda bin, idx: bin.write_bytes(bin.read_bytes()[:48]), "ends behind its tokens"),
+            (lambda bin, idx: bin.write_bytes(bin.read_bytes()[:48]), "fewer than its index says"),
+            (lambda bin, idx: idx.write_bytes(idx.read_bytes()[:34] + b"\xff" * 40 + idx.read_bytes()[74:]), "fewer"),
             (lambda bin, idx: bin.unlink(), "cannot be read"),
             (lambda bin, idx: idx.unlink(), "cannot be read"),
         ],

@@ -206,6 +206,8 @@ def _token_file(file: Path) -> Stored:
         lengths = np.fromfile(index, "<u4", count, offset=_HEADER.size)
         begins = np.memmap(index, "<i8", "r", _HEADER.size + 4 * count, count) if count else np.zeros(0, np.int64)
         tokens = np.memmap(file, _KINDS[kind], "r") if file.stat().st_size else np.zeros(0, _KINDS[kind])
+    if int(lengths.sum(dtype=np.int64)) > len(tokens):
+        raise PingLlmError(f"{file} is damaged: it has {len(tokens):,} tokens, fewer than its index says")
     return Stored(tokens.view(np.ndarray), begins.view(np.ndarray), lengths, bytes_each=_KINDS[kind].itemsize)
 
 
