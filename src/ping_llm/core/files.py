@@ -20,7 +20,7 @@ import shutil
 import socket
 import uuid
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -59,38 +59,47 @@ def atomic_folder(path: Path) -> Iterator[Path]:
     What a killed process had begun for the same `path` is removed. One that replaces it meanwhile ends in an `OSError`.
     """
     existed = path.exists()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = unfinished_name(path)
-    with ExitStack() as held:
-        with _opened(path.parent) as parent:
-            _lock(parent)
-            for leftover in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
-                if _UNFINISHED.fullmatch(leftover.name) and leftover.is_dir():
-                    with suppress(OSError), _opened(leftover) as descriptor:
-                        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                        shutil.rmtree(leftover, ignore_errors=True)
-            unfinished.mkdir()
-            held.callback(shutil.rmtree, unfinished, ignore_errors=True)
-            _lock(held.enter_context(_opened(unfinished)))
+    unfinished, lock = _claimed_folder(path)
+    try:
         yield unfinished
         sync_all(unfinished)
         _exchange(unfinished, path) if existed else unfinished.rename(path)
         sync(path.parent)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        os.close(lock)
 
 
-def _lock(descriptor: int) -> None:
-    """As long as it is open. A network file system may have no locks; then nobody takes anything for a leftover."""
-    with suppress(OSError):
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+def _claimed_folder(path: Path) -> tuple[Path, int]:
+    """A new hidden folder beside `path`, and the descriptor that locks it as long as its process lives."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for leftover in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
+        if _UNFINISHED.fullmatch(leftover.name) and leftover.is_dir():
+            with suppress(OSError), _opened(leftover) as descriptor:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(leftover, ignore_errors=True)
+    while True:
+        unfinished = unfinished_name(path)
+        unfinished.mkdir()
+        with suppress(FileNotFoundError):
+            descriptor = os.open(unfinished, os.O_RDONLY)
+            with suppress(OSError):  # a network file system may have no locks; then nobody takes it away, either
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+            if unfinished.exists():  # nobody took it for a leftover before it was locked
+                return unfinished, descriptor
+            os.close(descriptor)
 
 
 def _exchange(new: Path, old: Path) -> None:
-    """Let two folders change names in one step, or in two where the file system cannot."""
-    swap = ctypes.CDLL(None, use_errno=True).renameat2
-    if swap(_HERE, os.fsencode(new), _HERE, os.fsencode(old), _EXCHANGE) == 0:
-        return
-    if (code := ctypes.get_errno()) not in (errno.EINVAL, errno.ENOSYS):
-        raise OSError(code, os.strerror(code), str(old))
+    """Let two folders change names in one step, or in two where the system cannot."""
+    try:
+        swap = ctypes.CDLL(None, use_errno=True).renameat2
+        if swap(_HERE, os.fsencode(new), _HERE, os.fsencode(old), _EXCHANGE) == 0:
+            return
+        if (code := ctypes.get_errno()) not in (errno.EINVAL, errno.ENOSYS):
+            raise OSError(code, os.strerror(code), str(old))
+    except AttributeError:
+        pass
     replaced = unfinished_name(old)
     old.rename(replaced)
     try:
