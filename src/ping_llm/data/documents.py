@@ -68,6 +68,8 @@ def matching(pattern: str, key: str, kind: str | None = None) -> Files:
         actual = _kind(file)
         if actual != kind:
             what = f"is {_KINDS[actual]} file" if actual else "is not"
+            if not file.stat().st_size:
+                raise PingLlmError(f"{key}: {file} is empty")
             advice = f"; set grain_file_type={actual}" if actual and key.startswith("grain") else ""
             expected = _KINDS[kind or ""].split()[1]
             raise PingLlmError(f"{key}: {expected} files are expected, but {file} {what}{advice}")
