@@ -24,6 +24,7 @@ from google.protobuf import descriptor_pool, message_factory, text_format
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from google.protobuf.message import DecodeError
 
+from ping_llm.batches.documents import Numbers
 from ping_llm.core.errors import PingLlmError, explained
 from ping_llm.core.randomness import Ints, Purpose, key, permute
 from ping_llm.data.registry import ONE_HOST, Part
@@ -160,16 +161,15 @@ class Documents:
     """The documents of some ArrayRecord files by number: text, or what else is in a feature."""
 
     def __init__(self, files: Sequence[Path], column: str, feature: Feature = text_feature) -> None:
-        self._files, self._column, self._feature = files, column, feature
+        self._column, self._feature = column, feature
         counts = list(map(_count_records, files))
-        self._first = np.append(0, np.cumsum(counts))
-        """Number of each file's first document, and of all documents."""
+        self.numbers = Numbers(files, counts)
         if not len(self):
             raise PingLlmError(f"{files[0].parent}: the files hold no document")
         self._records: Any = ArrayRecordDataSource([f"{file}[0:{n}]" for file, n in zip(files, counts, strict=True)])
 
     def __len__(self) -> int:
-        return int(self._first[-1])
+        return int(self.numbers.first[-1])
 
     def texts(self, numbers: Ints) -> list[Any]:
         if not len(numbers):
@@ -183,23 +183,19 @@ class Documents:
             try:
                 texts.append(self._feature(record, self._column))
             except RecordError as error:
-                file, position = self.locate(number)
+                file, position = self.numbers.locate(number)
                 where = f"record {position} of {file}"
                 raise PingLlmError(f"{where} cannot be used: {error}; train_data_columns names the text") from None
         return texts
 
     def check(self) -> None:
         """Read the first document of each file."""
-        self.texts(self._first[:-1][np.diff(self._first) > 0])
+        first = self.numbers.first
+        self.texts(first[:-1][np.diff(first) > 0])
 
     def _record(self, number: int) -> bytes:
-        with explained(f"{self.locate(number)[0]} is damaged"):
+        with explained(f"{self.numbers.locate(number)[0]} is damaged"):
             return bytes(self._records[number])
-
-    def locate(self, number: int) -> tuple[Path, int]:
-        """The file of a document, and its position there."""
-        file = int(np.searchsorted(self._first, number, side="right")) - 1
-        return self._files[file], number - int(self._first[file])
 
 
 def _count_records(file: Path) -> int:
