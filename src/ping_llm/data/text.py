@@ -34,7 +34,7 @@ from ping_llm.tasks.pool import available_cores, map_in_order, worker_pool
 
 Lengths = npt.NDArray[np.uint32]
 
-_KEPT_TOKENS: Final = 1 << 23
+_KEPT_TOKENS: Final = 1 << 22
 _MEASURED_TOGETHER: Final = 4096
 _SAID_EVERY_S: Final = 30
 
