@@ -142,7 +142,7 @@ class Started:
 
     def finish(self) -> Outcome:
         try:
-            codes = [program.wait(timeout=240) for program in self.programs]
+            codes = [program.wait(timeout=600) for program in self.programs]
         finally:
             for program in self.programs:
                 program.kill()
