@@ -165,6 +165,13 @@ class TestLengths:
         other.write_bytes(b"")
         assert digests(take(config, 3)) == expected
 
+    def test_of_a_file_without_documents_are_none(self, folder: Path, tmp_path: Path) -> None:
+        pattern = write_files(tmp_path / "files", "arrayrecord", [[], texts(300), []])
+        config = config_of(folder, grain_train_files=pattern, per_device_batch_size=1, data_cache_dir=str(tmp_path))
+        assert tokens_of(take(config, batches_per_epoch(config))) == tokens_in(texts(300))
+        with pytest.raises(PingLlmError, match="hold no document"):
+            take(config.replace(grain_train_files=f"{tmp_path}/files/part-000*"), 1)
+
     def test_that_do_not_fit_are_an_error_that_names_them(self, folder: Path, tmp_path: Path) -> None:
         config = config_of(folder, data_cache_dir=str(tmp_path))
         take(config, 1)

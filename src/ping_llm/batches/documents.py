@@ -58,7 +58,7 @@ class DocumentsSpec:
         order = "" if settings.get("shuffled", True) else ", in order"
         return cls(tuple(files), f"{content} {settings.get('column', cls.column)}{order}", **settings)
 
-    def documents(self, stages: Stages) -> "Documents":
+    def documents(self, stages: Stages) -> "DocumentSource":
         return TokenDocuments(self.files, self.column, stages)
 
     def open(self, spec: DataSpec, stages: Stages) -> "PackedDocuments":
@@ -75,7 +75,7 @@ def documents_spec(sources: Sequence[DocumentsSpec], **settings: Any) -> DataSpe
     return DataSpec(sources=tuple(sources), settings=identity, **{"stages": STAGES} | settings)
 
 
-class Documents(Protocol):
+class DocumentSource(Protocol):
     """Documents by their number, of which any piece can be read."""
 
     @property
@@ -85,10 +85,10 @@ class Documents(Protocol):
         """So many tokens of each of these documents, from `begins` on, one piece after the other."""
 
     @property
-    def numbers(self) -> "Numbers": ...
+    def numbers(self) -> "DocumentNumbers": ...
 
 
-class Numbers:
+class DocumentNumbers:
     """Documents of several files, numbered in the order of the files."""
 
     def __init__(self, files: Sequence[Path], counts: Sequence[int]) -> None:
@@ -183,7 +183,7 @@ class TokenDocuments:
             raise PingLlmError(f"{', '.join(map(str, files)) or 'no file'}: there is no document")
         lengths = [part.lengths for part in self._parts]
         self.lengths = lengths[0] if len(lengths) == 1 else np.concatenate(lengths)
-        self.numbers, self._stages = Numbers(files, counts), stages or Stages()
+        self.numbers, self._stages = DocumentNumbers(files, counts), stages or Stages()
 
     def read(self, documents: Ints, begins: Ints, sizes: Ints) -> npt.NDArray[np.uint32]:
         with self._stages("read"):

@@ -25,7 +25,7 @@ from google.protobuf import descriptor_pool, message_factory, text_format
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from google.protobuf.message import DecodeError
 
-from ping_llm.batches.documents import Numbers
+from ping_llm.batches.documents import DocumentNumbers
 from ping_llm.core.errors import PingLlmError, explained, one_line
 from ping_llm.core.randomness import Ints, Purpose, key, permute
 from ping_llm.data.registry import ONE_HOST, Part
@@ -164,8 +164,8 @@ class Documents:
 
     def __init__(self, files: Sequence[Path], column: str, feature: Feature = text_feature) -> None:
         self._column, self._feature = column, feature
-        counts = list(map(_count_records, files))
-        self.numbers = Numbers(files, counts)
+        counts = list(map(count_records, files))
+        self.numbers = DocumentNumbers(files, counts)
         if not len(self):
             raise PingLlmError(f"{files[0].parent}: the files hold no document")
         self._records: Any = ArrayRecordDataSource([f"{file}[0:{n}]" for file, n in zip(files, counts, strict=True)])
@@ -209,7 +209,7 @@ def _threads() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(_READERS)
 
 
-def _count_records(file: Path) -> int:
+def count_records(file: Path) -> int:
     with explained(f"{file} is damaged"):  # whatever that makes the reader raise
         reader: Any = ArrayRecordReader(str(file))
         count = int(reader.num_records())

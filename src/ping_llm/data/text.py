@@ -26,7 +26,7 @@ from ping_llm.config import Config
 from ping_llm.core.errors import PingLlmError, explained
 from ping_llm.core.files import atomic_file
 from ping_llm.core.randomness import Ints
-from ping_llm.data.documents import Documents
+from ping_llm.data.documents import Documents, count_records
 from ping_llm.data.registry import Part
 from ping_llm.data.tokenizer import Tokens, tokenization, tokenizer_of
 from ping_llm.storage.cache import cache_folder
@@ -118,7 +118,7 @@ def measured(config: Config, files: Sequence[Path], column: str, part: Part) -> 
     missing = {
         file: count
         for file in (*files[first:], *files[:first])
-        if _stored(targets[file], count := len(Documents([file], column))) is None
+        if _stored(targets[file], count := count_records(file)) is None
     }
     if missing:
         with explained(f"{folder} cannot be written to: set data_cache_dir", OSError):
@@ -132,6 +132,8 @@ def _name(file: Path, how: Mapping[str, object]) -> str:
 
 
 def _stored(target: Path, count: int) -> Lengths | None:
+    if not count:
+        return np.zeros(0, np.uint32)
     try:
         lengths = np.load(target, mmap_mode="r")
     except (OSError, ValueError, EOFError):
