@@ -23,9 +23,9 @@ from ping_llm.core.errors import PingLlmError
 from ping_llm.core.measurements import ADDRESS_BYTES, format_address
 from ping_llm.core.rtt import Floats, Ints
 from ping_llm.predict.language_model import KVCache, LanguageModel, Table, power_of_two, token_table
-from ping_llm.predict.prompts import RESULT_LAST, Prompt, TokenOffsets, Tokens, destination_prompt, pack, spell
+from ping_llm.predict.prompts import Prompt, TokenOffsets, Tokens, destination_prompt, pack, spell
 from ping_llm.rows.format import ProbeRow
-from ping_llm.tokens import FIELD_ORDERS, FIRST_BYTE
+from ping_llm.tokens import FIELD_ORDERS, FIRST_BYTE, RESULT_LAST
 
 _QUESTION_LENGTH: Final = 64
 """More than the longest measurement has."""
