@@ -31,10 +31,6 @@ from ping_llm.tokens import FIRST_BYTE, VOCABULARY_SIZE, Role
 
 _VOCABULARY_MULTIPLE: Final = 64
 """Tensor cores are fastest on round sizes. The rows that pad the embedding stand for no token and are cut off."""
-
-
-_QK_SCALE: Final = 1.0
-"""Of queries with QK-norm."""
 _TYPICAL_TOKENS: Final = 16
 """Of a measurement."""
 
@@ -182,7 +178,7 @@ class Block(Layer):
         """`attention` takes query, key and value, [batch, length, heads, head size] each."""
         query, key, value = self.query_key_value(x)
         if self.qk_norm:
-            query, key = _QK_SCALE * rms_norm(query), rms_norm(key)
+            query, key = rms_norm(query), rms_norm(key)
         return self.add(x, attention(apply_rope(query, *rope), apply_rope(key, *rope), value))
 
 
