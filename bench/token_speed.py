@@ -163,15 +163,17 @@ def compare(contenders: Mapping[str, Callable[[], Iterator[Segments]]], seconds:
 def open_many(documents: int) -> None:
     """Opens an index of so many documents of simulated lengths, without any tokens, and plans the first batch."""
     with tempfile.TemporaryDirectory() as folder:
-        file, random = Path(folder, "many.bin"), np.random.default_rng(0)
+        file, random, tokens = Path(folder, "many.bin"), np.random.default_rng(0), 0
         with file.with_suffix(".idx").open("wb") as index:
             index.write(HEADER.pack(b"MMIDIDX\0\0", 1, 8, documents, documents + 1))
             for begin in range(0, documents, 1_000_000):
                 sizes = random.lognormal(6, 1.2, min(1_000_000, documents - begin)) + 1
-                index.write(np.minimum(sizes, 200_000).astype("<u4").tobytes())
+                lengths = np.minimum(sizes, 200_000).astype("<u4")
+                tokens += int(lengths.sum())
+                index.write(lengths.tobytes())
             index.truncate(HEADER.size + 20 * documents)  # where documents begin is not asked for
-        with file.open("wb") as tokens:
-            tokens.truncate(2 * 200_000 * documents)  # more than enough; nothing is written
+        with file.open("wb") as opened:
+            opened.truncate(2 * tokens)  # nothing is written
         before, began, cpu = _memory(), time.monotonic(), time.process_time()
         source = DocumentsSpec.of([file]).open(DataSpec(sources=(), length=2048), Stages())
         opened_s = time.monotonic() - began
