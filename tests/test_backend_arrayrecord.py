@@ -157,13 +157,25 @@ class TestLengths:
             found.append([np.load(file).tolist() for file in self.kept(tmp_path / str(workers))])
         assert found[0] == found[1]
 
-    def test_are_found_out_again_if_they_are_damaged(self, folder: Path, tmp_path: Path) -> None:
+    @pytest.mark.parametrize(
+        "damage",
+        [
+            lambda data: b"",
+            lambda data: data[:-7],
+            lambda data: data.replace(b"(1100,)", b"(1101,)").replace(b"(400,)", b"(401,)"),
+            lambda data: data.replace(b"(", b"'"),
+            lambda data: data.replace(b"<u4", b"<i4"),
+            lambda data: data.replace(b"<u4", b"|O8"),
+        ],
+    )
+    def test_are_found_out_again_if_they_are_damaged(self, folder: Path, tmp_path: Path, damage: Any) -> None:
         config = config_of(folder, data_cache_dir=str(tmp_path))
         expected = digests(take(config, 3))
-        one, other = self.kept(tmp_path)
-        one.write_bytes(one.read_bytes()[:-7])
-        other.write_bytes(b"")
+        before = self.kept(tmp_path)
+        for file in before:
+            file.write_bytes(damage(file.read_bytes()))
         assert digests(take(config, 3)) == expected
+        assert all(np.load(file).dtype == np.uint32 for file in before)
 
     def test_of_a_file_without_documents_are_none(self, folder: Path, tmp_path: Path) -> None:
         pattern = write_files(tmp_path / "files", "arrayrecord", [[], texts(300), []])

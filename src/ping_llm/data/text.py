@@ -136,7 +136,7 @@ def _stored(target: Path, count: int) -> Lengths | None:
         return np.zeros(0, np.uint32)
     try:
         lengths = np.load(target, mmap_mode="r")
-    except (OSError, ValueError, EOFError):
+    except Exception:  # of any kind, NumPy's parser among them: they are found out again
         return None
     return lengths if lengths.dtype == np.uint32 and lengths.shape == (count,) else None
 
