@@ -8,6 +8,7 @@ Grain has readers for Parquet and TFRecord, too. They are not used: at 64 to 131
 tokenising takes 200) they would cost a third of the speed; interleaving mixes epochs; and errors name no file.
 """
 
+import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -176,7 +177,7 @@ class Documents:
     def texts(self, numbers: Ints) -> list[Any]:
         records, texts = [b""] * len(numbers), []
         shares = [numbers[first::_READERS] for first in range(_READERS)]
-        for first, share in enumerate(_threads().map(self._records_of, shares)):
+        for first, share in enumerate(_threads(os.getpid()).map(self._records_of, shares)):
             records[first::_READERS] = share
         for record, number in zip(records, numbers.tolist(), strict=True):
             try:
@@ -204,8 +205,12 @@ class Documents:
 
 
 @cache
-def _threads() -> ThreadPoolExecutor:
-    """A mounted bucket answers slowly. The data source's own `__getitems__` takes 30 µs for a record, this 8."""
+def _threads(process: int) -> ThreadPoolExecutor:
+    """Of this process: a forked one, as PyTorch has them, has none of its parent's threads.
+
+    They are here because a mounted bucket answers slowly. The data source's own `__getitems__` makes new ones each
+    time, and takes 30 µs for a record instead of 8.
+    """
     return ThreadPoolExecutor(_READERS)
 
 
