@@ -117,7 +117,7 @@ def _attend(
     return attended
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class CodeDistribution(RttDistribution):
     """The probability of an RTT code is that of its first byte times that of its second byte, given the first.
 
