@@ -219,9 +219,9 @@ class RttDistribution(ABC):
     def __repr__(self) -> str:
         """The first few answers. Subclasses are data classes with `repr=False`: their fields are large arrays."""
         some = self.take(slice(0, 3))
-        columns = some.median, *some.interval(0.9), some.p_failed
-        each = [f"{m:.4g} ms ({low:.4g} to {high:.4g}; timeout {p:.2g})" for m, low, high, p in zip(*columns, strict=True)]
-        return f"<{type(self).__name__} of {len(self):,}: {', '.join(each)}{', …' if len(self) > len(some) else ''}>"
+        each = zip(some.median, *some.interval(0.9), some.p_failed, strict=True)
+        texts = [f"{m:.4g} ms ({low:.4g} to {high:.4g}; timeout {p:.2g})" for m, low, high, p in each]
+        return f"<{type(self).__name__} of {len(self):,}: {', '.join(texts + ['…'] * (len(self) > len(some)))}>"
 
     def take(self, rows: Any) -> Self:
         """The questions of a mask, of a slice or of indices."""

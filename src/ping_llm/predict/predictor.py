@@ -21,7 +21,7 @@ from ping_llm.core.errors import PingLlmError, explained
 from ping_llm.core.measurements import MAX_TIME_US, UNPARSABLE, format_address, parse_column, time_microseconds
 from ping_llm.core.rtt import Floats, Ints, Observations, Questions, RttDistribution
 from ping_llm.models.completer.inference import Completer, PredictionSettings
-from ping_llm.predict.support import Support, widened
+from ping_llm.predict.support import Support, measured_before, widened
 from ping_llm.rows.measurement_set import MeasurementSet, read_observations, rows_observations, table_observations
 from ping_llm.runs.trained import Trained, completer_settings, load_trained
 from ping_llm.sources.files import find_columns
@@ -172,8 +172,9 @@ class Predictor:
         and so is the answer. `history` holds known measurements: such a data frame with `rtt` too, or files.
 
         New columns: `p_failed`, `predictions` (the median RTT in ms), and one for each level, named like "0.1"; then
-        what the answer rests on: `pair_measurements`, `src_measurements`, `dst_measurements`, `chain` (hops of the
-        shortest chain of measurements between the two), `extrapolating`, and the `reason` if it is.
+        what the answer rests on: `measured` (the median of the pair's latest 25 answers), `pair_measurements`,
+        `src_measurements`, `dst_measurements`, `chain` (hops of the shortest chain of measurements between the two),
+        `extrapolating`, and the `reason` if it is.
         """
         levels = checked_levels(quantile_levels)
         return _from_arrow(self.answered(_to_arrow(df, "the questions"), load_history(history), levels), df)
@@ -190,7 +191,9 @@ class Predictor:
         for rows, answers in self.in_parts(measured.observations, questions, nodes, support, advance):
             reasons[rows] = support.take(rows).reasons(answers)
             values[:, rows] = np.stack([answers.p_failed, answers.median, *answers.quantile(list(levels)).T])
-        columns = dict(zip(names, map(pa.array, values), strict=True)) | support.columns(reasons)
+        columns = dict(zip(names, map(pa.array, values), strict=True))
+        columns["measured"] = pa.array(measured_before(measured.observations, questions), from_pandas=True)
+        columns |= support.columns(reasons)
         table = table.drop_columns([name for name in columns if name in table.column_names])
         for name, column in columns.items():
             table = table.append_column(name, column)
