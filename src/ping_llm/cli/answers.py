@@ -49,9 +49,8 @@ def _fitting(rows: list[dict[str, Any]], answered: pa.Table, levels: Sequence[fl
             cells[-1] += ["" if value is None else f"{value:.2f}" for value in values]
             cells[-1] += [f"{row['p_failed']:.1%}"] + [_support(row)] * has_support
         ends = ["source\n→destination"] if is_stacked else ["source", "destination"]
-        table = as_table(
-            [*ends, ""], numbers, cells, "RTTs in ms; of the predicted ones quantiles, if there is an answer"
-        )
+        caption = "RTTs in ms; of the predicted ones quantiles, if there is an answer"
+        table = as_table([*ends, ""], numbers, cells, caption)
         if out.measure(table, options=out.options.update(max_width=_AS_WIDE_AS_NEEDED)).maximum <= width:
             break
     return table
