@@ -2,7 +2,8 @@
 
 A row of n measurements gives a few *samples* per epoch. Each becomes one context: a window of the row's history
 (log-uniform in size, so that minutes and months are seen equally often) in one of three timestamp modes, with the
-fields of each measurement in a random order. A row that fits whole is used whole.
+fields of each measurement in a random order (in a share of contexts, `result_last`, with the result always last). A
+row that fits whole is used whole.
 
     full      every measurement has its time; they are in time order
     partial   some lose their time; these stand at random positions among the others, which stay in time order

@@ -20,12 +20,13 @@ from ping_llm.contexts.plan import (
     Samples,
     bare_tokens,
 )
+from ping_llm.contexts.spec import ContextSettings
 from ping_llm.core.compiled import kernel, part_of_kernels, types
 from ping_llm.core.draws import extend, permutation_width, permute_run, uniform
 from ping_llm.core.randomness import Ints, Purpose
 from ping_llm.core.rtt import TOO_LONG_US
 from ping_llm.rows.reader import Picked, RowReader
-from ping_llm.tokens import FIELD_ORDERS, LONGEST_DELTA1_S, TimeKind
+from ping_llm.tokens import FIELD_ORDERS, LONGEST_DELTA1_S, RESULT_LAST, TimeKind
 from ping_llm.tokens.encode import write_measurement
 
 UNTIMED_SHARES: Final = (0.1, 0.9)
@@ -51,10 +52,10 @@ class Segments:
 
 
 def write_segments(
-    samples: Samples, sequence: npt.NDArray[np.int32], reader: RowReader, length: int, stages: Stages
+    samples: Samples, sequence: npt.NDArray[np.int32], reader: RowReader, settings: ContextSettings, stages: Stages
 ) -> Segments:
-    """Segments of at most `length` tokens in each sequence. Rows that are damaged are an error."""
-    rows = samples.row
+    """Segments of at most `settings.length` tokens in each sequence. Rows that are damaged are an error."""
+    rows, length = samples.row, settings.length
     with stages("read"):
         reader.check(rows)
     with stages("sample"):
@@ -68,7 +69,8 @@ def write_segments(
         if fault != _SOUND:
             raise reader.rows.corrupt(int(rows[fault]), "its measurements are not as the index says")
     with stages("encode"):
-        tokens, written, field_order = _write(samples, reader.rows.column("source")[rows], drawn, read, counts, sizes)
+        source = reader.rows.column("source")[rows]
+        tokens, written, field_order = _write(samples, source, drawn, read, counts, sizes, settings.result_last)
     packed = PackedTokens(tokens=tokens, sizes=sizes, sequence=sequence)
     return Segments(samples=samples, counts=counts, position=written, field_order=field_order, packed=packed)
 
@@ -299,10 +301,10 @@ _ORDERS: Final = len(FIELD_ORDERS)
 
 
 @kernel(
-    *(SAMPLES, types.uint8[:, ::1], _DRAWN, _READ, _I64, _I32),
+    *(SAMPLES, types.uint8[:, ::1], _DRAWN, _READ, _I64, _I32, types.float64),
     returns=types.Tuple((types.uint16[::1], _I64, _U8)),
 )
-def _write(samples: Any, source: Any, drawn: Any, read: Any, counts: Any, sizes: Any) -> Any:
+def _write(samples: Any, source: Any, drawn: Any, read: Any, counts: Any, sizes: Any, result_last: Any) -> Any:
     """Tokens of the candidates of rank below `counts[s]` of each sample s; the position and field order of each.
 
     A random position is drawn for each measurement. The positions that fall to timed ones are then given to the timed
@@ -320,6 +322,7 @@ def _write(samples: Any, source: Any, drawn: Any, read: Any, counts: Any, sizes:
     at = number = 0
     for s in range(len(counts)):
         is_v6 = samples.family[s] == 6
+        is_result_last = uniform(extend(samples.key[s], Purpose.FIELD_ORDER)) < result_last
         count = with_time = 0
         for i in range(first[s], first[s + 1]):
             used[count] = in_time[with_time] = i  # overwritten if it is not used: cheaper than a branch
@@ -341,7 +344,7 @@ def _write(samples: Any, source: Any, drawn: Any, read: Any, counts: Any, sizes:
                 previous = time_s[i]
                 next_timed += 1
             i &= _INDEX
-            order = np.int64((words[i] >> _U48) * np.uint64(_ORDERS) >> _U16)
+            order = RESULT_LAST if is_result_last else np.int64((words[i] >> _U48) * np.uint64(_ORDERS) >> _U16)
             at = write_measurement(tokens, at, is_v6, source, s, destination, i, rtt_ms[i], kind, value, order)
             written[number], field_orders[number] = position[i], order
             number += 1

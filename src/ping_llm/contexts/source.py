@@ -66,7 +66,7 @@ class RowSequences:
                 sound = ~np.isin(samples.row, list(self.left_out))
                 samples, sequence = samples.take(sound), sequence[sound]
             try:
-                return write_segments(samples, sequence, self._reader, self.plan.settings.length, self.stages)
+                return write_segments(samples, sequence, self._reader, self.plan.settings, self.stages)
             except CorruptRowError as error:
                 if not self.skip_corrupt_rows:
                     raise

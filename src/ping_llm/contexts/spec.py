@@ -36,6 +36,8 @@ class ContextSettings:
     max_contexts: int = 16
     length: int = 1024
     """Tokens of a sequence: no context has more."""
+    result_last: float = 0.0
+    """Share of contexts in which every measurement ends with its result, as in a question for one."""
 
     def per_row(self, counts: npt.ArrayLike) -> Ints:
         """Contexts per epoch of rows with so many measurements."""

@@ -10,6 +10,10 @@ class PingLlmError(Exception):
     """Something is wrong with what the user gave us (a file, an option, a folder), and the message says what to do."""
 
 
+class DroppedRowsWarning(UserWarning):
+    """Rows of a history that a Python program gave cannot be used, and the answers do without them."""
+
+
 class MeasurementError(PingLlmError):
     """Input that cannot be used: one measurement, met under `--strict` (the message names the file and row), or all."""
 

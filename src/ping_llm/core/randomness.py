@@ -30,6 +30,7 @@ class Purpose(IntEnum):
     SAMPLE = 6
     MEASUREMENT = 7
     SEQUENCE_ORDER = 8
+    FIELD_ORDER = 9
 
 
 def mix64(value: Any) -> Any:

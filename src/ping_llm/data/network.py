@@ -72,6 +72,7 @@ def _spec_of(config: Config, split: str, part: Part) -> "tuple[DataSpec, RowsInM
         measurements_per_context=config.network_context_measurements,
         max_contexts=config.network_max_contexts,
         length=config.max_target_length,
+        result_last=config.network_result_last,
     )
     drawn = {"contexts": contexts, "skip_corrupt_rows": config.network_skip_corrupt_rows}
     if config.network_data_format == "network_parquet":

@@ -17,11 +17,10 @@ from ping_llm.core.errors import PingLlmError
 from ping_llm.core.measurements import ADDRESS_BYTES, MAX_RTT_MS, MAX_TIME_US, UNPARSABLE, parse_addresses
 from ping_llm.core.rtt import Ints, Observations, Questions
 from ping_llm.rows.format import ProbeRow
-from ping_llm.tokens import FIELD_ORDERS, LONGEST_DELTA1_S, TimeKind, token_counts
+from ping_llm.tokens import FIELD_ORDERS, LONGEST_DELTA1_S, RESULT_LAST, TimeKind, token_counts
 
 Tokens = npt.NDArray[np.uint16]
 
-RESULT_LAST: Final = FIELD_ORDERS.index(("time", "source", "destination", "result"))
 DESTINATION_LAST: Final = FIELD_ORDERS.index(("time", "source", "result", "destination"))
 MIN_TOKENS: Final = 12
 """Of a measurement. Bounds how many fit a context."""
