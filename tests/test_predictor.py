@@ -13,7 +13,7 @@ from pyarrow import csv
 from typer.testing import CliRunner
 
 from ping_llm.cli.main import app
-from ping_llm.core.errors import PingLlmError
+from ping_llm.core.errors import DroppedRowsWarning, PingLlmError
 from ping_llm.core.rtt import Observations, Questions, RttDistribution
 from ping_llm.models.completer.inference import Completer
 from ping_llm.predict.language_model import LanguageModel
@@ -113,6 +113,35 @@ def test_a_data_frame_comes_back_as_the_kind_it_was_with_its_columns_and_the_ans
     assert (middle < high).all()
     if kind == "pandas":
         assert list(answer.index) == list(range(10, 18))
+
+
+def test_distributions_are_those_whose_quantiles_the_data_frame_has(
+    shipped: Predictor,
+) -> None:
+    known, asked = plane()
+    asked = asked.slice(0, 8)
+    found = shipped.distributions(asked, history=known, progress=True)
+    assert isinstance(found, RttDistribution)
+    answers = shipped.predict_df(asked.to_pandas(), history=known, quantile_levels=[0.1])
+    np.testing.assert_allclose(found.quantile(0.1), answers["0.1"])
+    np.testing.assert_allclose(found.p_failed, answers["p_failed"])
+    assert repr(found).startswith(f"<BinDistribution of 8: {found.median[0]:.4g} ms (")
+    assert repr(found).endswith(", …>")
+    assert len(repr(found)) < 250
+    assert repr(shipped).startswith("Predictor(completer of the package, ")
+    assert len(repr(shipped)) < 120
+
+
+def test_a_program_is_warned_of_rows_that_were_dropped(shipped: Predictor) -> None:
+    known, asked = plane()
+    sources = ["nowhere to be found!", *known["src_addr"].to_pylist()[1:]]
+    known = known.set_column(0, "src_addr", pa.array(sources))
+    for call in (shipped.predict_df, shipped.distributions):
+        with pytest.warns(DroppedRowsWarning, match="1 bad_src_addr") as warned:
+            call(asked.slice(0, 1), history=known)
+        assert warned[0].filename == __file__
+    with pytest.raises(PingLlmError, match="last must be at least 1; got 0"):
+        shipped.anomalies(known, last=0)
 
 
 def test_without_any_history_the_answer_is_what_training_taught_and_is_unsure(shipped: Predictor) -> None:

@@ -83,7 +83,7 @@ def heat_map(matrix: Matrix, width: int | None = None) -> Group:
     texts, kinds, colours = _numbers(matrix), matrix.kinds, matrix.colours()
     cell = 1 + max(len(str(len(number))), np.char.str_len(texts).max(initial=0))
     if cell * len(matrix.destinations) > room:
-        texts, cell = np.char.add(np.where(texts == "", "", " "), np.array(np.vectorize(MARKS.get)(kinds))), 2
+        texts, cell = np.where(texts == "", "", np.vectorize(MARKS.get)(kinds)), 2
     columns = min(len(matrix.destinations), max(room // cell, 1))
     heads = [str(number[node]) for node in matrix.destinations[:columns]]
     head = Text(" " * max(map(len, labels)) + " ")

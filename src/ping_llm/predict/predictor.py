@@ -204,6 +204,20 @@ class Predictor:
         with _shown(progress, "predicting", len(table)) as advance:
             return self.predict(measured.observations, questions, nodes, advance)
 
+    def anomalies(self, history: History, *, last: int | None = None, progress: bool = False) -> pa.Table:
+        """Measurements beside what was expected of them, given those before: see `ping_llm.predict.anomalies`.
+
+        Of the latest `last` (None: of all), in time order.
+        """
+        from ping_llm.predict.anomalies import anomalies
+
+        if last is not None and last < 1:
+            raise PingLlmError(f"last must be at least 1; got {last}")
+        measured = _with_warning(load_history(history))
+        which = np.arange(len(measured.observations))[-(last or 0) :]
+        with _shown(progress, "scoring", len(which)) as advance:
+            return anomalies(self, measured, which, len(which), advance)
+
     def answered(
         self, table: pa.Table, measured: MeasurementSet, levels: Sequence[float], advance: Advance | None = None
     ) -> pa.Table:
@@ -235,7 +249,7 @@ class Predictor:
         from ping_llm.predict.suggest import LEVELS, most_informative, shortlist, unmeasured_pairs
 
         if budget < 1:
-            raise PingLlmError(f"a budget of {budget} measurements: at least 1")
+            raise PingLlmError(f"budget must be at least 1; got {budget}")
         measured = _with_warning(load_history(history))
         known, nodes = measured.observations, measured.nodes
         if among is not None:
