@@ -31,6 +31,7 @@ class Purpose(IntEnum):
     MEASUREMENT = 7
     SEQUENCE_ORDER = 8
     FIELD_ORDER = 9
+    CROSSING = 10
 
 
 def mix64(value: Any) -> Any:
