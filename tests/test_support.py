@@ -60,7 +60,8 @@ def test_measured_is_the_median_of_the_latest_answers_before_the_question_in_eit
     questions = Questions(source=ends[0], destination=ends[1], time_s=random.choice([np.nan, 0.0, 90.0, 500.0], 200))
     plain = []
     for one, other, time_s in zip(*ends, questions.time_s, strict=True):
-        of_pair = (np.sort([known.source, known.destination], axis=0).T == sorted((one, other))).all(axis=1)
+        ends_of = zip(known.source.tolist(), known.destination.tolist(), strict=True)
+        of_pair = np.array([{a, b} == {one, other} for a, b in ends_of])
         before = of_pair & ~np.isnan(known.rtt_ms) & ((known.time_s < time_s) | np.isnan(time_s))
         plain.append(np.median(known.rtt_ms[before][-25:]) if before.any() else np.nan)
     assert 0 < np.isnan(plain).sum() < 200
