@@ -19,11 +19,13 @@ from typer.testing import CliRunner
 from ping_llm.cli.anomalies import FOUND
 from ping_llm.cli.answers import answers_table, heat_map
 from ping_llm.cli.main import app
+from ping_llm.cli.predict import followed, stamps
 from ping_llm.core.console import progress
 from ping_llm.core.errors import PingLlmError
 from ping_llm.predict.matrix import Matrix
 from ping_llm.predict.predictor import Predictor, load_history
 from ping_llm.report.matrix import write_matrix
+from ping_llm.rows.measurement_set import MeasurementSet
 
 CHROMIUM = Path("/usr/bin/chromium")
 NODES = [f"2001:db8:aaaa:bbbb:cccc:dddd:eeee:{number:x}" for number in range(1, 7)]
@@ -194,6 +196,24 @@ def test_watch_prints_what_changed_survives_a_broken_file_and_ends_with_ctrl_c(f
     assert first[0]["measured"] == 15.0
     assert changed[0]["dst_addr"] == NODES[1]
     assert changed[0]["predictions"] > 1.5 * first[0]["predictions"]
+
+
+def test_a_file_is_read_again_only_when_it_has_changed(file: Path) -> None:
+    before = stamps([str(file)])
+    assert before == stamps([str(file)])
+    file.write_text(file.read_text() + "\n")
+    assert before != stamps([str(file)])
+    seen, read = iter([1, 1, 2, 2, 2, 3]), []
+
+    def again() -> MeasurementSet:
+        read.append("once")
+        return load_history(None)
+
+    states = followed(again, lambda: next(seen), 1, every_s=0.0)
+    assert next(states)
+    assert next(states)
+    assert len(read) == 2
+    assert not list(seen)
 
 
 def test_only_a_history_can_be_watched() -> None:

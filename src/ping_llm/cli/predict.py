@@ -79,7 +79,9 @@ def predict(
     options.check_file(output, ".csv", ".parquet", *[".html"] * matrix)
     if watch is not None and not history:
         raise PingLlmError("--watch follows a --history")
-    known = options.read_measurements(history, columns)
+    read, stamp = partial(options.read_measurements, history, columns), partial(stamps, history or [])
+    last = stamp() if watch else None
+    known = read()
     table = _questions(src or [], dst or [], questions, known if matrix else None, time)
     predictor = Predictor.from_pretrained(checkpoint, context=context, votes=votes)
 
@@ -92,11 +94,10 @@ def predict(
 
     answered = answers(table, known)
     _show(answered, levels, json_output, known.nodes if matrix else None, is_written=output is not None)
-    if watch is None or not history:
+    if watch is None:
         return
-    read, stamp = partial(options.read_measurements, history, columns), partial(_stamps, history)
     with suppress(KeyboardInterrupt):
-        for known in _followed(read, stamp, watch):
+        for known in followed(read, stamp, last, watch):
             before = answered
             answered = answers(_questions(src or [], dst or [], questions, known if matrix else None, time), known)
             if changed := _changed(before, answered, levels):
@@ -136,11 +137,10 @@ def _write(answered: "pa.Table", levels: list[float], nodes: "Sequence[str]", ou
     err.print(f"wrote {len(answered):,} predictions to {output}", markup=False)
 
 
-def _followed(
-    read: "Callable[[], MeasurementSet]", stamp: Callable[[], object], every_s: float
+def followed(
+    read: "Callable[[], MeasurementSet]", stamp: Callable[[], object], last: object, every_s: float
 ) -> "Iterator[MeasurementSet]":
-    """What is read again whenever its stamp has changed. What goes wrong meanwhile is said, and tried again."""
-    last = stamp()
+    """What is read again whenever its stamp differs from the last. What goes wrong is said, and tried again."""
     while True:
         clock.sleep(every_s)
         try:
@@ -158,10 +158,10 @@ def _followed(
         yield measured
 
 
-def _stamps(history: Sequence[str]) -> object:
+def stamps(history: Sequence[str]) -> object:
     from ping_llm.sources.files import expand
 
-    return [(str(file), file.stat()) for file in expand(history)]
+    return [(str(file), stat.size, stat.mtime_ns) for file in expand(history) for stat in (file.stat(),)]
 
 
 def _changed(before: "pa.Table", after: "pa.Table", levels: list[float]) -> list[int]:
