@@ -96,11 +96,12 @@ def predict(
     _show(answered, levels, json_output, known.nodes if matrix else None, is_written=output is not None)
     if watch is None:
         return
+    printed: dict[tuple[Any, ...], dict[str, Any]] = {}
+    _changed(printed, answered, levels)
     with suppress(KeyboardInterrupt):
         for known in followed(read, stamp, last, watch):
-            before = answered
             answered = answers(_questions(src or [], dst or [], questions, known if matrix else None, time), known)
-            if changed := _changed(before, answered, levels):
+            if changed := _changed(printed, answered, levels):
                 if not json_output:
                     out.print(f"\n{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC: {len(changed):,} changed", markup=False)
                 _show(answered.take(changed), levels, json_output)
@@ -140,7 +141,8 @@ def _write(answered: "pa.Table", levels: list[float], nodes: "Sequence[str]", ou
 def followed(
     read: "Callable[[], MeasurementSet]", stamp: Callable[[], object], last: object, every_s: float
 ) -> "Iterator[MeasurementSet]":
-    """What is read again whenever its stamp differs from the last. What goes wrong is said, and tried again."""
+    """What is read again whenever its stamp differs from the last. What goes wrong is said once, and tried again."""
+    said = ""
     while True:
         clock.sleep(every_s)
         try:
@@ -152,9 +154,11 @@ def followed(
             finally:
                 err.quiet = False
         except PingLlmError as error:
-            err.print(f"{error}; reading again in {every_s:g} s", markup=False)
+            if str(error) != said:
+                said = str(error)
+                err.print(f"{said}; reading again every {every_s:g} s", markup=False)
             continue
-        last = now
+        last, said = now, ""
         yield measured
 
 
@@ -164,19 +168,23 @@ def stamps(history: Sequence[str]) -> object:
     return [(str(file), stat.size, stat.mtime_ns) for file in expand(history) for stat in (file.stat(),)]
 
 
-def _changed(before: "pa.Table", after: "pa.Table", levels: list[float]) -> list[int]:
-    """Rows that are new, or whose RTTs differ by more than 1 %, whose timeouts by a point, or whose reasons differ."""
-    question = after.column_names[: after.column_names.index("p_failed")]
+def _changed(printed: dict[tuple[Any, ...], dict[str, Any]], answered: "pa.Table", levels: list[float]) -> list[int]:
+    """Rows that are new, or whose RTTs differ by more than 1 %, timeouts by a point, or reasons, from those printed."""
+    question = answered.column_names[: answered.column_names.index("p_failed")]
     rtts = ["predictions", *(f"{level:g}" for level in levels)]
-    known = {tuple(row[name] for name in question): row for row in before.to_pylist()}
-
-    def is_changed(row: dict[str, Any]) -> bool:
-        old = known.get(tuple(row[name] for name in question))
-        if old is None or old["reason"] != row["reason"] or abs(old["p_failed"] - row["p_failed"]) > 0.01:
-            return True
-        return any(abs(old[name] - row[name]) > 0.01 * old[name] for name in rtts)
-
-    return [number for number, row in enumerate(after.to_pylist()) if is_changed(row)]
+    changed = []
+    for number, row in enumerate(answered.to_pylist()):
+        key = tuple(row[name] for name in question)
+        old = printed.get(key)
+        if (
+            old is None
+            or old["reason"] != row["reason"]
+            or abs(old["p_failed"] - row["p_failed"]) > 0.01
+            or any(abs(old[name] - row[name]) > 0.01 * old[name] for name in rtts)
+        ):
+            printed[key] = row
+            changed.append(number)
+    return changed
 
 
 def _questions(
