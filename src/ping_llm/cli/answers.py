@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
@@ -86,12 +85,11 @@ def heat_map(matrix: Matrix, width: int | None = None) -> Group:
         texts, cell = np.where(texts == "", "", np.vectorize(MARKS.get)(kinds)), 2
     columns = min(len(matrix.destinations), max(room // cell, 1))
     heads = [str(number[node]) for node in matrix.destinations[:columns]]
-    head = Text(" " * max(map(len, labels)) + " ")
-    for name in heads:
-        head.append(f"{name if cell > 2 else name[-1]:>{cell}}", "dim")
-    lines = [head]
+    heads = [f"{head:>{cell - 1}} " if cell > 2 else f" {head[-1]}" for head in heads]
+    indent = 1 + max(map(len, labels))
+    lines = [Text(" " * indent + "".join(heads), "dim")]
     for row, label in enumerate(labels):
-        line = Text(f"{label:<{max(map(len, labels))}} ")
+        line = Text(label.ljust(indent))
         for column in range(columns):
             measured = kinds[row, column] == "measured"
             line.append(f"{texts[row, column]:>{cell}}", _style(colours[row, column], is_bold=bool(measured)))
@@ -108,8 +106,8 @@ def heat_map(matrix: Matrix, width: int | None = None) -> Group:
 
 
 def _numbers(matrix: Matrix) -> Any:
-    """In three digits."""
-    marks = np.vectorize(MARKS.get)(matrix.kinds)
+    """In three digits, these below each other."""
+    marks = np.vectorize(lambda kind: MARKS[kind] or " ")(matrix.kinds)
     shown = np.vectorize(lambda v: "" if np.isnan(v) else f"{v:.1f}" if v < 9.95 else f"{v:.0f}")(matrix.values)
     return np.where(shown == "", "", np.char.add(shown, marks))
 
@@ -126,9 +124,7 @@ def _style(share: float, is_bold: bool = False) -> Style:
     """Of a cell, from its place on the ramp."""
     if np.isnan(share):
         return Style()
-    stops = [Color.parse(name).get_truecolor() for name in RAMP]
-    place = share * (len(stops) - 1)
-    (one, other), rest = list(pairwise(stops))[min(int(place), len(stops) - 2)], place - min(int(place), len(stops) - 2)
-    red, green, blue = (a + (b - a) * rest for a, b in zip(one, other, strict=True))
+    stops = np.array([Color.parse(name).get_truecolor() for name in RAMP])
+    red, green, blue = (float(np.interp(share, np.linspace(0, 1, len(RAMP)), channel)) for channel in stops.T)
     is_light = 0.3 * red + 0.59 * green + 0.11 * blue > 128
-    return Style(bgcolor=Color.from_rgb(red, green, blue), color="black" if is_light else "white", bold=is_bold)
+    return Style(bgcolor=Color.from_rgb(red, green, blue), color="#000000" if is_light else "#ffffff", bold=is_bold)
