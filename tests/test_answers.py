@@ -79,7 +79,7 @@ def run(*arguments: str | int | Path, code: int = 0) -> str:
 # --- the table
 
 
-@pytest.mark.parametrize("width", [160, 110, 80, 56])
+@pytest.mark.parametrize("width", [160, 110, 80, 56, 32])
 def test_a_table_fits_its_terminal_and_no_address_is_cut(answered: pa.Table, width: int) -> None:
     table, *_ = answers_table(answered.slice(0, 4), LEVELS, width)
     lines = printed([table], width).splitlines()
@@ -93,7 +93,7 @@ def test_a_row_has_what_was_measured_what_is_predicted_and_what_it_rests_on(answ
     head, measured, unmeasured = (
         next(line for line in text.splitlines() if word in line) for word in ("source", NODES[1], NODES[3])
     )
-    assert head.split()[2:] == ["measured", "5", "%", "median", "95", "%", "P(timeout)", "rests", "on"]
+    assert head.split()[2:] == ["measured", "5", "%", "median", "95", "%", "timeout", "rests", "on"]
     assert measured.split()[2] == "15.00"
     assert measured.endswith("6 of the pair ")
     assert unmeasured.endswith("2 hops ")

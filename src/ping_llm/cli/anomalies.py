@@ -89,8 +89,10 @@ def anomalies(
     above = 0 if fail_above is None else int((scores > fail_above).sum())
     if fail_above is not None:
         result |= {"above": above}
-    text = f"{len(scored):,} measurements, score {result['mean_score']:.1f} on average; {result['timeouts']:,} timeouts"
-    text += f", {result['expected_timeouts']:.1f} expected" if "expected_timeouts" in result else ""
+    text = (
+        f"{len(scored):,} measurements, score {result['mean_score']:.1f} on average; timeouts: {result['timeouts']:,}"
+    )
+    text += f", expected: {result['expected_timeouts']:.1f}" if "expected_timeouts" in result else ""
     options.show(result, json_output, *tables, text)
     if above:
         err.print(f"{above:,} of {len(scored):,} measurements have a score above {fail_above:g}", markup=False)

@@ -20,6 +20,8 @@ from ping_llm.predict.matrix import MARKS, RAMP, Matrix, end_column
 ROWS_SHOWN: Final = 25
 _MATRIX_ROWS_SHOWN: Final = 60
 _AS_WIDE_AS_NEEDED: Final = 1_000_000
+_FOLDED_TO: Final = 20
+"""Characters in a line of an address that is folded rather than leaving numbers out."""
 
 
 def answers_table(answered: pa.Table, levels: Sequence[float], width: int | None = None) -> Iterator[str | Table]:
@@ -33,24 +35,30 @@ def answers_table(answered: pa.Table, levels: Sequence[float], width: int | None
 
 def _fitting(rows: list[dict[str, Any]], answered: pa.Table, levels: Sequence[float], width: int) -> Table:
     """With both ends side by side, or one below the other where it is narrow, then without what can be left out."""
-    source, destination = (end_column(answered, end) for end in ("src_addr", "dst_addr"))
-    has_measured = any(row["measured"] is not None for row in rows)
+    ends = [end_column(answered, end) for end in ("src_addr", "dst_addr")]
+    longest = max((len(str(row[end])) for row in rows for end in ends), default=0)
+    numbers = {"measured": "measured"} if any(row["measured"] is not None for row in rows) else {}
+    numbers |= {"median" if level == 0.5 else f"{level * 100:.4g} %": f"{level:g}" for level in levels}
+    few = {"median": "predictions"}
     table = Table()
-    for is_stacked, has_support in ((False, True), (True, True), (True, False)):
-        numbers = ["measured"] * has_measured
-        numbers += ["median" if level == 0.5 else f"{level * 100:.4g} %" for level in levels]
-        numbers += ["P(timeout)"] + ["rests on"] * has_support
+    for shown, is_stacked, has_support in (
+        (numbers, False, True),
+        (numbers, True, True),
+        (numbers, True, False),
+        (few, True, False),
+    ):
         cells = []
         for row in rows:
-            both = row[source], row[destination]
+            both = [row[end] for end in ends]
             cells.append([*(["\n→".join(both)] if is_stacked else both), "?" if row["extrapolating"] else ""])
-            values = [row["measured"]] * has_measured + [row[f"{level:g}"] for level in levels]
+            values = [row[name] for name in shown.values()]
             cells[-1] += ["" if value is None else f"{value:.2f}" for value in values]
             cells[-1] += [f"{row['p_failed']:.1%}"] + [_support(row)] * has_support
-        ends = ["source\n→destination"] if is_stacked else ["source", "destination"]
-        caption = "RTTs in ms; of the predicted ones quantiles, if there is an answer"
-        table = as_table([*ends, ""], numbers, cells, caption)
-        if out.measure(table, options=out.options.update(max_width=_AS_WIDE_AS_NEEDED)).maximum <= width:
+        texts = ["source\n→destination"] if is_stacked else ["source", "destination"]
+        names = [*shown, "timeout", *["rests on"] * has_support]
+        table = as_table([*texts, ""], names, cells, "RTTs in ms; predicted ones are quantiles, given an answer")
+        natural = out.measure(table, options=out.options.update(max_width=_AS_WIDE_AS_NEEDED)).maximum
+        if natural - (0 if has_support else max(longest - _FOLDED_TO, 0)) <= width:
             break
     return table
 
