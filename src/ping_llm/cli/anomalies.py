@@ -42,8 +42,8 @@ def anomalies(
     measured before it. 10 bits more are a thousand times less likely. Beside it stand what was expected (median and
     90 % interval, probability of a timeout), and the tail: how likely a result is that lies at least as far out.
 
-    With `--score tail`, the score is the tail in bits: 1 is as usual, 10 is one result of a thousand, and timeouts and
-    RTTs compare. The NLL of an ordinary RTT is some 8 to 14 bits, and that of a rare timeout may be less.
+    With `--score tail`, the score is the tail in bits: 1 is as usual, 10 is one result of a thousand, and timeouts
+    compare with RTTs. The NLL of an ordinary RTT may be 3 bits or 13, depending on how sharp its prediction is.
 
     The completer needs a third of a second for each on two cores (`--last` limits it). A language model reads
     thousands in seconds, but needs much longer to say what it expected: it does of those that are shown only, and of
