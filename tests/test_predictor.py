@@ -144,6 +144,13 @@ def test_a_program_is_warned_of_rows_that_were_dropped(shipped: Predictor) -> No
         shipped.anomalies(known, last=0)
 
 
+def test_an_error_names_the_argument_and_not_the_option_of_the_command(shipped: Predictor) -> None:
+    known, asked = plane()
+    for history in (known.rename_columns(["src_addr", "to", "rtt"]), known.rename_columns(["from", "to", "rtt"])):
+        with pytest.raises(PingLlmError, match=r'columns=\{"(src|dst)_addr": "NAME"\}'):
+            shipped.predict_df(asked, history=history)
+
+
 def test_without_any_history_the_answer_is_what_training_taught_and_is_unsure(shipped: Predictor) -> None:
     asked = pa.table({"src": ["192.0.2.1"], "dst": ["198.51.100.1"]})
     answer = shipped.predict_df(asked, quantile_levels=[0.05, 0.95])

@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from ping_llm.core.console import Advance, no_progress
 from ping_llm.core.console import progress as progress_of
-from ping_llm.core.errors import DroppedRowsWarning, PingLlmError, explained
+from ping_llm.core.errors import DroppedRowsWarning, PingLlmError, explained, options_as_arguments
 from ping_llm.core.measurements import MAX_TIME_US, UNPARSABLE, format_address, parse_column, time_microseconds
 from ping_llm.core.rtt import Floats, Ints, Observations, Questions, RttDistribution
 from ping_llm.models.completer.inference import Completer, PredictionSettings
@@ -193,7 +193,7 @@ class Predictor:
         `extrapolating`, and the `reason` if it is.
         """
         levels = checked_levels(quantile_levels)
-        table, measured = _to_arrow(df, "the questions"), _with_warning(load_history(history))
+        table, measured = _to_arrow(df, "the questions"), _known(history)
         with _shown(progress, "predicting", len(table)) as advance:
             return _from_arrow(self.answered(table, measured, levels, advance), df)
 
@@ -202,7 +202,7 @@ class Predictor:
 
         A completer's takes 19 kB of memory for each question.
         """
-        table, measured = _to_arrow(df, "the questions"), _with_warning(load_history(history))
+        table, measured = _to_arrow(df, "the questions"), _known(history)
         questions, nodes = read_questions(table, measured.nodes)
         with _shown(progress, "predicting", len(table)) as advance:
             return self.predict(measured.observations, questions, nodes, advance)
@@ -216,7 +216,7 @@ class Predictor:
 
         if last is not None and last < 1:
             raise PingLlmError(f"last must be at least 1; got {last}")
-        measured = _with_warning(load_history(history))
+        measured = _known(history)
         which = np.arange(len(measured.observations))[-(last or 0) :]
         with _shown(progress, "scoring", len(which)) as advance:
             return anomalies(self, measured, which, len(which), advance)
@@ -253,7 +253,7 @@ class Predictor:
 
         if budget < 1:
             raise PingLlmError(f"budget must be at least 1; got {budget}")
-        measured = _with_warning(load_history(history))
+        measured = _known(history)
         known, nodes = measured.observations, measured.nodes
         if among is not None:
             table = _to_arrow(among, "the candidates")
@@ -284,7 +284,10 @@ def _shown(progress: bool, what: str, total: int) -> AbstractContextManager[Adva
     return progress_of(what, total) if progress else nullcontext(no_progress)
 
 
-def _with_warning(measured: MeasurementSet) -> MeasurementSet:
+def _known(history: History | None) -> MeasurementSet:
+    """What a Python program gave; it is warned of what was dropped."""
+    with options_as_arguments():
+        measured = load_history(history)
     if measured.dropped:
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in measured.dropped.items())
         warnings.warn(f"rows of the history that cannot be used: {reasons}", DroppedRowsWarning, stacklevel=3)
