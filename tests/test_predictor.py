@@ -1,6 +1,7 @@
 """Predictions through the one interface of both models, from files and data frames, with the weights of the package."""
 
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from ping_llm.core.errors import DroppedRowsWarning, PingLlmError
 from ping_llm.core.rtt import Observations, Questions, RttDistribution
 from ping_llm.models.completer.inference import Completer
 from ping_llm.predict.language_model import LanguageModel
-from ping_llm.predict.predictor import Predictor
+from ping_llm.predict.predictor import Predictor, load_history
 from ping_llm.runs.task import task_of
 from ping_llm.runs.trained import SHIPPED, Trained, load_trained, save_trained
 from ping_llm.training import train
@@ -140,6 +141,8 @@ def test_a_program_is_warned_of_rows_that_were_dropped(shipped: Predictor) -> No
         with pytest.warns(DroppedRowsWarning, match="1 bad_src_addr") as warned:
             call(asked.slice(0, 1), history=known)
         assert warned[0].filename == __file__
+    with warnings.catch_warnings(action="error"):  # the commands say it in their own way
+        shipped.suggest(load_history(known), budget=1)
     with pytest.raises(PingLlmError, match="last must be at least 1; got 0"):
         shipped.anomalies(known, last=0)
 
@@ -383,8 +386,6 @@ def test_the_other_questions_are_commands_too(language_run: Path, tmp_path: Path
 
 
 def test_a_result_out_of_line_has_a_high_anomaly_score(shipped: Predictor) -> None:
-    from ping_llm.predict.predictor import load_history
-
     random = np.random.default_rng(0)
     rtt = 37 + random.exponential(0.3, 40)
     rtt[-1] = 90.0

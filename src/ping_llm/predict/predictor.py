@@ -285,10 +285,10 @@ def _shown(progress: bool, what: str, total: int) -> AbstractContextManager[Adva
 
 
 def _known(history: History | None) -> MeasurementSet:
-    """What a Python program gave; it is warned of what was dropped."""
+    """What a Python program gave, which is warned of what was dropped; the commands have read and told it themselves."""
     with options_as_arguments():
         measured = load_history(history)
-    if measured.dropped:
+    if measured.dropped and measured is not history:
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in measured.dropped.items())
         warnings.warn(f"rows of the history that cannot be used: {reasons}", DroppedRowsWarning, stacklevel=3)
     return measured
