@@ -285,7 +285,7 @@ def _shown(progress: bool, what: str, total: int) -> AbstractContextManager[Adva
 
 
 def _known(history: History | None) -> MeasurementSet:
-    """What a Python program gave, which is warned of what was dropped; the commands have read and told it themselves."""
+    """What a Python program gave, which is warned of what was dropped; commands have read theirs and told it."""
     with options_as_arguments():
         measured = load_history(history)
     if measured.dropped and measured is not history:
