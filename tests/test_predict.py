@@ -13,9 +13,9 @@ from ping_llm.core.errors import PingLlmError
 from ping_llm.core.measurements import MAX_RTT_MS
 from ping_llm.core.rtt import CODES, code_bounds, decode_rtt, encode_rtt
 from ping_llm.predict.language_model import LanguageModel
-from ping_llm.predict.prompts import RESULT_LAST, Prompt, prompt_of, with_query
+from ping_llm.predict.prompts import Prompt, prompt_of, with_query
 from ping_llm.rows.format import ProbeRow
-from ping_llm.tokens import Role
+from ping_llm.tokens import RESULT_LAST, Role
 from ping_llm.tokens.decode import decode
 
 LENGTH = 256

@@ -97,7 +97,10 @@ class Predictor:
             return widened(self.model.predict(known, questions, nodes, advance), Support.of(known, questions))
         from ping_llm.predict.prompts import prompts_for
 
-        answers = self.model.forecast(prompts_for(known, questions, nodes, self.trained.config.max_target_length))
+        config = self.trained.config
+        answers = self.model.forecast(
+            prompts_for(known, questions, nodes, config.max_target_length, crossing=config.is_crossing)
+        )
         if advance is not None:
             advance(len(questions))
         return answers

@@ -31,9 +31,9 @@ from ping_llm.predict.language_model import (
     power_of_two,
     token_table,
 )
-from ping_llm.predict.prompts import RESULT_LAST, Prompt, TokenOffsets, Tokens, destination_prompt, pack, spell
+from ping_llm.predict.prompts import Prompt, TokenOffsets, Tokens, destination_prompt, pack, spell
 from ping_llm.rows.format import ProbeRow
-from ping_llm.tokens import FIELD_ORDERS, FIRST_BYTE
+from ping_llm.tokens import FIELD_ORDERS, FIRST_BYTE, RESULT_LAST
 
 _QUESTION_LENGTH: Final = 64
 """More than the longest measurement has."""
