@@ -2,10 +2,10 @@
 
 Of a baseline only the answers count, and these rest on what was measured near the questions. So of many measurements,
 baselines get those of the sources that are asked about, and of some others for each node that is asked about: of those
-that measured it, and of those that measured or are the nodes that share a prefix with it, or that measured what an
-asked source did; and then of more sources, up to a number of pairs. Sources with more pairs come first: one with a few says little about where its destinations are,
-for it has a position of its own to be found. A source is kept with all its pairs; of each pair, what was measured
-latest, before the cut and after it.
+that measured it, that measured or are the nodes that share a prefix with it, or that measured what an asked source did;
+and then of more sources, up to a number of pairs. Sources with more pairs come first: one with a few says little about
+where its destinations are, for it has a position of its own to be found. A source is kept with all its pairs; of each
+pair, what was measured latest, before the cut and after it.
 
 The models are given everything.
 """
