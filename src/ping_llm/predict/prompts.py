@@ -143,6 +143,11 @@ class Histories:
         self._to = np.lexsort((self._known.time_s, self._known.destination)) if crossing else order
         self.row = cache(self._row)
 
+    @classmethod
+    def about(cls, questions: Questions, known: Observations, nodes: Sequence[str]) -> Self:
+        """Those of the sources that are asked about."""
+        return cls(known.take(np.isin(known.source, questions.source)), nodes)
+
     def _row(self, source: int) -> tuple[ProbeRow, Ints]:
         """The measurements of a source, and which of the known ones they are."""
         family = self._family(source)
@@ -233,6 +238,11 @@ def _latest_of_each(rows: Ints, ends: Ints) -> Ints:
     """Of rows in time order, the last one of each end; in time order."""
     latest = np.unique(ends[rows][::-1], return_index=True)[1]
     return rows[len(rows) - 1 - np.sort(latest)[::-1]]
+
+    def prompts(self, questions: Questions, length: int) -> list[Prompt]:
+        columns: list[npt.NDArray[np.generic]] = [questions.source, questions.destination, questions.time_s]
+        ends = zip(*(column.tolist() for column in columns), strict=True)
+        return [self.prompt(source, destination, time_s, length) for source, destination, time_s in ends]
 
 
 def prompts_for(
