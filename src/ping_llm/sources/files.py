@@ -44,9 +44,10 @@ FORMATS: Final = {
     "parquet": Format(module=__name__, suffixes=(".parquet", ".pq"), magic=b"PAR1"),
     "csv": Format(module=__name__, suffixes=(".csv", ".tsv")),
     "atlas": Format(module="ping_llm.sources.atlas.chunks", suffixes=(".json", ".jsonl", ".ndjson")),
+    "tool": Format(module="ping_llm.sources.formats.adapter", suffixes=(".rrd",)),  # of `formats.READERS`
 }
 
-_KNOWN_NAMES: Final = ".parquet, .csv, .tsv, .json, .jsonl; text also as .gz or .bz2"
+_KNOWN_NAMES: Final = ".parquet, .csv, .tsv, .json, .jsonl, what ping tools write; text also as .gz or .bz2"
 
 COLUMN_NAMES: Final = {
     "event_time": ("event_time", "timestamp", "time"),
@@ -182,8 +183,13 @@ def _format_of(path: Location) -> str:
         start = bytes(file.read_at(4, 0))
     if not start:
         raise PingLlmError(f"{path} is empty")
-    by_content = (name for name, kind in FORMATS.items() if kind.magic == start)
-    if found := next(by_content, None) or _format_by_name(path.name):
+    if found := next((name for name, kind in FORMATS.items() if kind.magic == start), None):
+        return found
+    from ping_llm.sources.formats import adapter
+
+    if adapter.format_of(path):
+        return "tool"
+    if (found := _format_by_name(path.name)) and found != "tool":
         return found
     raise PingLlmError(f"{path}: unknown kind of file (known: {_KNOWN_NAMES})")
 
