@@ -11,7 +11,7 @@ The content decides, never the name of the file. Whatever a reader meets that it
 
 import importlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from types import ModuleType
@@ -128,6 +128,14 @@ def moment(said: str) -> float | None:
         return None
 
 
+_MAX_LINE: Final = 300
+
+
+def short(lines: Iterable[str]) -> Iterator[str]:
+    """The lines that ping tools may have written. In long ones, patterns would take long to find nothing."""
+    return (line for line in lines if len(line) <= _MAX_LINE)
+
+
 _STAMP: Final = re.compile(
     r"\[?(\d{9,11}(?:\.\d+)?|\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z| ?[+-]\d\d:?\d\d)?)\]?:?\s+"
 )
@@ -141,6 +149,7 @@ def stamped(line: str) -> tuple[float | None, str]:
 
 _MAX_DOCUMENT: Final = 256 << 20
 _MAX_TRIES: Final = 100
+_DAMAGED: Final = object()
 
 
 def documents(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
@@ -163,11 +172,11 @@ def documents(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
             raise PingLlmError(f"more than {_MAX_DOCUMENT >> 20} MB of JSON in one piece: ask for a shorter time range")
         if len(held) == 1 or (line[0] in "}]" and tries < _MAX_TRIES):  # each try reads all of it
             tries += 1
-            if (found := _parsed(held)) is not None:
+            if (found := _parsed(held)) is not _DAMAGED:
                 held.clear()
                 yield from _objects(found)
     if held:
-        if (found := _parsed(held)) is None:
+        if (found := _parsed(held)) is _DAMAGED:
             raise PingLlmError(f"the JSON is cut off or damaged near its end: {shown(held[-1].strip(), 60)}")
         yield from _objects(found)
 
@@ -176,7 +185,7 @@ def _parsed(lines: list[str]) -> Any:
     try:
         return orjson.loads("".join(lines))
     except orjson.JSONDecodeError:
-        return None
+        return _DAMAGED
 
 
 def _objects(found: Any) -> Iterator[dict[str, Any]]:

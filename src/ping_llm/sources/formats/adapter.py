@@ -1,7 +1,7 @@
 """The format "tool" of `sources.files`: any text that one of the `READERS` knows, in batches, in bounded memory.
 
-A file is text, plain or compressed (what it is compressed with is seen from its first bytes), in UTF-8 or, as PowerShell
-writes it, UTF-16. It is one piece of work. `read_table` gives all of a file as one table, for whoever wants no batches.
+A file is text, plain or compressed (its first bytes tell with what), in UTF-8 or, as PowerShell writes it, UTF-16. It
+is one piece of work. `read_table` gives all of a file as one table, for whoever wants no batches.
 """
 
 import codecs
@@ -84,7 +84,7 @@ def rows_of(path: Location, labels: Mapping[str, str]) -> Iterator[Row]:
 
 
 def _apart(rows: Iterator[Row]) -> Iterator[tuple[int | None, str, str, float | None]]:
-    """With times in microseconds. Packets of one report are a microsecond apart, else equal ones would look like copies."""
+    """With times in microseconds. Packets of one report are one apart, else equal ones would look like copies."""
     before, packets = None, 0
     for time_s, src, dst, rtt in rows:
         time_us = None if time_s is None or not 0 <= time_s * 1e6 < MAX_TIME_US else round(time_s * 1e6)

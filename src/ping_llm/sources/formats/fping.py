@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Final
 
-from ping_llm.sources.formats import Row, Source, number, stamped, summary
+from ping_llm.sources.formats import Row, Source, number, short, stamped, summary
 
 _HOST: Final = r"(?P<host>\S+)(?: \((?P<addr>[^\s()]+)\))?"
 _PACKET: Final = re.compile(_HOST + r"\s+: \[\d+\], (?:\d+ bytes, )?(?:(?P<rtt>[\d.]+) ms|timed out)")
@@ -18,7 +18,7 @@ _MAX_LOST: Final = 1000
 
 
 def matches(head: str) -> bool:
-    lines = [stamped(line)[1] for line in head.splitlines()[:40]]
+    lines = [stamped(line)[1] for line in short(head.splitlines()[:40])]
     return any(kind.match(line) for line in lines for kind in (_PACKET, _REPORT, _ALIVE)) or any(
         _EACH.fullmatch(line) for line in lines
     )
@@ -28,7 +28,7 @@ def rows(lines: Iterator[str], source: Source) -> Iterator[Row]:
     src, now = source.vantage, None
     seen: Counter[str] = Counter()  # packets that had lines of their own since the last report of their host
     intervals = ended = False  # with -Q, reports of intervals; after an empty line, those of all of them together
-    for line in lines:
+    for line in short(lines):
         time_s, rest = stamped(line)
         if time_s is not None and not rest:  # a line of its own, as by `date -Is`
             now = time_s

@@ -1,4 +1,4 @@
-"""Globalping: what `GET /v1/measurements/ID` and `globalping ping --json` answer. A probe is its city, country and AS."""
+"""Globalping: what `GET /v1/measurements/ID` and `globalping ping --json` answer. A probe is city, country and AS."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -26,9 +26,10 @@ def rows(lines: Iterator[str], source: Source) -> Iterator[Row]:
 def _packets(time_s: float | None, src: str, dst: str, result: dict[str, Any]) -> Iterator[Row]:
     stats = mapped(result.get("stats"))
     rtts = [rtt for packet in listed(result.get("timings")) if (rtt := number(packet.get("rtt"))) is not None]
-    sent = whole(stats.get("total")) or len(rtts)
     if not rtts:  # only a summary, or nothing but timeouts
-        yield from summary(time_s, src, dst, sent, whole(stats.get("rcv")), number(stats.get("avg")))
+        sent = whole(stats.get("total")) or 1
+        received = sent * (1 - whole(stats.get("loss")) / 100)
+        yield from summary(time_s, src, dst, sent, round(received), number(stats.get("avg")))
         return
     lost = min(whole(stats.get("drop")), 1000)
     yield from (Row(time_s, src, dst, rtt) for rtt in [*rtts, *[None] * lost])

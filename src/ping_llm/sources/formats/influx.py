@@ -29,14 +29,14 @@ _TICKS: Final = ((1e11, 1.0), (1e14, 1e3), (1e17, 1e6), (float("inf"), 1e9))
 
 def matches(head: str) -> bool:
     lines = [line for line in head.splitlines()[:20] if line.strip() and not line.startswith("#")]
-    parsed = [match for line in lines[:-1] or lines if (match := _LINE.fullmatch(line))]
+    parsed = [match for line in lines[:-1] or lines if (match := _LINE.fullmatch(line.removeprefix("> ")))]
     return bool(parsed) and any(_RTTS.keys() & _pairs(one["fields"]).keys() for one in parsed)
 
 
 def rows(lines: Iterator[str], source: Source) -> Iterator[Row]:
     given = source.labels
     for line in lines:
-        if len(line) > 1 << 16 or (match := _LINE.fullmatch(line.rstrip("\r\n"))) is None:
+        if len(line) > 1 << 16 or (match := _LINE.fullmatch(line.removeprefix("> ").rstrip("\r\n"))) is None:
             continue
         tags, fields = _pairs(match["tags"][1:]), _pairs(match["fields"])
         dst = host_of(_first(tags, (given["dst_addr"],) if "dst_addr" in given else _TARGETS))

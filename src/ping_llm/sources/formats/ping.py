@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from ping_llm.core.errors import PingLlmError
-from ping_llm.sources.formats import Row, Source, number, stamped, summary
+from ping_llm.sources.formats import Row, Source, number, short, stamped, summary
 
 _ADDRESS: Final = r"(?:\d+\.\d+\.\d+\.\d+|[0-9a-fA-F]*:[0-9a-fA-F:]*(?:\d+\.\d+\.\d+\.\d+)?)(?:%\w+)?"
 _HEADER: Final = re.compile(r"PING (?P<name>[^\s(:]+)")
@@ -19,7 +19,8 @@ _FROM: Final = re.compile(rf"\) from ({_ADDRESS})(?=[: ])")
 _HEADER_6: Final = re.compile(rf"PING6\(.*?\) ({_ADDRESS}) --> ({_ADDRESS})")
 _FROM_ZERO: Final = re.compile(r": \d+ data bytes")
 _REPLY: Final = re.compile(
-    rf"\d+ bytes from (?:\S+ \()?(?P<addr>{_ADDRESS}|\S+?)\)?[:,] (?:icmp_)?seq=(?P<seq>\d+) .*?time[=<](?P<rtt>[\d.]+) ?ms"
+    rf"\d+ bytes from (?:\S+ \()?(?P<addr>{_ADDRESS}|\S+?)\)?[:,] (?:icmp_)?seq=(?P<seq>\d+) "
+    r".*?time[=<](?P<rtt>[\d.]+) ?ms"
 )
 _UNANSWERED: Final = re.compile(r"(?:Request timeout for |no answer yet for |From \S+.*?:? )icmp_seq[= ](?P<seq>\d+)")
 _TOTAL: Final = re.compile(r"(?P<sent>\d{1,9}) packets transmitted, (?P<received>\d{1,9})")
@@ -39,7 +40,7 @@ _MAX_INFERRED: Final = 1_000_000
 
 
 def matches(head: str) -> bool:
-    lines = [stamped(line)[1] for line in head.splitlines()[:60]]
+    lines = [stamped(line)[1] for line in short(head.splitlines()[:60])]
     kinds = (_REPLY, _HEADER_6, _TOTAL, _UNANSWERED)
     if any(kind.match(line) for line in lines for kind in kinds) or any(
         _HEADER.match(line) and "bytes" in line for line in lines
@@ -90,7 +91,7 @@ class _Run:
 def rows(lines: Iterator[str], source: Source) -> Iterator[Row]:
     run, inferred = _Run(src=source.vantage), 0
     windows, quiet = False, (0, 0)
-    for line in lines:
+    for line in short(lines):
         time_s, rest = stamped(line)
         if match := _REPLY.match(rest):
             if "DUP!" not in rest:

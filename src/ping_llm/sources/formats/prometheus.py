@@ -21,7 +21,9 @@ _SOURCES: Final = ("source", "src", "src_addr", "vantage", "probe", "site", "loc
 _TARGETS: Final = ("ip", "target", "destination", "dst", "dst_addr")
 
 _RTT: Final = re.compile(r"rtt|duration|latency|ping|delay|response_time")
-_NO_RTT: Final = re.compile(r"dns|ratio|loss|lost|dev|jitter|ttl|total$|bucket$|success|count$|up$|timestamp")
+_NO_RTT: Final = re.compile(
+    r"(?:^|_)(?:dns|ratio|loss|lost|dev|stddev|jitter|ttl|total|bucket|success|count|up|timestamp|expiry)(?:_|$)"
+)
 _CHOSEN: Final = {"phase": "rtt", "type": "mean", "quantile": "0.5"}
 """Of metrics with these labels, the one series that is an RTT."""
 
@@ -30,13 +32,15 @@ Series = dict[float, float]
 
 
 def matches(head: str) -> bool:
-    compact = head.lstrip()[:1] == "{" and head.replace(" ", "")
-    return bool(compact) and '"status":' in compact and ('"resultType":' in compact or '"errorType":' in compact)
+    compact = head.replace(" ", "").lstrip()
+    return (
+        compact.startswith("{") and '"status":' in compact and ('"resultType":' in compact or '"errorType":' in compact)
+    )
 
 
 def rows(lines: Iterator[str], source: Source) -> Iterator[Row]:
     for answer in documents(lines):
-        if answer.get("status") != "success":
+        if answer.get("status") == "error":
             raise PingLlmError(f"Prometheus answered with an error: {shown(answer.get('error'))}")
         targets: dict[tuple[str, str], dict[str, Series]] = defaultdict(dict)
         for one in listed(mapped(answer.get("data")).get("result")):
@@ -50,7 +54,7 @@ def rows(lines: Iterator[str], source: Source) -> Iterator[Row]:
 
 
 def _ends(labels: Mapping[str, str], source: Source) -> tuple[str, str]:
-    """Who pings whom. Exporters that ping say so in other labels; for the blackbox exporter, `instance` is the target."""
+    """Who pings whom. For the blackbox exporter `instance` is the target, for others the exporter."""
     given = source.labels
     targets = (*_TARGETS, "host") if labels.get("__name__", "").startswith("smokeping_") else _TARGETS
     dst = next(

@@ -1,8 +1,8 @@
 """SmokePing's round-robin databases: `rrdtool dump` (XML), `rrdtool fetch FILE AVERAGE` (text), or the file itself.
 
-A database keeps, for each step of mostly 300 s, the sorted RTTs `ping1`, `ping2`, … in seconds and how many packets were
-lost. Only what is as fine as the step is read: further back it keeps averages, which nobody has measured. The target is
-not in the file but is its name: `AmsterdamGW.rrd`, or `AmsterdamGW~paris.rrd` where the slave `paris` pings.
+A database keeps, for each step of mostly 300 s, the sorted RTTs `ping1`, `ping2`, … in seconds and the number of lost
+packets. Only what is as fine as the step is read: further back it keeps averages, which nobody has measured. The target
+is not in the file but is its name: `AmsterdamGW.rrd`, or `AmsterdamGW~paris.rrd` where the slave `paris` pings.
 
 The dump is read line by line as rrdtool writes it, not by an XML parser: there are no entities to expand.
 """
@@ -46,7 +46,8 @@ def dumped(path: Path) -> Iterator[str]:
     with subprocess.Popen(
         [program, "dump", str(path.absolute())], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
-        assert process.stdout is not None and process.stderr is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
         try:
             yield from process.stdout
             if process.wait(_SECONDS):

@@ -9,8 +9,8 @@ _MAX_LOST = 1000
 
 
 def matches(head: str) -> bool:
-    compact = head.lstrip()[:1] == "{" and head.replace(" ", "")
-    return bool(compact) and ('"ping_sent":' in compact or '"type":"cycle-start"' in compact)
+    compact = head.replace(" ", "").lstrip()
+    return compact.startswith("{") and ('"ping_sent":' in compact or '"type":"cycle-start"' in compact)
 
 
 def rows(lines: Iterator[str], source: Source) -> Iterator[Row]:
