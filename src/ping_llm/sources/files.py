@@ -47,6 +47,9 @@ FORMATS: Final = {
     "tool": Format(module="ping_llm.sources.formats.adapter", suffixes=(".rrd",)),  # of `formats.READERS`
 }
 
+SERVERS: Final = ("prometheus+http://", "prometheus+https://", "atlas:")
+"""What begins like this is not the name of a file: see `remote`."""
+
 _KNOWN_NAMES: Final = ".parquet, .csv, .tsv, .json, .jsonl, what ping tools write; text also as .gz or .bz2"
 
 COLUMN_NAMES: Final = {
@@ -102,6 +105,11 @@ def expand(patterns: Iterable[str]) -> list[Location]:
     """The files that the given paths, folders and globs name, sorted, each once. They may be local or remote."""
     found: dict[str, Location] = {}
     for pattern in patterns:
+        if pattern.lower().startswith(SERVERS):
+            from ping_llm.sources.remote import download
+
+            found.update({str(path): locate(path) for path in download(pattern)})
+            continue
         where = locate(pattern)
         if where.is_dir():
             matches = _files_of(where)
@@ -109,7 +117,7 @@ def expand(patterns: Iterable[str]) -> list[Location]:
             raise PingLlmError(f"no input file matches {pattern!r}")
         found.update({str(file): file for file in matches})
     if not found:
-        raise PingLlmError("no input file was given")
+        raise PingLlmError("no input file was given, or the server has nothing of that time")
     return [found[name] for name in sorted(found)]
 
 
