@@ -219,13 +219,13 @@ def _fetch(
             atomic_file(path) as unfinished,
             unfinished.open("wb") as file,
         ):
-            tail = b""
+            tail, expected = b"", answer.length
             while block := answer.read(1 << 20):
                 file.write(block)
                 tail = (tail + block)[-64:]
                 if file.tell() > limit:
                     raise PingLlmError(f"{name}: an answer of more than {limit >> 20:,} MB: ask for less at a time")
-            if not tail.rstrip().endswith(end):
+            if not tail.rstrip().endswith(end) or expected not in (None, file.tell()):
                 raise ConnectionError(f"the answer was cut off after {file.tell():,} bytes, or is not JSON")
 
     _retried(once, name)
