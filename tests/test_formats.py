@@ -16,6 +16,7 @@ import pytest
 from format_samples import FPING_TIMES, HERE, PING_D, SAMPLES, SMOKEPING, A, B, Measured, Sample, smokeping_database
 from ping_llm.core.errors import PingLlmError
 from ping_llm.rows.measurement_set import read_observations
+from ping_llm.serve.store import read_upload
 from ping_llm.sources import files
 from ping_llm.sources.formats import READERS, matching, vantage_in
 from ping_llm.sources.formats.adapter import TABLE, read_table
@@ -246,6 +247,13 @@ def test_a_tool_without_times_gives_a_history_without_times(tmp_path: Path) -> N
     assert known.nodes == (HERE, A)
     assert known.dropped == {"family_mismatch": 4}  # the name of the file is an IPv4 address
     assert not (known.observations.time_s == known.observations.time_s).any()
+
+
+def test_an_upload_is_read_but_no_program_runs_over_its_bytes() -> None:
+    assert len(read_upload(PING_D.text.encode(), 1000).observations) == 6
+    assert len(read_upload(SAMPLES["prometheus_smokeping"].text.encode(), 1000).observations) == 3
+    with pytest.raises(PingLlmError, match="a round-robin database: upload the output of rrdtool dump"):
+        read_upload(b"RRD\x000003\x00", 1000)
 
 
 def test_a_csv_of_the_same_folder_is_still_a_csv(tmp_path: Path) -> None:

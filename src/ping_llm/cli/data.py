@@ -172,7 +172,7 @@ def prepare(
     overwrite: options.Overwrite = False,
     json_output: options.Json = False,
 ) -> None:
-    """Turn measurement files (Parquet, CSV, RIPE Atlas JSON) into probe rows, the form that training reads.
+    """Turn measurement files (Parquet, CSV, RIPE Atlas JSON, output of ping tools) into probe rows, which training reads.
 
     A probe row is one source's history in time order. Every measurement that can be used is in the rows; the others are
     dropped, counted by reason and reported. If the command is interrupted, run it again: it resumes.

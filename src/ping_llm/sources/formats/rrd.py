@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from ping_llm.core.errors import PingLlmError, shown
-from ping_llm.sources.formats import Row, Source, number, vantage_in
+from ping_llm.sources.formats import Row, Source, number
 
 MAGIC: Final = b"RRD\0"
 _SECONDS: Final = 60.0  # for rrdtool; the largest database of SmokePing takes less than one
@@ -59,7 +59,7 @@ def dumped(path: Path) -> Iterator[str]:
 def rows(lines: Iterator[str], source: Source) -> Iterator[Row]:
     target, _, slave = source.name.partition("~")
     src = source.labels.get("src_addr") or slave or "localhost"
-    dst = source.labels.get("dst_addr") or (target if target else vantage_in(source.name))
+    dst = source.labels.get("dst_addr") or target or "target"
     names: list[str] = []
     function, finest = "", False
     for line in lines:
