@@ -125,6 +125,27 @@ def test_the_user_names_the_vantage_point_or_the_label_that_holds_it(tmp_path: P
     }  # of a series without that label it is the name itself
 
 
+@pytest.mark.parametrize(
+    ("before", "time_s"),
+    [
+        ("1714557600 ", 1714557600.0),
+        ("[1714557600.25] ", 1714557600.25),
+        ("2024-05-01T10:00:00Z ", 1714557600.0),
+        ("2024-05-01 12:00:00,5 +0200: ", 1714557600.5),
+        ("[2024-05-01 10:00:00 UTC] ", 1714557600.0),
+        ("Wed May  1 10:00:00 UTC 2024: ", 1714557600.0),
+        ("[Wed May  1 10:00:00 2024] ", 1714557600.0),
+        ("Wed May  1 12:00:00 CEST 2024: ", None),  # the names of zones are not unique
+        ("May 01 10:00:00 ", None),
+        ("10:00:00.123456 ", None),
+        ("[2024-15-01 10:00:00] ", None),
+    ],
+)
+def test_times_that_others_put_before_a_line_are_understood(before: str, time_s: float | None, tmp_path: Path) -> None:
+    (tmp_path / "ping.log").write_text(f"{before}64 bytes from {A}: icmp_seq=1 ttl=64 time=5 ms\n")
+    assert measured(read_table(tmp_path / "ping.log")) == [(time_s, "localhost", A, 5.0)]
+
+
 # Damaged and hostile files.
 
 

@@ -12,9 +12,11 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
+from typer.testing import CliRunner
 
-from atlas_fixtures import ping
+from atlas_fixtures import ping, written
 from format_samples import PROMETHEUS_VECTOR, A
+from ping_llm.cli.main import app
 from ping_llm.core.errors import PingLlmError
 from ping_llm.rows.measurement_set import read_observations
 from ping_llm.sources import files, remote
@@ -213,6 +215,15 @@ def test_a_measurement_is_read_by_its_number(monkeypatch: pytest.MonkeyPatch) ->
         assert server.asked[-1][1] | {"probe_ids": "2,5", "format": "json"} == server.asked[-1][1]
         assert server.asked[-1][2]["Authorization"] == "Key k-123"
     assert known.observations.time_s.tolist() == [float(START + number * HOUR) for number in range(15)]
+
+
+def test_the_importer_of_atlas_results_takes_a_number(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with standing_in(atlas()) as server:
+        monkeypatch.setenv("PING_LLM_ATLAS_URL", f"http://{server.host}/api/v2")
+        source = f"atlas:1001?start={START}&stop={START + 12 * HOUR}"
+        done = CliRunner().invoke(app, ["import", "atlas", source, "--packets", "each", "-o", str(tmp_path / "raw")])
+    assert done.exit_code == 0, done.output
+    assert len(written(tmp_path / "raw")) == 36
 
 
 def test_a_download_resumes_and_what_is_there_is_not_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:

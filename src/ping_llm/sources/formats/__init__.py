@@ -136,15 +136,31 @@ def short(lines: Iterable[str]) -> Iterator[str]:
     return (line for line in lines if len(line) <= _MAX_LINE)
 
 
+# ISO 8601 or epoch seconds; as `date` writes it; or a time of a day that nobody knows.
+_ZONE: Final = r"(?:Z| ?(?:UTC|GMT)| ?[+-]\d\d:?\d\d)?"
 _STAMP: Final = re.compile(
-    r"\[?(\d{9,11}(?:\.\d+)?|\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z| ?[+-]\d\d:?\d\d)?)\]?:?\s+"
+    rf"\[?(?P<iso>\d{{9,11}}(?:\.\d+)?|\d{{4}}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?{_ZONE})\]?:?\s+"
+    rf"|\[?(?P<date>\w{{3}} +\w{{3}} +\d+ \d\d:\d\d:\d\d (?:(?:UTC|GMT) )?\d{{4}})\]?:?\s+"
+    r"|\[?(?:(?:\w{3} +)?\w{3} +\d+ )?\d\d:\d\d:\d\d(?:\.\d+)?(?: \w+ \d{4})?(?:\]?:?\s+)(?=\S)"
 )
 
 
 def stamped(line: str) -> tuple[float | None, str]:
-    """The time at the beginning of a line (`ping -D`, `fping -D`, `ts`), and the rest of it."""
+    """The time at the beginning of a line (`ping -D`, `fping -D`, `ts`, `date`), and the rest of it."""
     match = _STAMP.match(line)
-    return (moment(match[1].replace(",", ".")), line[match.end() :]) if match else (None, line)
+    if match is None:
+        return None, line
+    rest = line[match.end() :]
+    if match["iso"]:
+        said = re.sub(r" ?(?:UTC|GMT)$", "Z", match["iso"].replace(",", "."))
+        return moment(re.sub(r" (?=[+-]\d\d:?\d\d$)", "", said)), rest
+    if match["date"]:
+        try:
+            said = re.sub("(?:UTC|GMT) ", "", match["date"])
+            return datetime.strptime(said, "%a %b %d %H:%M:%S %Y").replace(tzinfo=UTC).timestamp(), rest
+        except ValueError:
+            return None, rest
+    return None, rest
 
 
 _MAX_DOCUMENT: Final = 256 << 20

@@ -28,7 +28,7 @@ _TICKS: Final = ((1e11, 1.0), (1e14, 1e3), (1e17, 1e6), (float("inf"), 1e9))
 
 
 def matches(head: str) -> bool:
-    lines = [line for line in head.splitlines()[:20] if line.strip() and not line.startswith("#")]
+    lines = [line for line in head.splitlines() if line.strip() and not line.startswith("#")]
     parsed = [match for line in lines[:-1] or lines if (match := _LINE.fullmatch(line.removeprefix("> ")))]
     return bool(parsed) and any(_RTTS.keys() & _pairs(one["fields"]).keys() for one in parsed)
 
