@@ -243,6 +243,13 @@ def test_hostile_files_take_bounded_time(content: str, tmp_path: Path) -> None:
     assert time.process_time() - started < 20  # of the processor: minutes, where a pattern backtracks
 
 
+def test_a_database_of_something_else_says_what_it_has(tmp_path: Path) -> None:
+    path = tmp_path / "traffic.xml"
+    path.write_text(SAMPLES["rrd_dump"].text.replace("ping", "port").replace("median", "octets"))
+    with pytest.raises(PingLlmError, match="not of SmokePing: it has 'uptime, loss, octets, port1, port2"):
+        read_table(path)
+
+
 def test_a_file_without_measurements_says_so(tmp_path: Path) -> None:
     path = tmp_path / "range.json"
     path.write_text('{"status":"success","data":{"resultType":"matrix","result":[]}}')
