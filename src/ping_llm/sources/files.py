@@ -127,7 +127,16 @@ def _files_of(folder: Location) -> list[Location]:
         raise PingLlmError(f"the folder {folder} is a split: what may be learned from is in {folder / 'train'}")
     if measured := [files[name] for name in files.keys() - {WORLD_FILE, ROWS_FILE} if _format_by_name(name)]:
         return measured
+    if logs := [file for file in files.values() if _is_of_tool(file)]:
+        return logs
     raise PingLlmError(f"the folder {folder} holds no measurement file ({_KNOWN_NAMES})")
+
+
+def _is_of_tool(path: Location) -> bool:
+    from ping_llm.sources.formats import adapter
+
+    with _readable(path):
+        return adapter.format_of(path) is not None
 
 
 def _matching(pattern: Location) -> list[Location]:
@@ -193,9 +202,7 @@ def _format_of(path: Location) -> str:
         raise PingLlmError(f"{path} is empty")
     if found := next((name for name, kind in FORMATS.items() if kind.magic == start), None):
         return found
-    from ping_llm.sources.formats import adapter
-
-    if adapter.format_of(path):
+    if _is_of_tool(path):
         return "tool"
     if (found := _format_by_name(path.name)) and found != "tool":
         return found
