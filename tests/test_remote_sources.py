@@ -114,6 +114,20 @@ def test_a_long_range_is_asked_for_in_parts_that_do_not_overlap() -> None:
     assert known.observations.time_s.tolist() == [1714557600.0 + number for number in range(25_001)]
 
 
+def test_times_of_which_the_server_has_nothing_are_passed_over() -> None:
+    nothing = b'{"status":"success","data":{"resultType":"matrix","result":[]}}'
+    first_day = 1714557600
+
+    def answer(path: str, query: Query) -> Answer:
+        return range_answer(path, query) if float(query["start"]) >= first_day else (200, nothing)
+
+    with standing_in(answer) as server:
+        source = f"prometheus+http://{server.host}/?step=1&start={first_day - 20_000}&end="
+        assert len(read_observations([f"{source}{first_day + 9}"]).observations) == 10
+        with pytest.raises(PingLlmError, match="or the server has nothing of that time"):
+            files.expand([f"{source}{first_day - 10}"])
+
+
 def test_passing_trouble_is_tried_again() -> None:
     trouble: list[Answer] = [
         (503, b"starting"),

@@ -64,6 +64,7 @@ _DEFAULT_QUERY: Final = (
     '{__name__=~"probe_success|probe_duration_seconds|probe_icmp_duration_seconds|ping_rtt_seconds'
     '|smokeping_requests_total|smokeping_response_duration_seconds_(sum|count)"}'
 )
+_EMPTY: Final = 500  # bytes: an answer without series is shorter
 _MAX_STEPS: Final = 10_000  # Prometheus answers at most 11,000 points of a series
 
 
@@ -87,7 +88,8 @@ def prometheus(source: str, folder: Path) -> Iterator[Path]:
             path = folder / f"prometheus-{url.hostname}-{number:05d}.json"
             _fetch(f"{address}?{urlencode(query)}", path, _credentials(url), _public(url))
             advance()
-            yield path
+            if path.stat().st_size > _EMPTY or b'"result":[]' not in path.read_bytes():
+                yield path
 
 
 def _credentials(url: SplitResult) -> dict[str, str]:
