@@ -23,6 +23,7 @@ from ping_llm.predict.predictor import load_history
 from ping_llm.rows.manifest import MANIFEST, Manifest
 from ping_llm.rows.measurement_set import MeasurementSet, joined, read_observations, rows_observations
 from ping_llm.sources.files import COLUMN_NAMES
+from ping_llm.sources.formats import matching
 
 Role = Literal["source", "destination"]
 
@@ -179,10 +180,12 @@ def read_upload(content: bytes, limit: int) -> MeasurementSet:
     start = content[:64].lstrip(b"\xef\xbb\xbf \t\r\n")
     if start.startswith(_COMPRESSED):
         raise PingLlmError("the file is compressed: unpack it first")
+    if content.startswith(b"RRD\0"):  # no program is run over strangers' bytes
+        raise PingLlmError("a round-robin database: upload the output of rrdtool dump")
     if content.startswith(b"PAR1"):
         _check_parquet(content, limit)
         measured = _read_file(content, ".parquet")
-    elif start[:1] in (b"{", b"["):
+    elif start[:1] in (b"{", b"[") and not matching(content[: 1 << 14].decode(errors="replace")):
         measured = _read_json(content, limit)
     else:
         check_count(content.count(b"\n"), limit)
