@@ -177,16 +177,16 @@ class TestFiles:
 
     def test_measurements_of_a_csv_file_come_back_as_columns(self, bare: TestClient) -> None:
         content = csv([*self.ROWS, ("2024-05-01T01:00:00Z", "bad", DESTINATION, 1)])
-        found = good(bare.post("/api/v1/measurements", content=content, headers=FILE))
+        found = good(bare.post("/api/v1/read", content=content, headers=FILE))
         assert found["rtt"][:3] == [10, 11, 12]
         assert found["dropped"] == {"bad_src_addr": 1}
 
     def test_json_lines_and_lists_are_understood(self, bare: TestClient) -> None:
         lines = b'{"src": "192.0.2.1", "dst": "192.0.2.2", "rtt": 5}\n{"src": "192.0.2.1", "dst": "192.0.2.2"}\n'
-        found = good(bare.post("/api/v1/measurements", content=lines, headers=FILE))
+        found = good(bare.post("/api/v1/read", content=lines, headers=FILE))
         assert found["rtt"] == [5.0, None]
         as_list = b"[" + lines.strip().replace(b"\n", b",") + b"]"
-        assert good(bare.post("/api/v1/measurements", content=as_list, headers=FILE)) == found
+        assert good(bare.post("/api/v1/read", content=as_list, headers=FILE)) == found
 
     def test_atlas_results_are_understood(self, bare: TestClient) -> None:
         result = (
@@ -194,7 +194,7 @@ class TestFiles:
             b'"dst_addr":"192.0.2.2","from":"192.0.2.1","sent":1,"rcvd":1,"min":7.5,"max":7.5,"avg":7.5,'
             b'"result":[{"rtt":7.5}]}\n'
         )
-        found = good(bare.post("/api/v1/measurements", content=result, headers=FILE))
+        found = good(bare.post("/api/v1/read", content=result, headers=FILE))
         assert found["rtt"] == [7.5]
 
     def test_anomalies_are_scored_for_the_latest_of_a_file(self, bare: TestClient) -> None:
@@ -225,7 +225,7 @@ class TestFiles:
     def test_what_is_no_file_of_measurements_is_refused_in_one_line(
         self, bare: TestClient, content: bytes, says: str
     ) -> None:
-        message = refused(bare.post("/api/v1/measurements", content=content, headers=FILE), 422)
+        message = refused(bare.post("/api/v1/read", content=content, headers=FILE), 422)
         assert says in message
         assert "/tmp" not in message
         assert "--columns" not in message

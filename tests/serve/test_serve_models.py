@@ -163,7 +163,7 @@ def test_anomaly_scores_are_those_of_the_python_api(
 
 @pytest.fixture(scope="module")
 def completer(store: MeasurementStore) -> Iterator[TestClient]:
-    answers = ModelAnswers(steady_predictor(None, 64))
+    answers = ModelAnswers(steady_predictor(None, 1024))
     for _ in answers.warm_up():
         pass
     with running(answers, store) as client:
@@ -175,9 +175,23 @@ def test_the_completer_compiles_nothing_either_and_grows_to_its_own_answer(
 ) -> None:
     questions = pairs(store, 3)
     found = good(completer.post("/api/v1/predict", json={"questions": questions}))["predictions"]
-    steps = good(completer.post("/api/v1/context", json={"question": questions[0], "sizes": [0, 5, 63]}))["steps"]
-    assert steps[-1]["median"] == pytest.approx(found[0]["median"], rel=0.1)
+    steps = good(completer.post("/api/v1/context", json={"question": questions[0]}))["steps"]
+    assert steps[-1]["median"] == pytest.approx(found[0]["median"], rel=1e-3)
+    assert len({step["median"] for step in steps}) > 2
     good(
         completer.post("/api/v1/predict", json={"questions": [{"src_addr": "203.0.113.1", "dst_addr": "203.0.113.2"}]})
     )
     assert compiled == []
+
+
+def test_the_server_answers_as_the_command_line_does(completer: TestClient, store: MeasurementStore) -> None:
+    questions = pairs(store, 6)
+    questions[-1]["event_time"] = float(store.measured.observations.time_s[len(store) // 2])
+    found = good(completer.post("/api/v1/predict", json={"questions": questions}))["predictions"]
+    asked = pa.Table.from_pylist([{"event_time": None} | one for one in questions])
+    expected = Predictor.from_pretrained().predict_df(asked, history=store.measured).to_pylist()
+    for one, other in zip(found, expected, strict=True):
+        assert one["median"] == pytest.approx(other["predictions"], rel=1e-3)
+        assert one["quantiles"]["0.9"] == pytest.approx(other["0.9"], rel=1e-3)
+        assert one["p_failed"] == pytest.approx(other["p_failed"], rel=1e-3)
+        assert one["support"]["chain"] == other["chain"]

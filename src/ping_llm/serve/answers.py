@@ -38,7 +38,7 @@ Forecast = Callable[[Sequence[Prompt]], RttDistribution]
 
 _SCORED_PER_CALL: Final = 256
 _NEAR: Final = 1.1  # an RTT is about another if it is at most so many times longer or shorter
-_SIZES: Final = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128, 255)
+_SIZES: Final = (0, 1, 2, 3, 4, 6, 8, 12, 16, 32, 64, 128, 255, 512, 1023, 1 << 30)
 _PAIRS: Final = {4: ("192.0.2.1", "192.0.2.2"), 6: ("2001:db8::1", "2001:db8::2")}  # for warming up
 _TOKENS: Final = {4: 16, 6: 40}  # that a measurement of these pairs takes
 _PROMPTS_PER_CALL: Final = 32  # unless a single job has more: the first of many clients is not to wait for the last
@@ -66,11 +66,10 @@ def queries_of(source: str, destinations: Iterable[str], time_s: float) -> list[
 
 
 def steady_predictor(where: Any, context: int) -> Predictor:
-    """A model with few shapes, and small contexts for each pair: what 8 of 66 large ones would keep, the next request
-    may need anew. A CPU computes contexts no faster together than one by one."""
+    """A model with few shapes, and the settings of the command line. A CPU computes contexts no faster together than
+    one by one."""
     per_call = 1 if jax.default_backend() == "cpu" else 16
-    settings = {"context": context, "whole": context, "clusters": 0, "contexts_per_call": per_call}
-    predictor = Predictor.from_pretrained(where, **settings)
+    predictor = Predictor.from_pretrained(where, context=context, contexts_per_call=per_call)
     if isinstance(predictor.model, LanguageModel):
         vars(predictor)["model"] = replace(predictor.model, steady=True)
     return predictor
@@ -83,7 +82,7 @@ class ModelAnswers:
         is_shipped = predictor.trained.where == str(SHIPPED)
         self.name = "the completer that comes with ping-llm" if is_shipped else predictor.name
         self.max_tokens: int = 0 if self.is_completer else predictor.trained.config.max_target_length
-        self.max_context = predictor.settings.context - 1 if self.is_completer else self.max_tokens // MIN_TOKENS
+        self.max_context = predictor.settings.whole - 1 if self.is_completer else self.max_tokens // MIN_TOKENS
         """Measurements that an answer can be computed from."""
 
     def forecast(self, prompts: Sequence[Prompt]) -> Any:
@@ -142,6 +141,8 @@ class ModelAnswers:
         subsets = [observations.take(np.sort(context[:size])) for size in sizes]
         if isinstance(self.model, Completer):
             parts, support = [], Support.of(observations, questions)
+            if sizes[-1] == len(context):
+                subsets[-1] = observations  # the prediction itself
             for some in subsets:
                 parts.append(widened(self.model.predict(some, questions, nodes), support))
                 yield None
@@ -233,7 +234,8 @@ class ModelAnswers:
             histories = [_example(family, length * 5 // 8) for family in (4, 6) for length in lengths]
             counts: tuple[int, ...] = (1, 2, STEADY_QUESTIONS)
         else:
-            histories = [_example(4, tokens) for tokens in (self.max_context * _TOKENS[4], _TOKENS[4])]
+            sizes = (self.max_context, 1, self.predictor.settings.context - 1, 255)
+            histories = [_example(4, size * _TOKENS[4]) for size in sizes]
             counts = (1, 2, 17)  # one of each of the shapes
         for count, history in itertools.product(counts, histories):
             source, destination = history.nodes

@@ -1,8 +1,11 @@
 """The routes of the JSON API: each reads a request, has the model's thread answer it, and sends the answer back."""
 
 import asyncio
+import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from http import HTTPStatus
+from queue import Full, Queue
 from typing import Annotated, Any, Final
 
 import numpy as np
@@ -10,6 +13,7 @@ import pyarrow as pa
 from fastapi import APIRouter, Depends, Request, Response
 from fastapi import Query as Parameter
 from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
 
 from ping_llm import __version__
 from ping_llm.core.errors import PingLlmError
@@ -21,16 +25,19 @@ from ping_llm.rows.measurement_set import MeasurementSet
 from ping_llm.serve import schemas
 from ping_llm.serve.access import Limits, json_reply
 from ping_llm.serve.answers import BusyError, Job, ModelAnswers, ModelThread, Query, WarmingError, queries_of
+from ping_llm.serve.metrics import ServerMetrics
 from ping_llm.serve.store import KnownMeasurements, MeasurementStore, Role, check_count, measurements_of, read_upload
 
 _MAX_SERIES: Final = 2_000  # measurements of a pair that are shown
 _MAX_CANDIDATES: Final = 64  # destinations of the rows among which a completer looks, if the request names none
+_MOST_AHEAD_S: Final = 3600.0  # of our clock, measurements that are added
 _SCORING_SHARE: Final = 0.7  # of the time of a request, for scoring. What is done by then is the answer
 _DENSITY_RANGE: Final = (0.01, 0.99)  # quantiles between which densities are given
 _MIN_DENSITY_RATIO: Final = 1.2  # between the outermost edges: a certain answer is to be seen, too
 _STATUS: Final = {
     400: "not a request that can be read",
     401: "no token, or a wrong one",
+    403: "the server was not started for this",
     408: "the request came too slowly",
     413: "more than the limits allow",
     415: "a body of another type",
@@ -55,6 +62,8 @@ class Service:
     thread: ModelThread
     limits: Limits
     warm: bool = False  # whether every shape is compiled
+    metrics: ServerMetrics = field(default_factory=ServerMetrics)
+    arrivals: Queue[MeasurementSet] | None = None  # None: the server takes no measurements
 
     async def compute(self, job: Job) -> Any:
         try:
@@ -188,8 +197,26 @@ async def history(
     return json_reply(_columns(service.store.measured, rows[-count:], len(rows)))
 
 
-@router.post("/measurements", response_model=schemas.MeasurementsReply, openapi_extra=_A_FILE)
-async def measurements(service: _Service, request: Request) -> Response:
+@router.post("/measurements", response_model=schemas.AddedReply)
+async def measurements(service: _Service, body: schemas.AddedRequest) -> Response:
+    """Add measurements to those of the server: all of them or, if one is wrong, none. Without a time: made just now."""
+    if service.arrivals is None:
+        raise HTTPException(HTTPStatus.FORBIDDEN, "this server takes no measurements: start it with --accept")
+    measured = await service.listed(body.measurements)
+    if measured.dropped:
+        reasons = ", ".join(f"{reason} {count}" for reason, count in measured.dropped.items())
+        raise PingLlmError(f"some of the measurements cannot be used ({reasons}): none was added")
+    if (measured.observations.time_s > time.time() + _MOST_AHEAD_S).any():
+        raise PingLlmError("some of the measurements lie in the future: none was added")
+    try:
+        service.arrivals.put_nowait(measured)
+    except Full:
+        raise BusyError("too many measurements wait to be taken in: try again in a few seconds") from None
+    return json_reply({"added": len(measured.observations)})
+
+
+@router.post("/read", response_model=schemas.MeasurementsReply, openapi_extra=_A_FILE)
+async def read(service: _Service, request: Request) -> Response:
     """Read a file of measurements: CSV, Parquet, JSON lines or RIPE Atlas JSON. Nothing is kept."""
     measured = await service.uploaded(request)
     rows = np.arange(len(measured.observations))

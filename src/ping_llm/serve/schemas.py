@@ -87,6 +87,14 @@ class AnomaliesRequest(Strict):
     last: Last = None
 
 
+class AddedRequest(Strict):
+    measurements: Annotated[list[Measurement], Field(min_length=1)]
+
+
+class AddedReply(BaseModel):
+    added: Annotated[int, Field(description="Measurements. Answers rest on them after the next refresh.")]
+
+
 class Density(BaseModel):
     edges: Annotated[list[float], Field(description="Edges of the bins in ms, one more than there are bins.")]
     probability: Annotated[list[float], Field(description="Of each bin, given that an answer comes.")]
