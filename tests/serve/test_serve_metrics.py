@@ -86,7 +86,7 @@ class TestExpectations:
     def test_every_pair_has_its_expectation_its_latest_result_and_what_that_rests_on(self) -> None:
         with watched(some_store()) as server:
             found = server.wait(lambda samples: samples["watched_pairs"] == 2)
-        levels = [found[key("expected_rtt_seconds", quantile=level)] for level in ("0.05", "0.1", "0.5", "0.9", "0.95")]
+        levels = [found[key("expected_rtt_seconds", level=level)] for level in ("0.05", "0.1", "0.5", "0.9", "0.95")]
         assert levels == sorted(levels)
         assert levels[2] == pytest.approx(0.010, rel=0.02)
         assert found[key("expected_timeout_ratio")] == pytest.approx(0.1)
@@ -103,8 +103,8 @@ class TestExpectations:
     def test_the_latest_result_at_the_start_is_scored_by_what_was_known_without_it(self) -> None:
         rows = [question(rtt=10.0 if n != 19 else 500.0, event_time=1_700_000_000 + n) for n in range(20)]
         with watched(MeasurementStore(measurements_of(rows))) as server:
-            found = server.wait(lambda samples: key("anomaly_score_bits") in samples)
-        assert found[key("anomaly_score_bits")] > found[key("expected_score_bits")] + 15
+            found = server.wait(lambda samples: key("anomaly_score") in samples)
+        assert found[key("anomaly_score")] > found[key("usual_anomaly_score")] + 15
 
     def test_what_arrives_is_scored_before_it_counts_and_then_counts(self) -> None:
         with watched(some_store()) as server:
@@ -115,16 +115,16 @@ class TestExpectations:
             odd = server.wait(lambda samples: samples[key("observations_total")] == 2)
             server.arrive(now(None, second=2), now(10.0, OTHER, second=3))
             lost = server.wait(lambda samples: samples[key("observations_total")] == 3)
-        assert usual[key("anomaly_score_bits")] < usual[key("expected_score_bits")] + 2
+        assert usual[key("anomaly_score")] < usual[key("usual_anomaly_score")] + 2
         assert usual[key("anomalies_total")] == 0
-        assert odd[key("anomaly_score_bits")] > odd[key("expected_score_bits")] + 10
+        assert odd[key("anomaly_score")] > odd[key("usual_anomaly_score")] + 10
         assert odd[key("anomalies_total")] == 1
         assert odd["known_measurements"] == 22
         assert odd[key("support_measurements", of="pair")] == 12
         assert lost[key("observed_timeout")] == 1
         assert key("observed_rtt_seconds") not in lost
         assert lost[key("observed_rtt_seconds", OTHER)] == pytest.approx(0.010)
-        assert lost[key("anomaly_score_bits")] == pytest.approx(-math.log2(0.1))
+        assert lost[key("anomaly_score")] == pytest.approx(-math.log2(0.1))
 
     def test_one_that_comes_late_counts_but_is_not_the_latest(self) -> None:
         with watched(some_store()) as server:
@@ -136,8 +136,8 @@ class TestExpectations:
     def test_a_server_that_begins_with_nothing_learns_its_pairs(self) -> None:
         with watched(None) as server:
             server.arrive(now(30.0), now(31.0, second=1))
-            found = server.wait(lambda samples: key("expected_rtt_seconds", quantile="0.5") in samples)
-        assert found[key("expected_rtt_seconds", quantile="0.5")] == pytest.approx(0.030, rel=0.05)
+            found = server.wait(lambda samples: key("expected_rtt_seconds", level="0.5") in samples)
+        assert found[key("expected_rtt_seconds", level="0.5")] == pytest.approx(0.030, rel=0.05)
 
     def test_pairs_beyond_the_limit_are_counted_and_the_most_measured_are_there(self) -> None:
         with watched(some_store(), max_pairs=1) as server:
@@ -145,14 +145,14 @@ class TestExpectations:
             found = server.wait(lambda samples: samples["known_measurements"] == 70)
             found = server.wait(lambda samples: samples["pairs_over_limit"] == 51)
         assert found["watched_pairs"] == 1
-        assert sum(name.startswith("anomaly_score_bits") for name in found) == 1
+        assert sum(name.startswith("anomaly_score") for name in found) == 1
 
     def test_named_pairs_are_watched_even_if_they_were_never_measured(self, tmp_path: Path) -> None:
         (tmp_path / "pairs.csv").write_text(f"src_addr,dst_addr\n{SOURCE},203.0.113.9\n{SOURCE},203.0.113.9\n")
         with watched(some_store(), pairs=read_pairs(tmp_path / "pairs.csv")) as server:
             found = server.wait(lambda samples: samples["watched_pairs"] == 1)
         assert found[key("extrapolating", "203.0.113.9")] == 1
-        assert key("anomaly_score_bits", "203.0.113.9") not in found
+        assert key("anomaly_score", "203.0.113.9") not in found
 
     @pytest.mark.parametrize(
         ("text", "says"),

@@ -57,9 +57,9 @@ class PairValues:
         levels = self.expected.quantile(list(QUANTILES)).T / 1000
         add(
             "expected_rtt_seconds",
-            "Predicted RTT of the next measurement, by quantile, if an answer comes.",
+            "Predicted RTT of the next measurement, if an answer comes: quantiles, by level.",
             *zip(levels, (f"{level:g}" for level in QUANTILES), strict=True),
-            label="quantile",
+            label="level",
         )
         add("expected_timeout_ratio", "Predicted probability that no answer comes.", (self.expected.p_failed, ""))
         add("observed_rtt_seconds", "RTT of the latest measurement; no sample if it timed out.", (self.observed_s, ""))
@@ -67,8 +67,8 @@ class PairValues:
         add("observed_timeout", "Whether the latest measurement timed out.", (timed_out, ""))
         add("observed_timestamp_seconds", "Time of the latest measurement.", (self.observed_at, ""))
         add("observations_total", "Measurements since the start.", (self.observations, ""), kind=CounterMetricFamily)
-        add("anomaly_score_bits", "NLL of the latest result, given what was known before it.", (self.bits, ""))
-        add("expected_score_bits", "Anomaly score that is usual for the pair.", (self.expected_bits, ""))
+        add("anomaly_score", "NLL of the latest result in bits, given what was known before it.", (self.bits, ""))
+        add("usual_anomaly_score", "Anomaly score that is usual for the pair, in bits.", (self.expected_bits, ""))
         add(
             "anomalies_total",
             "Measurements since the start whose score was ten bits or more above the usual.",
@@ -130,6 +130,11 @@ class ServerMetrics:
         self.arrived = Counter("ping_llm_feed_measurements_total", "Arrived.", ["feed"], registry=registry)
         self.dropped = Counter("ping_llm_feed_dropped_total", "Arrived, but unusable.", ["feed"], registry=registry)
         self.feed_errors = Counter("ping_llm_feed_errors_total", "Failed reads.", ["feed"], registry=registry)
+
+    def add_feed(self, name: str) -> None:
+        """A counter that is there from the start can be seen to rise."""
+        for counter in (self.arrived, self.dropped, self.feed_errors):
+            counter.labels(name)
 
     def answered(self, method: str, route: str, status: int, seconds: float) -> None:
         """A request; what is not a route of ours counts as one."""

@@ -63,6 +63,8 @@ class Watcher:
                 f"{len(settings.pairs):,} pairs to watch are more than --max-pairs {settings.max_pairs:,}"
             )
         self._service, self._settings, self._metrics = service, settings, service.metrics
+        for name in settings.feeds:
+            self._metrics.add_feed(name)
         self._stop = Event()
         self._thread = Thread(target=self._work, name="watch", daemon=True)
         self._complaints: dict[str, str] = {}
