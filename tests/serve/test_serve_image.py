@@ -1,4 +1,4 @@
-"""deploy/Dockerfile, without Docker: what it copies is there, what it starts is an option of ours, and nobody is root."""
+"""deploy/Dockerfile, without Docker: what it copies is there, what it starts is ours, and nobody is root."""
 
 import fnmatch
 import json

@@ -102,7 +102,7 @@ def table(store: MeasurementStore) -> pa.Table:
 def test_answers_are_those_of_the_python_api_without_fixed_shapes(
     client: TestClient, store: MeasurementStore, answers: ModelAnswers
 ) -> None:
-    questions = pairs(store, 6)
+    questions: list[dict[str, Any]] = [*pairs(store, 6)]
     found = good(client.post("/api/v1/predict", json={"questions": questions, "quantiles": [0.9]}))["predictions"]
     assert isinstance(answers.model, LanguageModel)
     plain = Predictor(trained=answers.predictor.trained)
@@ -185,7 +185,7 @@ def test_the_completer_compiles_nothing_either_and_grows_to_its_own_answer(
 
 
 def test_the_server_answers_as_the_command_line_does(completer: TestClient, store: MeasurementStore) -> None:
-    questions = pairs(store, 6)
+    questions: list[dict[str, Any]] = [*pairs(store, 6)]
     questions[-1]["event_time"] = float(store.measured.observations.time_s[len(store) // 2])
     found = good(completer.post("/api/v1/predict", json={"questions": questions}))["predictions"]
     asked = pa.Table.from_pylist([{"event_time": None} | one for one in questions])

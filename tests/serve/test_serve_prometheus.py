@@ -236,7 +236,7 @@ def test_an_alert_fires_when_it_is_meant_to(
 ) -> None:
     expression = f'count by (alertname) (ALERTS{{alertname="{alert}", alertstate="firing"}})'
     firing = [{"labels": f'{{alertname="{alert}"}}', "value": 1}]
-    asked = [{"expr": expression, "eval_time": silent, "exp_samples": []}]
+    asked: list[Any] = [{"expr": expression, "eval_time": silent, "exp_samples": []}]
     asked += [{"expr": expression, "eval_time": fires, "exp_samples": firing}] if fires else []
     given = [{"series": name, "values": values} for name, values in series.items()]
     test: Any = {"interval": "1m", "input_series": given, "promql_expr_test": asked}
