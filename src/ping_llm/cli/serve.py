@@ -17,6 +17,9 @@ _VARIABLE = "PING_LLM_TOKEN"
 def serve(
     checkpoint: AnyCheckpoint = None,
     rows: Annotated[list[str] | None, Option(help="Known measurements: rows or files; may be repeated.")] = None,
+    nodes: Annotated[
+        Path | None, Option(help="CSV with the locations of nodes, for the map: address, latitude, longitude, name.")
+    ] = None,
     host: Annotated[str, Option(help="Address to listen at.")] = "127.0.0.1",
     port: Annotated[int, Option(min=0, max=65535, help="Port to listen at; 0: any that is free.")] = 8000,
     token: Annotated[
@@ -70,6 +73,7 @@ def serve(
     settings = ServeSettings(
         checkpoint=checkpoint,
         rows=tuple(rows or ()),
+        nodes=nodes,
         host=host,
         port=port,
         token=_token(token, token_file),

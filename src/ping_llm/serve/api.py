@@ -64,6 +64,7 @@ class Service:
     warm: bool = False  # whether every shape is compiled
     metrics: ServerMetrics = field(default_factory=ServerMetrics)
     arrivals: Queue[MeasurementSet] | None = None  # None: the server takes no measurements
+    places: Sequence[schemas.Place] = ()
 
     async def compute(self, job: Job) -> Any:
         try:
@@ -123,6 +124,35 @@ async def rank(service: _Service, body: schemas.RankRequest) -> Response:
     return json_reply({"ranking": sorted(ranking, key=lambda reply: reply["median"])})
 
 
+@router.post("/matrix", response_model=schemas.MatrixReply)
+async def matrix(service: _Service, body: schemas.MatrixRequest) -> Response:
+    """What was measured between the busiest sources and destinations: medians. `predict` has the rest."""
+    known, ends = await service.known(body), (_seconds(body.begin), _seconds(body.end))
+    store = known.store if known.history is None and known.store is not None else None
+
+    def computed() -> tuple[Any, ...]:
+        return (store or MeasurementStore(known.latest(None, np.nan, 0))).matrix(body.count, *ends)
+
+    names = ("sources", "destinations", "median", "measurements")
+    return json_reply(dict(zip(names, await run_in_threadpool(computed), strict=True)))
+
+
+@router.post("/suggest", response_model=schemas.SuggestReply, response_model_exclude_none=True)
+async def suggest(service: _Service, body: schemas.SuggestRequest) -> Response:
+    """Which pairs to measure next: those whose measurement would say most about all that is unknown."""
+    seconds = _SCORING_SHARE * service.limits.seconds
+    job = service.model.suggest(await service.known(body), body.budget, seconds)
+    queries, answers, supports, is_complete = await service.compute(job)
+    found = _predictions(answers, schemas.QUANTILES, 0) if queries else []
+    return json_reply({"suggestions": _with_pairs(queries, found, supports), "complete": is_complete})
+
+
+@router.get("/places", response_model=schemas.PlacesReply)
+async def places(service: _Service) -> Response:
+    """Nodes whose location is known."""
+    return json_reply({"places": [place.model_dump() for place in service.places]})
+
+
 @router.post("/destinations", response_model=schemas.DestinationsReply)
 async def destinations(service: _Service, body: schemas.DestinationsRequest) -> Response:
     """Who answers in about this time? The inverse of a prediction."""
@@ -166,6 +196,7 @@ async def model(service: _Service) -> Response:
         "warm": service.warm,
         "limits": asdict(service.limits),
         "rows": rows,
+        "places": len(service.places),
     }
     return json_reply(about)
 
@@ -190,11 +221,13 @@ async def history(
     src_addr: schemas.AddressText,
     dst_addr: schemas.AddressText | None = None,
     count: Annotated[int, Parameter(ge=1, le=_MAX_SERIES)] = 500,
+    begin: Annotated[str, Parameter(max_length=60, description="From then on.")] = "",
+    end: Annotated[str, Parameter(max_length=60, description="Until then.")] = "",
 ) -> Response:
     """The measurements of a pair, or of a source to anyone, among the rows: the latest, in time order."""
-    source, destination = _address(src_addr), _address(dst_addr) if dst_addr else None
-    rows = service.store.rows_of(source, destination)
-    return json_reply(_columns(service.store.measured, rows[-count:], len(rows)))
+    source, destination, store = _address(src_addr), _address(dst_addr) if dst_addr else None, service.store
+    rows = store.between(store.rows_of(source, destination), _seconds(begin), _seconds(end))
+    return json_reply(_columns(store.measured, rows[-count:], len(rows)))
 
 
 @router.post("/measurements", response_model=schemas.AddedReply)
@@ -235,13 +268,29 @@ async def anomalies_of_file(service: _Service, request: Request, last: schemas.L
     return await _scored(service, await service.uploaded(request), last)
 
 
-async def _scored(service: Service, measured: MeasurementSet, last: int | None) -> Response:
+@router.post("/anomalies/rows", response_model=schemas.AnomaliesReply)
+async def anomalies_of_rows(service: _Service, body: schemas.RowsAnomaliesRequest) -> Response:
+    """The same of the server's own measurements: all, or those of a source, a pair, a range of time."""
+    store, source, destination = service.store, body.src_addr, body.dst_addr
+    if destination and not source:
+        raise PingLlmError("a destination needs a source")
+    rows = np.arange(len(store))
+    if source:
+        rows = store.rows_of(_address(source), _address(destination) if destination else None)
+    rows = store.between(rows, _seconds(body.begin), _seconds(body.end))
+    if not len(rows):
+        raise PingLlmError("the server knows no such measurement")
+    return await _scored(service, store.measured, body.last, rows)
+
+
+async def _scored(service: Service, measured: MeasurementSet, last: int | None, rows: Ints | None = None) -> Response:
     most, seconds = service.limits.scored, _SCORING_SHARE * service.limits.seconds
-    job = service.model.anomaly_scores(measured, min(last or most, most), seconds)
-    rows, scores, is_complete = await service.compute(job)
-    bits = np.where(np.isfinite(scores), scores, np.nan).astype(np.float32)
-    columns = _columns(measured, rows, len(measured.observations))
-    return json_reply(columns | {"bits": bits, "complete": is_complete, "dropped": dict(measured.dropped)})
+    rows = np.arange(len(measured.observations)) if rows is None else rows
+    job = service.model.anomaly_scores(measured, rows[-min(last or most, most) :], seconds)
+    scored, scores, is_complete = await service.compute(job)
+    found = {name: np.where(np.isfinite(own), own, np.nan).astype(np.float32) for name, own in scores.items()}
+    columns = _columns(measured, scored, len(rows))
+    return json_reply(columns | found | {"complete": is_complete, "dropped": dict(measured.dropped)})
 
 
 # What requests say, as values.

@@ -33,7 +33,7 @@ from ping_llm.serve.access import METRICS, Guard, Limits, ServeSettings, error_r
 from ping_llm.serve.answers import BusyError, ModelAnswers, ModelThread, steady_predictor
 from ping_llm.serve.api import Service
 from ping_llm.serve.metrics import CONTENT_TYPE
-from ping_llm.serve.store import TooManyError, read_store
+from ping_llm.serve.store import TooManyError, read_places, read_store
 from ping_llm.serve.watch import Watcher, WatchSettings, from_queue
 
 _FILES: Final = Path(__file__).parent / "static"
@@ -97,9 +97,10 @@ def serve(settings: ServeSettings, watch: WatchSettings | None = None) -> None:
     with listen(settings.host, settings.port) as listening:
         model = ModelAnswers(steady_predictor(settings.checkpoint, settings.context))
         store, limits = read_store(settings.rows), settings.limits
+        places = [schemas.Place(**place) for place in read_places(settings.nodes)] if settings.nodes else []
         arrivals: Queue[MeasurementSet] | None = Queue(limits.waiting) if settings.accept else None
         with ModelThread(model.forecast, limits.waiting) as thread:
-            service = Service(model=model, store=store, thread=thread, limits=limits, arrivals=arrivals)
+            service = Service(model=model, store=store, thread=thread, limits=limits, arrivals=arrivals, places=places)
 
             feeds = {"post": from_queue(arrivals)} if arrivals is not None else {}
             watcher = Watcher(service, replace(watch, feeds={**watch.feeds, **feeds})) if watch is not None else None

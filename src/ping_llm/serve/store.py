@@ -16,10 +16,11 @@ import numpy as np
 import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pyarrow import csv
 
 from ping_llm.core.console import progress
 from ping_llm.core.errors import PingLlmError, explained
-from ping_llm.core.rtt import Ints
+from ping_llm.core.rtt import Floats, Ints
 from ping_llm.predict.predictor import load_history
 from ping_llm.rows.manifest import MANIFEST, Manifest
 from ping_llm.rows.measurement_set import MeasurementSet, joined, read_observations, rows_observations
@@ -111,6 +112,37 @@ class MeasurementStore:
         )
         return {address: int(-negative) for _, negative, address in found[:count]}
 
+    def between(self, rows: Ints, begin_s: float, end_s: float) -> Ints:
+        """Those of some rows that were measured in a range of time; NaN: without that end."""
+        times = self.measured.observations.time_s[rows]
+        return rows[~(times < begin_s) & ~(times > end_s)]
+
+    def matrix(self, count: int, begin_s: float, end_s: float) -> tuple[list[str], list[str], Floats, Ints]:
+        """At most so many of the busiest sources and destinations of a range of time, with the median RTT and the
+        number of measurements of each pair."""
+        known = self.measured.observations.take(self.between(np.arange(len(self)), begin_s, end_s))
+        ends = []
+        for end in (known.source, known.destination):
+            busy = np.argsort(-np.bincount(end, minlength=len(self.measured.nodes)), kind="stable")[:count]
+            ends.append(np.sort(busy[np.isin(busy, end)]))
+        sources, destinations = ends
+        shown = known.take(np.isin(known.source, sources) & np.isin(known.destination, destinations))
+        cell = np.searchsorted(sources, shown.source) * len(destinations) + np.searchsorted(
+            destinations, shown.destination
+        )
+        counts = np.bincount(cell, minlength=len(sources) * len(destinations))
+        order = np.lexsort((shown.rtt_ms, cell))  # timeouts last
+        starts, answered = (
+            np.cumsum(counts) - counts,
+            np.bincount(cell, ~np.isnan(shown.rtt_ms), len(counts)).astype(int),
+        )
+        sorted_ms = np.append(shown.rtt_ms[order].astype(np.float64), np.nan)
+        middle = [sorted_ms[np.where(answered > 0, starts + (answered - odd) // 2, -1)] for odd in (0, 1)]
+        medians = np.where(answered > 0, (middle[0] + middle[1]) / 2, np.nan)
+        names = [[self.measured.nodes[node] for node in end.tolist()] for end in ends]
+        shape = len(sources), len(destinations)
+        return names[0], names[1], medians.reshape(shape), counts.reshape(shape)
+
     @cached_property
     def busiest(self) -> list[tuple[str, str]]:
         """Pairs to begin with: the most measured one of each of the busiest sources."""
@@ -176,6 +208,25 @@ class KnownMeasurements:
         """As of the store, and the whole history."""
         sets = [] if self.store is None else [self.store.latest(sources, time_s, max_each)]
         return joined(sets if self.history is None else [*sets, self.history])
+
+
+def read_places(path: Path) -> list[dict[str, Any]]:
+    """Nodes of a CSV file whose location it has: address, name, latitude, longitude."""
+    with explained(f"cannot read {path}", OSError, pa.ArrowException):
+        table = csv.read_csv(path, convert_options=csv.ConvertOptions(column_types={"name": pa.string()}))
+    names = {"address", "latitude", "longitude"}
+    if not names <= set(table.column_names):
+        raise PingLlmError(f"{path}: needs the columns {', '.join(sorted(names))}, and may have name")
+    places = []
+    for row in table.to_pylist():
+        latitude, longitude = row["latitude"], row["longitude"]
+        if latitude is None or longitude is None:
+            continue
+        if not (isinstance(latitude, int | float) and abs(latitude) <= 90 and isinstance(longitude, int | float)):
+            raise PingLlmError(f"{path}: {latitude}, {longitude} are not a latitude and a longitude in degrees")
+        place = {"name": row.get("name") or row["address"], "latitude": latitude, "longitude": longitude}
+        places.append({"address": row["address"], **place})
+    return places
 
 
 # Measurements that came over the wire: files of the kinds that the readers know, JSON lines, and lists of objects. A
