@@ -18,6 +18,7 @@ from ping_llm.rows.measurement_set import MeasurementSet
 from ping_llm.serve.access import Limits, ServeSettings
 from ping_llm.serve.answers import ModelAnswers, ModelThread
 from ping_llm.serve.api import Service
+from ping_llm.serve.schemas import Place
 from ping_llm.serve.server import listen, make_app, server_config
 from ping_llm.serve.store import MeasurementStore, read_store
 from ping_llm.serve.watch import Watcher, WatchSettings
@@ -25,6 +26,10 @@ from ping_llm.serve.watch import Watcher, WatchSettings
 SOURCE, DESTINATION, OTHER = "192.0.2.1", "192.0.2.2", "192.0.2.3"
 NODES = (SOURCE, DESTINATION, OTHER, "198.51.100.7", "2001:db8::1", "2001:db8::2")
 BINS = 256
+PLACES = [
+    Place(address=SOURCE, name="Here", latitude=50.1, longitude=8.7),
+    Place(address=DESTINATION, name="There", latitude=-33.9, longitude=151.2),
+]
 
 
 class MedianOfSource(Completer):
@@ -88,12 +93,13 @@ def running(
     limits: Limits | None = None,
     *,
     warm: bool = True,
+    places: Sequence[Place] = (),
     **settings: Any,
 ) -> Iterator[TestClient]:
     """Requests to a server, as a client on this machine would send them."""
     serving = ServeSettings(limits=limits or Limits(), **settings)
     with (
-        service(answers, store, serving.limits, warm=warm) as shared,
+        service(answers, store, serving.limits, warm=warm, places=places) as shared,
         TestClient(make_app(shared, serving), base_url="http://127.0.0.1:8000") as client,
     ):
         yield client
@@ -105,11 +111,12 @@ def listening(
     store: MeasurementStore | None = None,
     token: str | None = None,
     watch: WatchSettings | None = None,
+    places: Sequence[Place] = (),
 ) -> Iterator[tuple[str, int]]:
     """A server with a stand-in for the model, at a port of this machine."""
     settings = ServeSettings(limits=limits or Limits(), token=token)
     with (
-        service(None, store, settings.limits) as shared,
+        service(None, store, settings.limits, places=places) as shared,
         Watcher(shared, watch or WatchSettings()) as watcher,
         listen("127.0.0.1", 0) as listener,
     ):

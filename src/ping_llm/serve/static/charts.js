@@ -67,7 +67,7 @@ export function densityChart(...predictions) {
         ...shown.map(({ x, y }, index) => ({ kind: "area", colour: 1 + 2 * index, x, y })),
         isAlone && { kind: "area", x: first.x, y: first.y.map((value, bin) => (first.x[bin] >= low && first.x[bin] <= high ? value : null)) },
       ].filter(Boolean),
-      marks: predictions.map((prediction, index) => [prediction.median, isAlone ? `median ${ms(prediction.median)}` : "AB"[index], isAlone ? 2 : 1 + 2 * index]),
+      marks: predictions.map((prediction, index) => [prediction.median, isAlone ? `median ${ms(prediction.median)}` : "AB"[index], isAlone ? 2 : 1 + 2 * index]).sort((a, b) => a[0] - b[0]),
       ...(isAlone ? { tip: (bin) => [`${ms(first.edges[bin])} to ${ms(first.edges[bin + 1])}`, `${percent(first.probability[bin])} of the answers`, `${percent(first.cumulative[bin])} are not longer`] } : { tip: () => ["A and B", ...predictions.map((one, index) => `${"AB"[index]}: median ${ms(one.median)}`)] }),
     },
     table: () => shown.flatMap(({ edges, probability, cumulative }, index) => [

@@ -147,6 +147,7 @@ function contextPart({ context, steps }, density, prediction, info) {
   const said = h("output", {});
   const play = h("button", { type: "button", class: "play", "aria-label": "Play", onclick: start }, "▶");
   let timer = 0;
+  let at = steps.length - 1; // what the distribution above shows
 
   function set(index) {
     slider.value = index;
@@ -156,7 +157,8 @@ function contextPart({ context, steps }, density, prediction, info) {
     said.replaceChildren(h("span", {}, `From ${of}: `), h("strong", {}, ms(step.median)), h("span", {}, `, no answer: ${percent(step.p_failed)}`));
     chart.show(contextChart(steps, index), "Over the number of measurements in the context; bands are 50 and 80 % intervals. The slider also moves the distribution above.");
     const isLast = index === steps.length - 1;
-    density.show(densityChart(isLast ? prediction : step), isLast ? null : `From ${of}.`);
+    if (index !== at) density.show(densityChart(isLast ? prediction : step), isLast ? null : `From ${of}.`);
+    at = index;
   }
 
   function stop() {
