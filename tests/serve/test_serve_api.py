@@ -189,7 +189,7 @@ class TestRange:
         assert not good(client.post("/api/v1/matrix", json={"begin": "2030-01-01"}))["sources"]
 
     def test_a_median_is_between_the_two_in_the_middle_and_timeouts_have_none(self, bare: TestClient) -> None:
-        rtts = {DESTINATION: [5, None, 9, 1, 3], OTHER: [None, None]}
+        rtts: dict[str, list[float | None]] = {DESTINATION: [5, None, 9, 1, 3], OTHER: [None, None]}
         history = [question(destination=end, rtt=rtt) for end, own in rtts.items() for rtt in own]
         found = good(bare.post("/api/v1/matrix", json={"history": history}))
         assert found["median"] == [[4, None]]

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import jax
 import numpy as np
@@ -29,8 +29,6 @@ from ping_llm.storage.cache import cache_folder
 
 if TYPE_CHECKING:
     from ping_llm.predict.language_model import LanguageModel
-
-_COMPILED: Final = {"jax_persistent_cache_min_compile_time_secs": 0.0, "jax_persistent_cache_min_entry_size_bytes": -1}
 
 History = Any
 """A path or glob, several of them, or a data frame."""
@@ -51,9 +49,8 @@ class Predictor:
         `settings` are those of `PredictionSettings`, such as `votes=4` or `context=512`.
         """
         checked = PredictionSettings(**settings)
-        if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):  # the next process takes seconds less
-            for name, value in {"jax_compilation_cache_dir": str(cache_folder() / "compiled"), **_COMPILED}.items():
-                jax.config.update(name, value)  # type: ignore[no-untyped-call]
+        if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
+            keep_compiled(cache_folder() / "compiled")
         return cls(trained=load_trained(where), settings=checked)
 
     @property
@@ -100,7 +97,10 @@ class Predictor:
             return widened(self.model.predict(known, questions, nodes, advance), Support.of(known, questions))
         from ping_llm.predict.prompts import prompts_for
 
-        answers = self.model.forecast(prompts_for(known, questions, nodes, self.trained.config.max_target_length))
+        config = self.trained.config
+        answers = self.model.forecast(
+            prompts_for(known, questions, nodes, config.max_target_length, crossing=config.is_crossing)
+        )
         if advance is not None:
             advance(len(questions))
         return answers
@@ -223,6 +223,13 @@ class Predictor:
         answered = self.answered(table, measured, LEVELS, advance)
         low, high = (answered[f"{level:g}"].to_numpy() for level in (LEVELS[0], LEVELS[-1]))
         return answered.take(most_informative(asked, np.log(high / low), known, budget))
+
+
+def keep_compiled(folder: Path) -> None:
+    """Compiled programs, in a folder where the next process finds them: it takes seconds less."""
+    jax.config.update("jax_compilation_cache_dir", str(folder))  # type: ignore[no-untyped-call]
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)  # type: ignore[no-untyped-call]
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)  # type: ignore[no-untyped-call]
 
 
 # Questions, known measurements and answers as tables of pandas, Polars or Arrow.
