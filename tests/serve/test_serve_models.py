@@ -160,7 +160,8 @@ def test_anomaly_scores_are_those_of_the_python_api(
 
 @pytest.fixture(scope="module")
 def completer(store: MeasurementStore) -> Iterator[TestClient]:
-    answers = ModelAnswers(steady_predictor(None, 1024))
+    settings: dict[str, Any] = {"context": 64, "whole": 128, "clusters": 0, "contexts_per_call": 1}  # few and small shapes
+    answers = ModelAnswers(Predictor.from_pretrained(**settings))
     for _ in answers.warm_up():
         pass
     with running(answers, store) as client:
@@ -181,10 +182,11 @@ def test_the_completer_compiles_nothing_either_and_grows_to_its_own_answer(
     assert compiled == []
 
 
-def test_the_server_answers_as_the_command_line_does(completer: TestClient, store: MeasurementStore) -> None:
+def test_the_server_answers_as_the_command_line_does(store: MeasurementStore) -> None:
     questions: list[dict[str, Any]] = [*pairs(store, 6)]
     questions[-1]["event_time"] = float(store.measured.observations.time_s[len(store) // 2])
-    found = good(completer.post("/api/v1/predict", json={"questions": questions}))["predictions"]
+    with running(ModelAnswers(steady_predictor(None, 1024)), store) as client:
+        found = good(client.post("/api/v1/predict", json={"questions": questions}))["predictions"]
     asked = pa.Table.from_pylist([{"event_time": None} | one for one in questions])
     expected = Predictor.from_pretrained().predict_df(asked, history=store.measured).to_pylist()
     for one, other in zip(found, expected, strict=True):
