@@ -160,7 +160,7 @@ def test_anomaly_scores_are_those_of_the_python_api(
 
 @pytest.fixture(scope="module")
 def completer(store: MeasurementStore) -> Iterator[TestClient]:
-    settings: dict[str, Any] = {"context": 64, "whole": 128, "clusters": 0, "contexts_per_call": 1}  # few and small shapes
+    settings: dict[str, Any] = {"context": 64, "whole": 128, "clusters": 0, "contexts_per_call": 1}
     answers = ModelAnswers(Predictor.from_pretrained(**settings))
     for _ in answers.warm_up():
         pass

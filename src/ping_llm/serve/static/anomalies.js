@@ -22,7 +22,7 @@ export function anomaliesView(state, info) {
   const source = addressField("Source (optional)", { role: "source", value: state.src, info, placeholder: "all" });
   const destination = addressField("Destination (optional)", { role: "destination", source: () => source.input.value, value: state.dst, info, placeholder: "all" });
   const range = rangeFields(state);
-  const limit = h("input", { type: "number", min: 1, max: info.limits.scored, inputmode: "numeric", value: state.last || Math.min(info.kind === "completer" ? 40 : 2000, info.limits.scored) });
+  const limit = h("input", { type: "number", min: 1, max: info.limits.scored, inputmode: "numeric", value: state.last || Math.min(info.kind !== "completer" ? 2000 : state.example ? 100 : 40, info.limits.scored) });
   const last = field("Score the latest", limit, info.kind === "completer" ? "The completer takes up to half a second for each." : "A language model reads thousands in seconds.");
   const form = h("form", { class: "card ask", novalidate: true, onsubmit: (event) => { event.preventDefault(); submit(); clearIfWrong(); toResults(); } },
     info.rows && field("What to score", which), isOwn ? [source.element, destination.element, range.element] : chosen, last, h("button", { type: "submit", class: "main" }, "Score them"));

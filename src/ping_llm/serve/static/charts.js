@@ -64,7 +64,7 @@ export function densityChart(...predictions) {
       x: { log: true, range, format: inMs },
       y: { range: [0, 1.06 * Math.max(...shown.flatMap((one) => one.y))], hidden: true },
       series: [
-        ...shown.map(({ x, y }, index) => ({ kind: "area", colour: 1 + 2 * index, x, y })),
+        ...shown.map(({ x, y }, index) => ({ kind: "area", colour: 1 + 2 * index, x, y: isAlone ? y : y.map((value, bin) => (x[bin] >= shown[index].range[0] && x[bin] <= shown[index].range[1] ? value : null)) })),
         isAlone && { kind: "area", x: first.x, y: first.y.map((value, bin) => (first.x[bin] >= low && first.x[bin] <= high ? value : null)) },
       ].filter(Boolean),
       marks: predictions.map((prediction, index) => [prediction.median, isAlone ? `median ${ms(prediction.median)}` : "AB"[index], isAlone ? 2 : 1 + 2 * index]).sort((a, b) => a[0] - b[0]),
@@ -101,7 +101,7 @@ export function historyChart(measured, prediction) {
   const when = hasTimes ? times : rtt.map((_, index) => index + 1);
   const span = when.at(-1) - when[0] || 1;
   const x = [...when, when.at(-1) + 0.06 * span, when.at(-1) + 0.11 * span];
-  const [low, high] = shownRtts(rtt, INTERVAL.map((level) => prediction.quantiles[level]));
+  const [low, high] = shownRtts(rtt, ["0.05", "0.95"].map((level) => prediction.quantiles[level]));
   const edge = high ** 0.985 * low ** 0.015; // for timeouts, and for outliers beyond the chart
   const predicted = (level) => [...when.map(() => null), prediction.quantiles[level], prediction.quantiles[level]];
   const points = (value) => [...rtt.map(value), null, null];
@@ -220,7 +220,7 @@ export function rankCard(title, note, ranking, link, { name = "rank", first = "d
   const isLog = most > 30 * least;
   const [low, high] = [isLog ? least / 1.1 : 0, most * (isLog ? 1.1 : 1.04)];
   const at = (rtt) => (isLog ? Math.log(rtt / low) / Math.log(high / low) : rtt / high);
-  const ticks = isLog ? globalThis.chart.logTicks(low, high, 5) : globalThis.chart.linearTicks(0, high, 4).slice(0, -1);
+  const ticks = isLog ? globalThis.chart.logTicks(low, high, 5) : globalThis.chart.linearTicks(0, high, 5).filter((tick) => tick < 0.97 * high);
   const range = (one, from, to) => [at(one.quantiles[from]), at(one.quantiles[to])];
   return barCard(title, name, `${note} The scale ${isLog ? "is logarithmic" : "begins at 0"}.`, first, ["median", "80 % interval", "no answer"], ticks.map((tick) => [at(tick), inMs(tick)]), ranking, {
     link, label,
