@@ -87,6 +87,11 @@ class ServeSettings:
                 "give --token-file, or --open-to-all if everybody may send queries"
             )
 
+        if not _is_loopback(self.host) and self.token is None and self.accept:
+            raise PingLlmError(
+                "--accept lets clients change what others are answered: on other machines they need a token"
+            )
+
     @property
     def names(self) -> frozenset[str] | None:
         """Host names that a request may be addressed to; None: any.

@@ -9,13 +9,13 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import CancelledError
+from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from queue import Empty, Queue
 from threading import Event, Thread
-from typing import Final, Self
+from typing import Any, Final, Self
 
 import numpy as np
 import pyarrow as pa
@@ -72,6 +72,7 @@ class Watcher:
         self._expected: RttDistribution | None = None
         self._expected_bits = np.zeros(0)
         self._is_stale = True
+        self._computing: Future[Any] | None = None
         self._seen = {name: np.zeros(0) for name in ("observed_s", "observed_at", "bits", "observations", "anomalies")}
 
     def __enter__(self) -> Self:
@@ -79,6 +80,8 @@ class Watcher:
 
     def __exit__(self, *_: object) -> None:
         self._stop.set()
+        if self._computing is not None:
+            self._computing.cancel()
         if self._thread.is_alive():
             self._thread.join(timeout=10)
 
@@ -161,7 +164,8 @@ class Watcher:
         if not queries:
             return {}
         job = self._service.model.predict(queries, KnownMeasurements(store=store))
-        self._expected, supports = self._service.thread.submit(job, background=True).result()
+        self._computing = self._service.thread.submit(job, background=True)
+        self._expected, supports = self._computing.result()
         p_failed = self._expected.p_failed
         answered = np.mean([self._expected.bits(rtt) for rtt in self._expected.quantile(_LEVELS).T], axis=0)
         self._expected_bits = (1 - p_failed) * answered + p_failed * self._expected.bits(np.nan)
