@@ -9,7 +9,7 @@ README.md                            the model card
 import json
 import logging
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -49,7 +49,7 @@ class Trained:
     """A model that was trained, whichever it is."""
 
     config: Config
-    weights: Any
+    weights: Any = field(repr=False)
     """State of the module that `task_of(config).make` makes."""
     steps: int
     where: str
