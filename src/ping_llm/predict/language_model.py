@@ -28,7 +28,8 @@ from ping_llm.core.rtt import CODE_MS, CODES, Floats, Ints, RttDistribution, dec
 from ping_llm.models.lm import ModelSettings, Transformer
 from ping_llm.models.lm.transformer import rope_angles
 from ping_llm.predict.prompts import Prompt, Tokens
-from ping_llm.runs.trained import Trained, model_settings
+from ping_llm.runs.trained import Trained
+from ping_llm.runs.weights import model_settings, state_of
 from ping_llm.tokens import FIRST_BYTE, Role
 
 _BYTES: Final = np.arange(256)
@@ -203,7 +204,7 @@ class LanguageModel:
     @classmethod
     def of(cls, trained: Trained) -> Self:
         settings = replace(model_settings(trained.config), attention="plain", quantization="none")
-        return cls(config=trained.config, settings=settings, weights=trained.weights)
+        return cls(config=trained.config, settings=settings, weights=state_of(trained))
 
     @cached_property
     def extend(self) -> Callable[[list[KVCache], Table, Table, Table], tuple[jax.Array, KVCache]]:

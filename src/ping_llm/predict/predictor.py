@@ -5,14 +5,12 @@
 >>> predictor.predict(known, questions, nodes).interval(0.9)      # distributions
 """
 
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Self
 
-import jax
 import numpy as np
 import pyarrow as pa
 
@@ -25,12 +23,9 @@ from ping_llm.predict.support import Support, widened
 from ping_llm.rows.measurement_set import MeasurementSet, read_observations, rows_observations, table_observations
 from ping_llm.runs.trained import Trained, completer_settings, load_trained
 from ping_llm.sources.files import find_columns
-from ping_llm.storage.cache import cache_folder
 
 if TYPE_CHECKING:
     from ping_llm.predict.language_model import LanguageModel
-
-_COMPILED: Final = {"jax_persistent_cache_min_compile_time_secs": 0.0, "jax_persistent_cache_min_entry_size_bytes": -1}
 
 History = Any
 """A path or glob, several of them, or a data frame."""
@@ -51,9 +46,6 @@ class Predictor:
         `settings` are those of `PredictionSettings`, such as `votes=4` or `context=512`.
         """
         checked = PredictionSettings(**settings)
-        if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):  # the next process takes seconds less
-            for name, value in {"jax_compilation_cache_dir": str(cache_folder() / "compiled"), **_COMPILED}.items():
-                jax.config.update(name, value)  # type: ignore[no-untyped-call]
         return cls(trained=load_trained(where), settings=checked)
 
     @property

@@ -19,10 +19,9 @@ from pydantic import BaseModel, FiniteFloat, TypeAdapter, ValidationError
 
 from ping_llm.batches.spec import DataState
 from ping_llm.config import Config, load_config
-from ping_llm.config.keys import SECRETS, TEXT_DATASET_TYPES
+from ping_llm.config.keys import COMPLETER_DATA, SECRETS, TEXT_DATASET_TYPES
 from ping_llm.core.errors import PingLlmError
 from ping_llm.core.rtt import Floats
-from ping_llm.data.completer import COMPLETER_DATA
 from ping_llm.evaluate.scores import EVALUATION_FILE, ORACLE
 from ping_llm.report.formatting import number, percent
 from ping_llm.runs import RunFolder, parse_json, read_lines
