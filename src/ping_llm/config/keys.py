@@ -202,6 +202,15 @@ class Data(Section):
     network_eval_files: RowFiles = key("", "Evaluation data, written likewise; of a folder, its evaluation split.")
     network_context_measurements: Count = key(30, "A row gives one context for every so many measurements.")
     network_max_contexts: Count = key(16, "A row gives at most so many contexts per epoch.")
+    network_result_last: Share = key(
+        0.0, "Share of contexts in which every measurement ends with its result, as in a question; else any order."
+    )
+    network_by_destination: str = key(
+        "", "The same measurements by destination (`prepare --by destination`), for contexts that cross sources."
+    )
+    network_crossing: Share = key(
+        0.5, "Share of contexts that hold what others measured to the same destinations, if those rows are given."
+    )
     network_skip_corrupt_rows: bool = key(False, "true = skip and count unreadable rows; false = stop at the first.")
     data_cache_dir: str = key("", "Where copies of rows in object stores are kept; empty = in the user's cache folder.")
     data_cache_gb: NonNegative = key(0.0, "Disk space for such copies; 0 = half of what is free.")
@@ -314,6 +323,10 @@ class Model(Section):
     base_num_query_heads: Count = key(10, "Attention heads of a layer.")
     head_dim: Annotated[int, Rule("even and above 0", lambda n: n > 0 and n % 2 == 0)] = key(64, "Size of a head.")
     base_mlp_dim: Count = key(2048, "Width of the gated MLP (SwiGLU).")
+    use_qk_norm: bool = key(False, "RMSNorm of queries and keys before attention.")
+    byte_features: CountOrZero = key(
+        0, "Cosines of a byte's value that embedding and head have beside the token; 0 = none. For probe rows."
+    )
     rope_max_timescale: Annotated[float, above(1)] = key(10_000.0, "Longest period of the rotary positions (RoPE).")
     final_logits_soft_cap: NonNegative = key(0.0, "Squeeze logits into ± this; 0 = not.")
     dtype: Dtype = key("bfloat16", "Of activations and matmuls.")
@@ -356,6 +369,7 @@ class Optimizer(Section):
     average_decay: Share = key(
         0.0, "Decay per step of a running average of the weights, which is then what is evaluated and used; 0 = none."
     )
+    rtt_loss_weight: Positive = key(1.0, "Weight in the loss of the bytes of RTTs, where every other token counts 1.")
     z_loss_multiplier: NonNegative = key(0.0, "Weight of the squared log of the normaliser in the loss.")
 
 
@@ -442,6 +456,11 @@ class Config(Run, Data, Text, Tokenizer, Worlds, Loader, Evaluation, Model, Opti
     def to_yaml(self) -> str:
         """The same as a file, which loads to an equal configuration."""
         return yaml.safe_dump(self.to_store(), sort_keys=False, allow_unicode=True, width=math.inf)
+
+    @property
+    def is_crossing(self) -> bool:
+        """Whether contexts hold what others measured to the same destinations."""
+        return bool(self.network_by_destination) and self.network_crossing > 0
 
 
 SECTIONS: Final = tuple(base for base in Config.__bases__ if issubclass(base, Section))

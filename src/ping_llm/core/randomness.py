@@ -30,6 +30,8 @@ class Purpose(IntEnum):
     SAMPLE = 6
     MEASUREMENT = 7
     SEQUENCE_ORDER = 8
+    FIELD_ORDER = 9
+    CROSSING = 10
 
 
 def mix64(value: Any) -> Any:

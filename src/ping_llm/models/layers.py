@@ -151,7 +151,7 @@ class _NumPy:
 
     @staticmethod
     def rsqrt(x: Singles) -> Singles:
-        return 1 / np.sqrt(x)
+        return np.reciprocal(np.sqrt(x))
 
     @staticmethod
     def silu(x: Singles) -> Singles:

@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -12,6 +13,9 @@ from flax import nnx
 
 from ping_llm.core.errors import PingLlmError
 from ping_llm.models.layers import LayerFunctions, LayerSettings
+from ping_llm.storage.cache import cache_folder
+
+# mypy: disallow-untyped-calls=False
 
 
 class Layer(LayerFunctions, nnx.Module):
@@ -64,3 +68,12 @@ def with_arrays(weights: Any, arrays: Mapping[str, Any]) -> Any:
     """A tree of weights with other arrays, which are given by name."""
     leaves = [jnp.asarray(arrays[name], leaf.dtype) for name, leaf in by_name(weights).items()]
     return jax.tree.unflatten(jax.tree.structure(weights), leaves)
+
+
+def keep_compiled(folder: Path | None = None) -> None:
+    """Compiled programs, where the next process finds them: it takes seconds less. What was set before stays."""
+    if jax.config.jax_compilation_cache_dir:
+        return
+    jax.config.update("jax_compilation_cache_dir", str(folder or cache_folder() / "compiled"))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from ping_llm.core.console import Advance
-from ping_llm.core.errors import PingLlmError, explained
+from ping_llm.core.errors import PingLlmError, explained, extras_needed
 from ping_llm.core.measurements import MAX_TIME_US, UNPARSABLE, format_address, parse_column, time_microseconds
 from ping_llm.core.rtt import Floats, Ints, Observations, Questions, RttDistribution
 from ping_llm.models.completer.inference import Completer, PredictionSettings
@@ -70,7 +70,8 @@ class Predictor:
         if self.trained.is_completer:
             settings = completer_settings(self.trained.config)
             return Completer(settings=settings, weights=self.trained.weights, prediction=self.settings)
-        from ping_llm.predict.language_model import LanguageModel
+        with extras_needed("a language model"):
+            from ping_llm.predict.language_model import LanguageModel
 
         return LanguageModel.of(self.trained)
 
@@ -92,7 +93,10 @@ class Predictor:
             return widened(self.model.predict(known, questions, nodes, advance), Support.of(known, questions))
         from ping_llm.predict.prompts import prompts_for
 
-        answers = self.model.forecast(prompts_for(known, questions, nodes, self.trained.config.max_target_length))
+        config = self.trained.config
+        answers = self.model.forecast(
+            prompts_for(known, questions, nodes, config.max_target_length, crossing=config.is_crossing)
+        )
         if advance is not None:
             advance(len(questions))
         return answers

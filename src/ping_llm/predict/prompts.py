@@ -17,11 +17,10 @@ from ping_llm.core.errors import PingLlmError
 from ping_llm.core.measurements import ADDRESS_BYTES, MAX_RTT_MS, MAX_TIME_US, UNPARSABLE, parse_addresses
 from ping_llm.core.rtt import Ints, Observations, Questions
 from ping_llm.rows.format import ProbeRow
-from ping_llm.tokens import FIELD_ORDERS, LONGEST_DELTA1_S, TimeKind, token_counts
+from ping_llm.tokens import FIELD_ORDERS, LONGEST_DELTA1_S, RESULT_LAST, TimeKind, token_counts
 
 Tokens = npt.NDArray[np.uint16]
 
-RESULT_LAST: Final = FIELD_ORDERS.index(("time", "source", "destination", "result"))
 DESTINATION_LAST: Final = FIELD_ORDERS.index(("time", "source", "result", "destination"))
 MIN_TOKENS: Final = 12
 """Of a measurement. Bounds how many fit a context."""
@@ -39,13 +38,24 @@ class Prompt:
     """Of the history that was kept."""
 
 
-def spell(row: ProbeRow, chosen: Ints, *, timed: bool, order: npt.ArrayLike) -> tuple[Tokens, Ints]:
-    """A context of measurements of a row, in order of time: its tokens, and how many each measurement takes."""
+def spell(
+    row: ProbeRow, chosen: Ints, *, timed: bool, order: npt.ArrayLike, sources: npt.NDArray[np.uint8] | None = None
+) -> tuple[Tokens, Ints]:
+    """A context of measurements of a row, in order of time: its tokens, and how many each measurement takes.
+
+    `sources` are those of its measurements, if they are not the row's.
+    """
     from ping_llm.tokens.encode import encode_history
 
     seconds = row.time_us[chosen] // 1_000_000 if timed else None
     return encode_history(
-        row.family, row.source, row.destinations[chosen], row.rtt_ms[chosen], seconds, starts=np.array([0]), order=order
+        row.family,
+        row.source if sources is None else sources[chosen],
+        row.destinations[chosen],
+        row.rtt_ms[chosen],
+        seconds,
+        starts=np.array([0]),
+        order=order,
     )
 
 
@@ -83,10 +93,18 @@ class TokenOffsets:
         return windows
 
 
-def prompt_of(row: ProbeRow, length: int, *, timed: bool, order: int, answer_tokens: int) -> Prompt:
+def prompt_of(
+    row: ProbeRow,
+    length: int,
+    *,
+    timed: bool,
+    order: int,
+    answer_tokens: int,
+    sources: npt.NDArray[np.uint8] | None = None,
+) -> Prompt:
     """Ask for the end of the last measurement of a row, after as many of those before it as fit."""
     chosen = np.arange(TokenOffsets.of(row, timed=timed).first(len(row), length), len(row))
-    tokens, counts = spell(row, chosen, timed=timed, order=order)
+    tokens, counts = spell(row, chosen, timed=timed, order=order, sources=sources)
     begin = len(tokens) - int(counts[-1])
     return Prompt(history=tokens[:begin], question=tokens[begin:-answer_tokens], measurements=len(chosen) - 1)
 
@@ -109,14 +127,20 @@ def with_query(
 
 
 class Histories:
-    """What each source measured, in time order. Nodes are numbers, `nodes` their addresses."""
+    """What each source measured, in time order. Nodes are numbers, `nodes` their addresses.
 
-    def __init__(self, known: Observations, nodes: Sequence[str]) -> None:
+    `crossing`: a question is asked after what its pair measured, and what others measured to its destination, too.
+    """
+
+    def __init__(self, known: Observations, nodes: Sequence[str], *, crossing: bool = False) -> None:
         self._families, self._packed = parse_addresses(nodes)
         self._nodes = nodes
         order = np.lexsort((known.time_s, known.source))
         order = order[self._families[known.source[order]] == self._families[known.destination[order]]]
         self._order, self._known = order, known.take(order)
+        self._crossing = crossing
+        # By destination, in time order: in the numbering of `_known`.
+        self._to = np.lexsort((self._known.time_s, self._known.destination)) if crossing else order
         self.row = cache(self._row)
 
     def _row(self, source: int) -> tuple[ProbeRow, Ints]:
@@ -143,6 +167,8 @@ class Histories:
         if self._family(source) != self._family(destination):
             ends = self._nodes[source], self._nodes[destination]
             raise PingLlmError(f"{ends[0]} and {ends[1]} are not of one family: no ping goes from one to the other")
+        if self._crossing:
+            return self._crossing_prompt(source, destination, time_s, length)
         row, _ = self.row(source)
         now = int(row.time_us[-1]) + 1_000_000 if len(row) else 0
         if not np.isnan(time_s):
@@ -151,10 +177,48 @@ class Histories:
         question = with_query(row, now, packed, 1.0, length)  # any RTT: its tokens are cut off
         return prompt_of(question, length - _RTT_TOKENS, timed=True, order=RESULT_LAST, answer_tokens=_RTT_TOKENS)
 
+    def _crossing_prompt(self, source: int, destination: int, time_s: float, length: int) -> Prompt:
+        """The latest of the pair, of others to the destination, and of the source to others; together in time order."""
+        known, family = self._known, self._family(source)
+        own = np.arange(*np.searchsorted(known.source, [source, source + 1]))
+        to = self._to[slice(*np.searchsorted(known.destination, [destination, destination + 1], sorter=self._to))]
+        if not np.isnan(time_s):
+            own = own[: np.searchsorted(known.time_s[own], time_s)]
+            to = to[: np.searchsorted(known.time_s[to], time_s)]
+        is_pair = known.destination[own] == destination
+        limit = length // int(token_counts(family, False, TimeKind.DELTA4))
+        pair = own[is_pair][-(limit // 2) :]
+        others = to[known.source[to] != source]
+        others = others[max(0, len(others) - (limit - len(pair)) // 2) :]
+        rest = own[~is_pair]
+        rest = rest[max(0, len(rest) - (limit - len(pair) - len(others))) :]
+        chosen = np.concatenate([pair, others, rest])
+        chosen = chosen[np.argsort(known.time_s[chosen], kind="stable")]
+        times = np.nan_to_num(known.time_s[chosen], nan=0.0)
+        now = time_s if not np.isnan(time_s) else times[-1] + 1 if len(chosen) else 0.0
+        width = ADDRESS_BYTES[family]
+        row = ProbeRow(
+            family=family,
+            source=self._packed[source, :width].tobytes(),
+            destinations=self._packed[np.append(known.destination[chosen], destination), :width],
+            time_us=(np.append(times, now) * 1e6).round().astype(np.int64),
+            rtt_ms=np.append(known.rtt_ms[chosen], 1.0).astype(np.float32),
+        )
+        return prompt_of(
+            row,
+            length - _RTT_TOKENS,
+            timed=True,
+            order=RESULT_LAST,
+            answer_tokens=_RTT_TOKENS,
+            sources=self._packed[np.append(known.source[chosen], source), :width],
+        )
 
-def prompts_for(known: Observations, questions: Questions, nodes: Sequence[str], length: int) -> list[Prompt]:
+
+def prompts_for(
+    known: Observations, questions: Questions, nodes: Sequence[str], length: int, *, crossing: bool = False
+) -> list[Prompt]:
     """One for each question. Without a time, a question comes a second after the last measurement of its source."""
-    histories = Histories(known, nodes)
+    histories = Histories(known, nodes, crossing=crossing)
     columns: list[npt.NDArray[np.generic]] = [questions.source, questions.destination, questions.time_s]
     ends = zip(*(column.tolist() for column in columns), strict=True)
     return [histories.prompt(source, destination, time_s, length) for source, destination, time_s in ends]

@@ -152,6 +152,8 @@ def model_settings(config: Config) -> ModelSettings:
         **layer_settings(config),
         vocabulary=vocabulary(config),
         rope_period=config.rope_max_timescale,
+        qk_norm=config.use_qk_norm,
+        byte_features=config.byte_features,
         logits_soft_cap=config.final_logits_soft_cap,
         quantization=config.quantization,
         remat=config.remat_policy,

@@ -1,6 +1,5 @@
 """The completer's network compiled by JAX: for accelerators."""
 
-import os
 from dataclasses import replace
 from typing import Any, Final
 
@@ -11,12 +10,10 @@ from flax import nnx
 from ping_llm.models.completer.model import SetTransformer
 from ping_llm.models.completer.network import CompleterSettings, Encoded, Measurements
 from ping_llm.models.layers import Singles
-from ping_llm.models.modules import with_arrays
-from ping_llm.storage.cache import cache_folder
+from ping_llm.models.modules import keep_compiled, with_arrays
 
 # mypy: disallow-untyped-calls=False
 
-_COMPILED: Final = {"jax_persistent_cache_min_compile_time_secs": 0.0, "jax_persistent_cache_min_entry_size_bytes": -1}
 _CONTEXT_SIZES: Final = (64, 256, 1024, 2048, 4096)
 _QUERY_SIZES: Final = (1, 16, 256)
 """Shapes to compile for: a few, each some seconds of compiling."""
@@ -26,9 +23,7 @@ class OnJax:
     """Compiled for a few shapes, which contexts and queries are padded to."""
 
     def __init__(self, settings: CompleterSettings, weights: dict[str, Singles], contexts_at_once: int) -> None:
-        if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):  # the next process takes seconds less
-            for name, value in {"jax_compilation_cache_dir": str(cache_folder() / "compiled"), **_COMPILED}.items():
-                jax.config.update(name, value)
+        keep_compiled()
         if jax.default_backend() == "cpu" and settings.dtype != "float32":  # which computes 16 bits slower than 32
             settings = replace(settings, dtype="float32")
         settings = replace(settings, attention="plain")
