@@ -53,9 +53,11 @@ def merge(resolved: dict[str, dict[str, str]]) -> list[str]:
 
 def write(name: str, lock: Lock) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    requirements = list(project["dependencies"])
-    for extra in lock.extras:
-        requirements += project["optional-dependencies"][extra]
+    requirements, extras = list(project["dependencies"]), list(lock.extras)
+    for extra in extras:  # which grows: an extra may contain others, as ping-llm[train]
+        for requirement in project["optional-dependencies"][extra]:
+            inner = requirement.removeprefix("ping-llm[").removesuffix("]")
+            (requirements if inner == requirement else extras).append(inner)
     resolved = {}
     for version in lock.pythons:
         if python := find_python(version):

@@ -72,8 +72,9 @@ def with_arrays(weights: Any, arrays: Mapping[str, Any]) -> Any:
 
 def keep_compiled(folder: Path | None = None) -> None:
     """Compiled programs, where the next process finds them: it takes seconds less. What was set before stays."""
-    if jax.config.jax_compilation_cache_dir:
+    config: Any = jax.config
+    if config.jax_compilation_cache_dir:
         return
-    jax.config.update("jax_compilation_cache_dir", str(folder or cache_folder() / "compiled"))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    config.update("jax_compilation_cache_dir", str(folder or cache_folder() / "compiled"))
+    config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    config.update("jax_persistent_cache_min_entry_size_bytes", -1)
