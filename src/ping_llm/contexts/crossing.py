@@ -1,10 +1,10 @@
 """Contexts that cross sources: beside what its own source measured, a context holds what others measured to the same
-destinations. The language model can then learn from a destination what its source never saw.
+destinations. From it the language model learns what a source never saw.
 
-In a share of the contexts, half of the candidates give way to measurements of a few *anchors*: destinations of some of
-the other half. They come from rows by destination (`ping-llm prepare --by destination`), from about the time of their
-anchor. What a context holds is still a pure function of the step, and candidates are exchanged one for one, so that the
-plan, which knows sizes only, holds.
+Most of what a source measures is repeated: the same few destinations again and again. In contexts that cross, nearly
+all repetitions give way to measurements of the same destinations by others, each pair once, from about the same time.
+They come from rows by destination (`ping-llm prepare --by destination`). What a context holds is still a pure function
+of the step, and candidates are exchanged one for one, so that the plan, which knows sizes only, holds.
 
 Importing this loads (or compiles) the kernel.
 """
@@ -16,14 +16,17 @@ import numpy.typing as npt
 
 from ping_llm.contexts.plan import SAMPLES, Mode, Samples
 from ping_llm.core.compiled import kernel, part_of_kernels, types
-from ping_llm.core.draws import below, extend, uniform
+from ping_llm.core.draws import below, extend, log_uniform, uniform
 from ping_llm.core.randomness import Ints, Purpose
 from ping_llm.rows.dataset import RowSet
 from ping_llm.rows.reader import Picked, RowReader
 
-_KEPT: Final = 0.5
-_MOST_ANCHORS: Final = 3  # a power of two
-_REPLACED, _ANCHOR, _PLACE, _SHIFT, _COUNT = range(1, 6)  # what is drawn
+_REPLACED_SHARE: Final = 0.9
+"""Of repetitions."""
+_MOST_DESTINATIONS: Final = 16
+_TRIES: Final = 4
+"""To find a pair that the context does not have yet."""
+_REPLACED, _PLACE, _SPREAD, _SHIFT = range(4)  # what is drawn
 
 _I64, _U64, _U8 = types.int64[::1], types.uint64[::1], types.uint8[::1]
 
@@ -55,26 +58,38 @@ class Destinations:
         """The candidates of the samples, of which some cross: with the positions of what came from rows by destination
         negative, from -1 on. `source` [candidates, 16] is of each one."""
         first, position, rank, words, timed = drawn
-        row, at = _choose(samples, first, position, rank, read.time_s, read.destination, self._table)
-        some = np.flatnonzero(row >= 0)
-        if not len(some):
+        given_up, row, tries = _choose(samples, first, position, rank, read.time_s, read.destination, self._table)
+        if not len(row):
             return drawn, read, source
-        rows = row[some]
-        self._reader.check(np.unique(rows))
+        self._reader.check(np.unique(row))
         sample = np.repeat(np.arange(len(samples.row)), np.diff(first))
-        is_timed = samples.mode[sample[some]] != Mode.NONE
-        other = self._reader.pick(rows, np.arange(len(some) + 1), at[some], is_timed)
-        is_other = (other.destination != source[some]).any(axis=1)
-        some, rows, at = some[is_other], rows[is_other], at[some[is_other]]
+        every = np.tile(given_up, _TRIES)
+        is_timed = samples.mode[sample[every]] != Mode.NONE
+        other = self._reader.pick(np.tile(row, _TRIES), np.arange(len(every) + 1), tries.ravel(), is_timed)
+        is_new = _is_first(sample[every], np.tile(row, _TRIES), other.destination)
+        is_new &= (other.destination != source[every]).any(axis=1)
+        first_new = is_new.reshape(_TRIES, -1).argmax(axis=0) * len(row) + np.arange(len(row))
+        taken = np.flatnonzero(is_new[first_new])
+        some, of = given_up[taken], first_new[taken]
         time_s, rtt_ms, destination = read.time_s.copy(), read.rtt_ms.copy(), read.destination.copy()
         source, position = source.copy(), position.copy()
-        time_s[some], rtt_ms[some] = other.time_s[is_other], other.rtt_ms[is_other]
-        source[some], destination[some] = other.destination[is_other], self.rows.column("source")[rows]
-        position[some] = -1 - at
+        time_s[some], rtt_ms[some] = other.time_s[of], other.rtt_ms[of]
+        source[some], destination[some] = other.destination[of], self.rows.column("source")[row[taken]]
+        position[some] = -1 - tries.ravel()[of]
         # Candidates are in time order; where no times are read, the order does not matter.
         order = np.lexsort((np.where(samples.mode[sample] == Mode.NONE, 0, time_s), sample))
         drawn = first, position[order], rank[order], words[order], timed[order]
         return drawn, Picked(time_s[order], rtt_ms[order], destination[order]), source[order]
+
+
+def _is_first(sample: Ints, rows: Ints, sources: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
+    """Whether a pair is the first of its kind in its sample."""
+    halves = sources.view(np.uint64)
+    order = np.lexsort((halves[:, 1], halves[:, 0], rows, sample))
+    columns = [sample[order], rows[order], *halves[order].T]
+    found = np.ones(len(order), dtype=np.bool_)
+    found[order[1:]] = np.any([np.diff(column) != 0 for column in columns], axis=0)
+    return found
 
 
 @part_of_kernels
@@ -113,47 +128,52 @@ def _find(table: Any, family: Any, high: Any, low: Any, time_s: Any) -> Any:
 @kernel(
     *(SAMPLES, _I64, _I64, types.int32[::1], _I64, types.uint8[:, ::1]),
     types.Tuple((_U64, _U64, _U64, _I64, _I64, _I64, _I64)),
-    returns=types.Tuple((_I64, _I64)),
+    returns=types.Tuple((_I64, _I64, types.int64[:, ::1])),
 )
 def _choose(samples: Any, first: Any, position: Any, rank: Any, time_s: Any, destination: Any, table: Any) -> Any:
-    """Row and position of what takes the place of each candidate; row -1: it stays."""
-    row, at = np.full(len(position), -1, dtype=np.int64), np.zeros(len(position), dtype=np.int64)
-    starts, entries = np.zeros(1 << _MOST_ANCHORS, dtype=np.int64), np.zeros(1 << _MOST_ANCHORS, dtype=np.int64)
-    anchor = np.zeros(1 << _MOST_ANCHORS, dtype=np.int64)
+    """Which candidates may give way, to something of which row by destination, and positions there to try."""
+    given_up, row = np.empty(len(position), dtype=np.int64), np.empty(len(position), dtype=np.int64)
+    at = np.empty((_TRIES, len(position)), dtype=np.int64)
+    total = 0
+    high, low = np.zeros(_MOST_DESTINATIONS, dtype=np.uint64), np.zeros(_MOST_DESTINATIONS, dtype=np.uint64)
+    entry, place = np.zeros(_MOST_DESTINATIONS, dtype=np.int64), np.zeros(_MOST_DESTINATIONS, dtype=np.int64)
+    _, _, _, rows, counts, begins, ends = table
+    used_as = np.empty(np.diff(first).max(), dtype=np.int64)
     for s in range(len(samples.key)):
         begin, count = first[s], first[s + 1] - first[s]
         if not samples.crossing[s] or count < 2:
             continue
         key, timed = extend(samples.key[s], Purpose.CROSSING), samples.mode[s] != Mode.NONE
-        anchors = min(1 << below(extend(key, _COUNT), _MOST_ANCHORS + 1), count >> 1)
-        # Anchors are among those that are used first.
-        for a in range(anchors):
-            anchor[a] = begin + below(extend(extend(key, _ANCHOR), a), count)
-        if samples.shrinkable[s]:
-            for i in range(begin, begin + count):
-                if rank[i] < anchors:
-                    anchor[rank[i]] = i
-        each = count // (2 * anchors) + 1
-        for a in range(anchors):
-            i = anchor[a]
-            when = time_s[i] if timed else 0
-            family = np.uint64(samples.family[s])
-            entries[a] = e = _find(table, family, _number(destination, i, 0), _number(destination, i, 8), when)
-            if e >= 0:
-                word = extend(extend(key, _PLACE), a)
-                _, _, _, _, counts, begins, ends = table
-                place = (when - begins[e]) * counts[e] // (ends[e] - begins[e] + 1) if timed else below(word, counts[e])
-                starts[a] = place - each + below(extend(extend(key, _SHIFT), a), each + 1)
-        replaced = 0
-        for i in range(begin, begin + count):
-            is_anchor = False
-            for a in range(anchors):
-                is_anchor |= anchor[a] == i
-            if is_anchor or uniform(extend(extend(key, _REPLACED), position[i])) < _KEPT:
+        for i in range(count):  # those that are used first come first
+            used_as[rank[begin + i] if samples.shrinkable[s] else i] = begin + i
+        known = replaced = 0
+        for n in range(count):
+            i = used_as[n]
+            h, l = _number(destination, i, 0), _number(destination, i, 8)  # noqa: E741
+            d = 0
+            while d < known and (high[d] != h or low[d] != l):
+                d += 1
+            if d == known:
+                if known < _MOST_DESTINATIONS:
+                    when = time_s[i] if timed else 0
+                    high[d], low[d] = h, l
+                    entry[d] = e = _find(table, np.uint64(samples.family[s]), h, l, when)
+                    if e >= 0 and timed:
+                        place[d] = (when - begins[e]) * counts[e] // (ends[e] - begins[e] + 1)
+                    elif e >= 0:
+                        place[d] = below(extend(extend(key, _PLACE), d), counts[e])
+                    known += 1
                 continue
-            a = replaced % anchors
-            where = starts[a] + replaced // anchors
+            word = extend(key, position[i])
+            if uniform(extend(word, _REPLACED)) >= _REPLACED_SHARE:
+                continue
+            d = replaced % known
             replaced += 1
-            if entries[a] >= 0 and 0 <= where < table[4][entries[a]]:
-                row[i], at[i] = table[3][entries[a]], where
-    return row, at
+            if entry[d] >= 0:
+                given_up[total], row[total] = i, rows[entry[d]]
+                spread = log_uniform(extend(word, _SPREAD), counts[entry[d]])
+                for t in range(_TRIES):
+                    where = place[d] - spread + below(extend(extend(word, _SHIFT), t), 2 * spread)
+                    at[t, total] = where % counts[entry[d]]
+                total += 1
+    return given_up[:total].copy(), row[:total].copy(), at[:, :total].copy()

@@ -178,21 +178,26 @@ class Histories:
         return prompt_of(question, length - _RTT_TOKENS, timed=True, order=RESULT_LAST, answer_tokens=_RTT_TOKENS)
 
     def _crossing_prompt(self, source: int, destination: int, time_s: float, length: int) -> Prompt:
-        """The latest of the pair, of others to the destination, and of the source to others; together in time order."""
+        """In time order: what the pair measured last, then each other pair once, the last time: others with the
+        destination, the source with others, and at last others with these."""
         known, family = self._known, self._family(source)
-        own = np.arange(*np.searchsorted(known.source, [source, source + 1]))
-        to = self._to[slice(*np.searchsorted(known.destination, [destination, destination + 1], sorter=self._to))]
-        if not np.isnan(time_s):
-            own = own[: np.searchsorted(known.time_s[own], time_s)]
-            to = to[: np.searchsorted(known.time_s[to], time_s)]
+        own = self._before(np.arange(*np.searchsorted(known.source, [source, source + 1])), time_s)
         is_pair = known.destination[own] == destination
         limit = length // int(token_counts(family, False, TimeKind.DELTA4))
-        pair = own[is_pair][-(limit // 2) :]
-        others = to[known.source[to] != source]
-        others = others[max(0, len(others) - (limit - len(pair)) // 2) :]
-        rest = own[~is_pair]
-        rest = rest[max(0, len(rest) - (limit - len(pair) - len(others))) :]
-        chosen = np.concatenate([pair, others, rest])
+        parts = [own[is_pair][-(limit // 2) :]]
+        others = self._others(source, destination, time_s)
+        left = limit - len(parts[0])
+        parts.append(others[max(0, len(others) - left // 2) :])
+        left -= len(parts[1])
+        rest = _latest_of_each(own[~is_pair], known.destination)
+        parts.append(rest[max(0, len(rest) - left) :])
+        left -= len(parts[2])
+        for other in known.destination[parts[2][::-1]].tolist():
+            if left > 0:
+                more = self._others(source, other, time_s)[-(-(-left // len(parts[2])) + 1) :][-left:]
+                parts.append(more)
+                left -= len(more)
+        chosen = np.concatenate(parts)
         chosen = chosen[np.argsort(known.time_s[chosen], kind="stable")]
         times = np.nan_to_num(known.time_s[chosen], nan=0.0)
         now = time_s if not np.isnan(time_s) else times[-1] + 1 if len(chosen) else 0.0
@@ -212,6 +217,22 @@ class Histories:
             answer_tokens=_RTT_TOKENS,
             sources=self._packed[np.append(known.source[chosen], source), :width],
         )
+
+    def _others(self, source: int, destination: int, time_s: float) -> Ints:
+        """The latest that each other source measured to a destination."""
+        known = self._known
+        to = self._to[slice(*np.searchsorted(known.destination, [destination, destination + 1], sorter=self._to))]
+        to = self._before(to, time_s)
+        return _latest_of_each(to[known.source[to] != source], known.source)
+
+    def _before(self, rows: Ints, time_s: float) -> Ints:
+        return rows if np.isnan(time_s) else rows[: np.searchsorted(self._known.time_s[rows], time_s)]
+
+
+def _latest_of_each(rows: Ints, ends: Ints) -> Ints:
+    """Of rows in time order, the last one of each end; in time order."""
+    latest = np.unique(ends[rows][::-1], return_index=True)[1]
+    return rows[len(rows) - 1 - np.sort(latest)[::-1]]
 
 
 def prompts_for(
