@@ -41,7 +41,7 @@ def explained(what: str, *kinds: type[Exception], limit: int = 200) -> Iterator[
 
 
 _EXTRAS: Final = {
-    "train": ("array_record", "duckdb", "flax", "google", "grain", "jax", "numba", "optax", "orbax", "psutil"),
+    "train": ("array_record", "duckdb", "flax", "google", "grain", "jax", "numba", "optax", "orbax"),
     "remote": ("fsspec", "tenacity"),
 }
 """Packages that only some installations have, imported by many modules. The others are asked for by `need`."""

@@ -42,10 +42,9 @@ from ping_llm.data.documents import (
     matching,
     reader_of,
 )
-from ping_llm.data.registry import ONE_HOST, Part, changes_of, eval_loader_of, loader_of
+from ping_llm.data.registry import ONE_HOST, TEXT_STAGES, Part, changes_of, eval_loader_of, loader_of
 from ping_llm.data.stream import (
     EMPTY,
-    TEXT_STAGES,
     Concatenated,
     Packed,
     StreamEvalLoader,

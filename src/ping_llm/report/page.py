@@ -24,7 +24,7 @@ from ping_llm.config.keys import COMPLETER_DATA, TEXT_DATASET_TYPES
 from ping_llm.contexts.spec import STAGES
 from ping_llm.core.console import err
 from ping_llm.core.files import write_atomically
-from ping_llm.data.stream import TEXT_STAGES
+from ping_llm.data.registry import TEXT_STAGES
 from ping_llm.evaluate.scores import SCORE_COLUMNS
 from ping_llm.report.charts import training_charts
 from ping_llm.report.formatting import SI, duration, number, percent, short
