@@ -56,8 +56,10 @@ def write(name: str, lock: Lock) -> None:
     requirements, extras = list(project["dependencies"]), list(lock.extras)
     for extra in extras:  # which grows: an extra may contain others, as ping-llm[train]
         for requirement in project["optional-dependencies"][extra]:
-            inner = requirement.removeprefix("ping-llm[").removesuffix("]")
-            (requirements if inner == requirement else extras).append(inner)
+            if requirement.startswith("ping-llm["):
+                extras += requirement.removeprefix("ping-llm[").removesuffix("]").split(",")
+            else:
+                requirements.append(requirement)
     resolved = {}
     for version in lock.pythons:
         if python := find_python(version):

@@ -77,14 +77,20 @@ def test_measurements_are_simulated_split_evaluated_and_a_run_is_reported(pings:
 
 
 @pytest.mark.parametrize(
-    "arguments",
-    [("train", "dataset_type=synthetic"), ("prepare", "--input", "pings.csv", "--output", "rows"),
-     ("inspect", "rows", "rows"), ("predict", "--history", "s3://bucket/x.csv", "--src", "a", "--dst", "b")],
-)  # fmt: skip
-def test_what_needs_an_extra_says_how_to_install_it(pings: Path, arguments: tuple[str, ...]) -> None:
-    extra = "remote" if "s3://bucket/x.csv" in arguments else "train"
-    error = run(*arguments, folder=pings)[2]
-    assert error.startswith("error: ping-llm")
+    ("extra", "command"),
+    [
+        ("train", "train dataset_type=synthetic"),
+        ("train", "predict --history pings.csv --src 10.0.1.1 --dst 10.0.4.1 --checkpoint run"),
+        ("data", "prepare --input pings.csv --output rows"),
+        ("data", "inspect rows rows"),
+        ("remote", "predict --history s3://bucket/x.csv --src 10.0.1.1 --dst 10.0.4.1"),
+    ],
+)
+def test_what_needs_an_extra_says_how_to_install_it(pings: Path, extra: str, command: str) -> None:
+    (pings / "run").mkdir()
+    (pings / "run" / "config.yml").write_text("run_name: run\n")
+    error = run(*command.split(), folder=pings)[2]
+    assert error.startswith("error: ")
     assert error.endswith(f'pip install "ping-llm[{extra}]"')
 
 

@@ -41,7 +41,8 @@ def explained(what: str, *kinds: type[Exception], limit: int = 200) -> Iterator[
 
 
 _EXTRAS: Final = {
-    "train": ("array_record", "duckdb", "flax", "google", "grain", "jax", "numba", "optax", "orbax"),
+    "data": ("array_record", "duckdb", "google", "numba"),
+    "train": ("flax", "grain", "jax", "optax", "orbax"),
     "remote": ("fsspec", "tenacity"),
 }
 """Packages that only some installations have, imported by many modules. The others are asked for by `need`."""
@@ -58,7 +59,7 @@ def missing_extra(error: ModuleNotFoundError, what: str, extra: str = "") -> Pin
 
 @contextmanager
 def extras_needed(what: str) -> Iterator[None]:
-    """Imports that only work where the extra `train` or `remote` is installed, or an error that says so."""
+    """Imports that only work where one of these extras is installed, or an error that says so."""
     try:
         yield
     except ModuleNotFoundError as error:

@@ -43,7 +43,7 @@ def _image(*more: str) -> Any:
     """What ping-llm needs, in the versions of the lock file if there is one, and the package as it is here."""
     try:
         found = [(line, line.partition("extra == ")[2].strip("'\"")) for line in requires("ping-llm") or []]
-        needed = [line.partition(";")[0] for line, extra in found if extra in ("", "train", "remote")]
+        needed = [line.partition(";")[0] for line, extra in found if extra in ("", "data", "train", "remote")]
         packages = [line for line in needed if not line.startswith("ping-llm[")]
     except PackageNotFoundError:  # this module is read on the rented machine, too, where the image is made already
         packages = []

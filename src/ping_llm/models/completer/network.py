@@ -362,9 +362,9 @@ class PlainNetwork(Network):
         self.blocks = [PlainBlock(settings) for _ in range(settings.layers)]
         for name in settings.shapes:
             *block, attribute = name.removesuffix(".kernel").split(".")
-            is_matrix = name.endswith(".kernel")
+            array = np.asarray(weights[name], np.float32)
             part = self.blocks[int(block[1])] if block else self
-            setattr(part, attribute, Matrix(weights[name]) if is_matrix else weights[name])
+            setattr(part, attribute, Matrix(array) if name.endswith(".kernel") else array)
 
     def attend(self, query: Singles, key: Singles, value: Singles, length: Array) -> Singles:
         return attend(query, key, value, length)
