@@ -29,7 +29,7 @@ def history(seed: int) -> tuple[Observations, Questions]:
 def main() -> None:
     nodes = [f"10.{number}.0.1" for number in range(NODES)]
     for backend in ("numpy", "jax"):
-        model = Predictor.from_pretrained(backend=backend).model
+        predictor = Predictor.from_pretrained(backend=backend)
         first, other = history(0), history(1)
         for what, (known, queries) in {
             "first matrix": first,
@@ -38,7 +38,7 @@ def main() -> None:
             "one query about another history": (first[0].take(slice(0, None, 2)), first[1].take([0])),
         }.items():
             wall, cpu = time.perf_counter(), time.process_time()
-            model.predict(known, queries, nodes)
+            predictor.predict(known, queries, nodes)
             wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
             out.print(f"{backend:6} {what:32} {wall:7.3f} s, {cpu:7.3f} CPU s")
 
