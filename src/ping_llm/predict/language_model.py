@@ -166,7 +166,7 @@ def answer(
     return result[..., 0], first, second
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class CodeDistribution(RttDistribution):
     """The probability of an RTT code is that of its first byte times that of its second byte, given the first.
 

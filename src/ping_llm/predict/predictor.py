@@ -2,10 +2,13 @@
 
 >>> predictor = Predictor.from_pretrained()                       # the completer that comes with the package
 >>> predictor.predict_df(questions, history="my_pings.csv")       # a data frame with quantiles
->>> predictor.predict(known, questions, nodes).interval(0.9)      # distributions
+>>> predictor.distributions(questions, history="my_pings.csv")    # distributions, one for each question
+>>> predictor.predict(known, questions, nodes).interval(0.9)      # the same, of columns of numbers
 """
 
+import warnings
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -14,14 +17,15 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 import pyarrow as pa
 
-from ping_llm.core.console import Advance
-from ping_llm.core.errors import PingLlmError, explained, extras_needed
+from ping_llm.core.console import Advance, no_progress
+from ping_llm.core.console import progress as progress_of
+from ping_llm.core.errors import DroppedRowsWarning, PingLlmError, explained, extras_needed, options_as_arguments
 from ping_llm.core.measurements import MAX_TIME_US, UNPARSABLE, format_address, parse_column, time_microseconds
 from ping_llm.core.rtt import Floats, Ints, Observations, Questions, RttDistribution
 from ping_llm.models.completer.inference import Completer, PredictionSettings
-from ping_llm.predict.support import Support, widened
+from ping_llm.predict.support import Support, measured_before, widened
 from ping_llm.rows.measurement_set import MeasurementSet, read_observations, rows_observations, table_observations
-from ping_llm.runs.trained import Trained, completer_settings, load_trained
+from ping_llm.runs.trained import SHIPPED, Trained, completer_settings, load_trained
 from ping_llm.sources.files import find_columns
 
 if TYPE_CHECKING:
@@ -47,6 +51,12 @@ class Predictor:
         """
         checked = PredictionSettings(**settings)
         return cls(trained=load_trained(where), settings=checked)
+
+    def __repr__(self) -> str:
+        what = "completer" if self.trained.is_completer else "language model"
+        where = "of the package" if self.trained.where == str(SHIPPED) else repr(self.trained.where)
+        set_to = f"; context={self.settings.context}, votes={self.settings.votes}" if self.trained.is_completer else ""
+        return f"Predictor({what} {where}, {self.trained.steps:,} steps{set_to})"
 
     @property
     def name(self) -> str:
@@ -160,19 +170,52 @@ class Predictor:
         return bits[which]
 
     def predict_df(
-        self, df: Any, *, history: History | None = None, quantile_levels: Sequence[float] = (0.1, 0.5, 0.9)
+        self,
+        df: Any,
+        *,
+        history: History | None = None,
+        quantile_levels: Sequence[float] = (0.1, 0.5, 0.9),
+        progress: bool = False,
     ) -> Any:
         """A data frame of questions, with the answers in new columns.
 
         `df` has the columns `src_addr` and `dst_addr`, and may have `event_time`; it is one of pandas, Polars or Arrow,
-        and so is the answer. `history` holds known measurements: such a data frame with `rtt` too, or files.
+        and so is the answer. `history` holds known measurements: such a data frame with `rtt` too, or files; rows of it
+        that cannot be used are dropped, with a `DroppedRowsWarning`. `progress` shows how far it is on standard error.
 
         New columns: `p_failed`, `predictions` (the median RTT in ms), and one for each level, named like "0.1"; then
-        what the answer rests on: `pair_measurements`, `src_measurements`, `dst_measurements`, `chain` (hops of the
-        shortest chain of measurements between the two), `extrapolating`, and the `reason` if it is.
+        what the answer rests on: `measured` (the median of the pair's latest 25 answers), `pair_measurements`,
+        `src_measurements`, `dst_measurements`, `chain` (hops of the shortest chain of measurements between the two),
+        `extrapolating`, and the `reason` if it is.
         """
         levels = checked_levels(quantile_levels)
-        return _from_arrow(self.answered(_to_arrow(df, "the questions"), load_history(history), levels), df)
+        table, measured = _to_arrow(df, "the questions"), _known(history)
+        with _shown(progress, "predicting", len(table)) as advance:
+            return _from_arrow(self.answered(table, measured, levels, advance), df)
+
+    def distributions(self, df: Any, *, history: History | None = None, progress: bool = False) -> RttDistribution:
+        """The distribution of the result of each question, in the order of the rows; otherwise as `predict_df`.
+
+        A completer's takes 19 kB of memory for each question.
+        """
+        table, measured = _to_arrow(df, "the questions"), _known(history)
+        questions, nodes = read_questions(table, measured.nodes)
+        with _shown(progress, "predicting", len(table)) as advance:
+            return self.predict(measured.observations, questions, nodes, advance)
+
+    def anomalies(self, history: History, *, last: int | None = None, progress: bool = False) -> pa.Table:
+        """Measurements beside what was expected of them, given those before: see `ping_llm.predict.anomalies`.
+
+        Of the latest `last` (None: of all), in time order.
+        """
+        from ping_llm.predict.anomalies import anomalies
+
+        if last is not None and last < 1:
+            raise PingLlmError(f"last must be at least 1; got {last}")
+        measured = _known(history)
+        which = np.arange(len(measured.observations))[-(last or 0) :]
+        with _shown(progress, "scoring", len(which)) as advance:
+            return anomalies(self, measured, which, len(which), advance)
 
     def answered(
         self, table: pa.Table, measured: MeasurementSet, levels: Sequence[float], advance: Advance | None = None
@@ -186,7 +229,9 @@ class Predictor:
         for rows, answers in self.in_parts(measured.observations, questions, nodes, support, advance):
             reasons[rows] = support.take(rows).reasons(answers)
             values[:, rows] = np.stack([answers.p_failed, answers.median, *answers.quantile(list(levels)).T])
-        columns = dict(zip(names, map(pa.array, values), strict=True)) | support.columns(reasons)
+        columns = dict(zip(names, map(pa.array, values), strict=True))
+        columns["measured"] = pa.array(measured_before(measured.observations, questions), from_pandas=True)
+        columns |= support.columns(reasons)
         table = table.drop_columns([name for name in columns if name in table.column_names])
         for name, column in columns.items():
             table = table.append_column(name, column)
@@ -203,8 +248,8 @@ class Predictor:
         from ping_llm.predict.suggest import LEVELS, most_informative, shortlist, unmeasured_pairs
 
         if budget < 1:
-            raise PingLlmError(f"a budget of {budget} measurements: at least 1")
-        measured = load_history(history)
+            raise PingLlmError(f"budget must be at least 1; got {budget}")
+        measured = _known(history)
         known, nodes = measured.observations, measured.nodes
         if among is not None:
             table = _to_arrow(among, "the candidates")
@@ -222,6 +267,20 @@ class Predictor:
 
 
 # Questions, known measurements and answers as tables of pandas, Polars or Arrow.
+
+
+def _shown(progress: bool, what: str, total: int) -> AbstractContextManager[Advance]:
+    return progress_of(what, total) if progress else nullcontext(no_progress)
+
+
+def _known(history: History | None) -> MeasurementSet:
+    """What a Python program gave, which is warned of what was dropped; commands have read theirs and told it."""
+    with options_as_arguments():
+        measured = load_history(history)
+    if measured.dropped and measured is not history:
+        reasons = ", ".join(f"{count:,} {reason}" for reason, count in measured.dropped.items())
+        warnings.warn(f"rows of the history that cannot be used: {reasons}", DroppedRowsWarning, stacklevel=3)
+    return measured
 
 
 def load_history(history: History | None) -> MeasurementSet:

@@ -9,7 +9,7 @@ Reading such a folder takes NumPy only. Runs, and language models, are read by `
 """
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -41,7 +41,7 @@ class Trained:
     """A model that was trained, whichever it is."""
 
     config: Config
-    weights: Arrays
+    weights: Arrays = field(repr=False)
     """By their path in the model, such as `blocks.0.qkv.kernel`."""
     steps: int
     where: str
