@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from ping_llm.core.errors import PingLlmError
 from ping_llm.core.measurements import ADDRESS_BYTES, MAX_RTT_MS, MAX_TIME_US, UNPARSABLE, parse_addresses
-from ping_llm.core.rtt import Ints, Observations, Questions
+from ping_llm.core.rtt import Floats, Ints, Observations, Questions
 from ping_llm.rows.format import ProbeRow
 from ping_llm.tokens import FIELD_ORDERS, LONGEST_DELTA1_S, RESULT_LAST, TimeKind, token_counts
 
@@ -144,9 +144,14 @@ class Histories:
         self.row = cache(self._row)
 
     @classmethod
-    def about(cls, questions: Questions, known: Observations, nodes: Sequence[str]) -> Self:
-        """Those of the sources that are asked about."""
-        return cls(known.take(np.isin(known.source, questions.source)), nodes)
+    def about(cls, questions: Questions, known: Observations, nodes: Sequence[str], *, crossing: bool = False) -> Self:
+        """Those of the sources that are asked about, if others do not matter."""
+        return cls(known if crossing else known.take(np.isin(known.source, questions.source)), nodes, crossing=crossing)
+
+    def prompts(self, questions: Questions, length: int) -> list[Prompt]:
+        columns: list[npt.NDArray[np.generic]] = [questions.source, questions.destination, questions.time_s]
+        ends = zip(*(column.tolist() for column in columns), strict=True)
+        return [self.prompt(source, destination, time_s, length) for source, destination, time_s in ends]
 
     def _row(self, source: int) -> tuple[ProbeRow, Ints]:
         """The measurements of a source, and which of the known ones they are."""
@@ -239,20 +244,12 @@ def _latest_of_each(rows: Ints, ends: Ints) -> Ints:
     latest = np.unique(ends[rows][::-1], return_index=True)[1]
     return rows[len(rows) - 1 - np.sort(latest)[::-1]]
 
-    def prompts(self, questions: Questions, length: int) -> list[Prompt]:
-        columns: list[npt.NDArray[np.generic]] = [questions.source, questions.destination, questions.time_s]
-        ends = zip(*(column.tolist() for column in columns), strict=True)
-        return [self.prompt(source, destination, time_s, length) for source, destination, time_s in ends]
-
 
 def prompts_for(
     known: Observations, questions: Questions, nodes: Sequence[str], length: int, *, crossing: bool = False
 ) -> list[Prompt]:
     """One for each question. Without a time, a question comes a second after the last measurement of its source."""
-    histories = Histories(known, nodes, crossing=crossing)
-    columns: list[npt.NDArray[np.generic]] = [questions.source, questions.destination, questions.time_s]
-    ends = zip(*(column.tolist() for column in columns), strict=True)
-    return [histories.prompt(source, destination, time_s, length) for source, destination, time_s in ends]
+    return Histories.about(questions, known, nodes, crossing=crossing).prompts(questions, length)
 
 
 # Questions for destinations.
@@ -301,3 +298,17 @@ def pack(addresses: Sequence[str]) -> npt.NDArray[np.uint8]:
             raise PingLlmError(f"{which!r} is not an IPv4 or IPv6 address")
         raise PingLlmError(f"{which} is of another family than {addresses[0]}")
     return packed[:, : ADDRESS_BYTES[int(families[0])]] if len(families) else packed
+
+
+# Answers about addresses.
+
+
+@dataclass(frozen=True, kw_only=True)
+class LikelyAddresses:
+    """The likeliest addresses that were found, best first."""
+
+    addresses: tuple[str, ...]
+    probability: Floats
+    """Of each: exact, and given the prefix that was to be completed."""
+    covered: float
+    """Probability of all addresses that were looked at. What is missing to 1 is that of all others together."""
