@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import numpy as np
 import pyarrow as pa
@@ -30,6 +30,9 @@ from ping_llm.sources.files import find_columns
 
 if TYPE_CHECKING:
     from ping_llm.predict.language_model import LanguageModel
+
+_AT_ONCE: Final = 4096
+"""Questions to the language model, whose answers are large."""
 
 History = Any
 """A path or glob, several of them, or a data frame."""
@@ -123,8 +126,16 @@ class Predictor:
         if isinstance(self.model, Completer):
             for rows, answers in self.model.in_parts(known, questions, nodes, advance):
                 yield rows, widened(answers, support.take(rows))
-        else:
-            yield np.arange(len(questions)), self.predict(known, questions, nodes, advance)
+            return
+        from ping_llm.predict.prompts import Histories
+
+        histories = Histories.about(questions, known, nodes, crossing=self.trained.config.is_crossing)
+        for begin in range(0, len(questions), _AT_ONCE):
+            rows = np.arange(begin, min(begin + _AT_ONCE, len(questions)))
+            prompts = histories.prompts(questions.take(rows), self.trained.config.max_target_length)
+            yield rows, self.model.forecast(prompts)
+            if advance is not None:
+                advance(len(rows))
 
     def context(self, known: Observations, question: Questions, nodes: Sequence[str]) -> Ints:
         """Which known measurements the answer to one question is drawn from, most informative first.

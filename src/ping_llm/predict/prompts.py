@@ -143,6 +143,16 @@ class Histories:
         self._to = np.lexsort((self._known.time_s, self._known.destination)) if crossing else order
         self.row = cache(self._row)
 
+    @classmethod
+    def about(cls, questions: Questions, known: Observations, nodes: Sequence[str], *, crossing: bool = False) -> Self:
+        """Those of the sources that are asked about, if others do not matter."""
+        return cls(known if crossing else known.take(np.isin(known.source, questions.source)), nodes, crossing=crossing)
+
+    def prompts(self, questions: Questions, length: int) -> list[Prompt]:
+        columns: list[npt.NDArray[np.generic]] = [questions.source, questions.destination, questions.time_s]
+        ends = zip(*(column.tolist() for column in columns), strict=True)
+        return [self.prompt(source, destination, time_s, length) for source, destination, time_s in ends]
+
     def _row(self, source: int) -> tuple[ProbeRow, Ints]:
         """The measurements of a source, and which of the known ones they are."""
         family = self._family(source)
@@ -239,10 +249,7 @@ def prompts_for(
     known: Observations, questions: Questions, nodes: Sequence[str], length: int, *, crossing: bool = False
 ) -> list[Prompt]:
     """One for each question. Without a time, a question comes a second after the last measurement of its source."""
-    histories = Histories(known, nodes, crossing=crossing)
-    columns: list[npt.NDArray[np.generic]] = [questions.source, questions.destination, questions.time_s]
-    ends = zip(*(column.tolist() for column in columns), strict=True)
-    return [histories.prompt(source, destination, time_s, length) for source, destination, time_s in ends]
+    return Histories.about(questions, known, nodes, crossing=crossing).prompts(questions, length)
 
 
 # Questions for destinations.

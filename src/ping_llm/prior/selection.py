@@ -205,26 +205,31 @@ class ContextIndex:
 
     def __init__(self, known: Observations, words: Words) -> None:
         """`words` of all nodes, also of those that were never measured."""
-        usable = np.flatnonzero((known.source >= 0) & (known.destination >= 0))
-        ends = (words[end[usable], 0] for end in (known.destination, known.source))
-        usable = usable[np.lexsort((known.rtt_ms[usable], known.time_s[usable], *ends))]
-        known = known.take(usable)  # in an order that is not that of the history: it decides between equals
         self.words = words
-        self.nodes, numbers = np.unique(np.concatenate([known.source, known.destination]), return_inverse=True)
-        source, destination = numbers[: len(known)], numbers[len(known) :]
-        low, high = np.minimum(source, destination), np.maximum(source, destination)
-        _, pair = np.unique(low * max(1, len(self.nodes)) + high, return_inverse=True)
+        ends = np.stack([known.source, known.destination])
+        is_measured = np.zeros(len(words), bool)
+        is_measured[ends[ends >= 0]] = True
+        self.nodes = np.flatnonzero(is_measured)
+        source, destination = np.cumsum(is_measured)[ends] - 1
+        pair = np.minimum(source, destination) * len(self.nodes) + np.maximum(source, destination)
         time = np.where(np.isnan(known.time_s), -np.inf, known.time_s)
-        self.rank = np.lexsort((np.arange(len(known)), time, pair))
-        self.given = usable[self.rank]
+        usable = np.flatnonzero((ends >= 0).all(axis=0))
+        if (time[1:] < time[:-1]).any():
+            usable = usable[np.argsort(time[usable], kind="stable")]
+        given = usable[np.argsort(pair[usable], kind="stable")]
+        is_equal = (np.diff(pair[given]) == 0) & (time[given[1:]] == time[given[:-1]])
+        equal = np.flatnonzero(np.append(is_equal, False) | np.append(False, is_equal))
+        some = given[equal]  # in an order that is not that of the history: it decides between equals
+        given[equal] = some[np.lexsort((known.rtt_ms[some], words[known.source[some], 0], time[some], pair[some]))]
+        self.given = given
         """Of each row here, which of the known measurements it is."""
-        self.time_s = time[self.rank]
-        self.source, self.destination = source[self.rank], destination[self.rank]
-        self.rtt_ms = known.rtt_ms[self.rank].astype(np.float64)
-        self.pair = pair[self.rank]
+        self.time_s = time[self.given]
+        self.source, self.destination = source[self.given], destination[self.given]
+        self.rtt_ms = known.rtt_ms[self.given].astype(np.float64)
+        self.pair = np.cumsum(np.diff(pair[given], prepend=pair[given[:1]]) != 0)
         self.starts = np.flatnonzero(np.diff(self.pair, prepend=-1))
         self.counts = np.diff(self.starts, append=len(self.pair))
-        self.low, self.high = low[self.rank][self.starts], high[self.rank][self.starts]
+        self.low, self.high = np.sort(np.stack([self.source, self.destination])[:, self.starts], axis=0)
         self.fastest = _least_so_far(np.fmin(self.rtt_ms, FAR_MS).astype(np.float32), self.pair)  # failed: far
         self._usable = np.zeros(len(self.starts), np.int64)
         self._counted = 0
@@ -337,7 +342,7 @@ class ContextIndex:
     def _best(self, pairs: Ints, usable: Ints, distance: Singles | None, count: int) -> Ints:
         """Measurements of these pairs, best first: by distance, or, where that does not count, the latest ones.
 
-        Of equal ones those of the lower rank.
+        Equal ones in an order that is not that of the history.
         """
         if count == 0:
             return np.zeros(0, np.int64)
@@ -359,7 +364,9 @@ class ContextIndex:
         if count < len(rows):
             best = keys <= np.partition(keys, count - 1)[count - 1]
             rows, keys = rows[best], keys[best]
-        return rows[np.lexsort((self.rank[rows], keys))][:count]
+        time = np.where(np.isfinite(self.time_s[rows]), self.time_s[rows], np.inf)
+        source, destination = self.words[self.nodes[np.stack([self.source[rows], self.destination[rows]])], 0]
+        return rows[np.lexsort((self.rtt_ms[rows], time, destination, source, keys))][:count]
 
     def columns(self, rows: Ints, time_s: float, slots: int) -> Arrays:
         """Slots that hold these rows; ends are numbers of nodes. Ages count from a moment, or (NaN) from the latest of

@@ -92,6 +92,8 @@ def _checked(batches: Iterable[pa.RecordBatch], dropped: Counter[str]) -> Measur
     parts: list[ValidMeasurements] = []
     timed: set[bool] = set()
     for batch in batches:
+        if "event_time" in batch.schema.names and batch.column("event_time").null_count == batch.num_rows:
+            batch = batch.drop_columns(["event_time"])  # the tool does not write times
         is_timed = "event_time" in batch.schema.names
         if not is_timed:
             batch = batch.append_column("event_time", pa.array(np.zeros(batch.num_rows, dtype=np.int64)))
