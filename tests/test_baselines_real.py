@@ -1,4 +1,4 @@
-"""Baselines on real measurements are at least as good as the figures the project set out to beat, over several seeds."""
+"""Baselines on real measurements are at least as good as the figures the project set out to beat (several seeds)."""
 
 from collections.abc import Callable
 from pathlib import Path
