@@ -40,8 +40,8 @@ class LogFactors:
     """Errors above this (3 %) count by their size instead of their square."""
     sweeps: int = 30
     most_visits: int = 2_000_000
-    """Bound on pairs × sweeps, but for the first eight. Large data are sparse, where more make it worse: on 160,000 pairs
-    of 54,000 simulated nodes, the median relative error of seen pairs is .049 after eight and .060 after thirty."""
+    """Bound on pairs × sweeps, but for the first eight. Large data are sparse, where more make it worse: of 160,000
+    pairs of 54,000 simulated nodes, the median relative error of seen pairs is .049 after eight, .060 after thirty."""
     symmetric: bool = False
     base: Baseline | None = None
     seed: int = 0

@@ -123,10 +123,11 @@ class Predictor:
             return
         from ping_llm.predict.prompts import Histories
 
-        histories = Histories.about(questions, known, nodes)
+        config = self.trained.config
+        histories = Histories.about(questions, known, nodes, crossing=config.is_crossing)
         for begin in range(0, len(questions), _AT_ONCE):
             rows = np.arange(begin, min(begin + _AT_ONCE, len(questions)))
-            prompts = histories.prompts(questions.take(rows), self.trained.config.max_target_length)
+            prompts = histories.prompts(questions.take(rows), config.max_target_length)
             yield rows, self.model.forecast(prompts)
             if advance is not None:
                 advance(len(rows))

@@ -144,9 +144,18 @@ class Histories:
         self.row = cache(self._row)
 
     @classmethod
-    def about(cls, questions: Questions, known: Observations, nodes: Sequence[str]) -> Self:
-        """Those of the sources that are asked about."""
-        return cls(known.take(np.isin(known.source, questions.source)), nodes)
+    def about(cls, questions: Questions, known: Observations, nodes: Sequence[str], *, crossing: bool = False) -> Self:
+        """Those that prompts for these questions look at, of perhaps many millions of measurements."""
+        is_seen = np.isin(known.source, questions.source)
+        if crossing:
+            is_seen |= np.isin(known.destination, np.append(questions.destination, known.destination[is_seen]))
+        return cls(known.take(is_seen), nodes, crossing=crossing)
+
+    def prompts(self, questions: Questions, length: int) -> list[Prompt]:
+        """One for each question."""
+        columns: list[npt.NDArray[np.generic]] = [questions.source, questions.destination, questions.time_s]
+        ends = zip(*(column.tolist() for column in columns), strict=True)
+        return [self.prompt(source, destination, time_s, length) for source, destination, time_s in ends]
 
     def _row(self, source: int) -> tuple[ProbeRow, Ints]:
         """The measurements of a source, and which of the known ones they are."""
@@ -239,20 +248,12 @@ def _latest_of_each(rows: Ints, ends: Ints) -> Ints:
     latest = np.unique(ends[rows][::-1], return_index=True)[1]
     return rows[len(rows) - 1 - np.sort(latest)[::-1]]
 
-    def prompts(self, questions: Questions, length: int) -> list[Prompt]:
-        columns: list[npt.NDArray[np.generic]] = [questions.source, questions.destination, questions.time_s]
-        ends = zip(*(column.tolist() for column in columns), strict=True)
-        return [self.prompt(source, destination, time_s, length) for source, destination, time_s in ends]
-
 
 def prompts_for(
     known: Observations, questions: Questions, nodes: Sequence[str], length: int, *, crossing: bool = False
 ) -> list[Prompt]:
     """One for each question. Without a time, a question comes a second after the last measurement of its source."""
-    histories = Histories(known, nodes, crossing=crossing)
-    columns: list[npt.NDArray[np.generic]] = [questions.source, questions.destination, questions.time_s]
-    ends = zip(*(column.tolist() for column in columns), strict=True)
-    return [histories.prompt(source, destination, time_s, length) for source, destination, time_s in ends]
+    return Histories.about(questions, known, nodes, crossing=crossing).prompts(questions, length)
 
 
 # Questions for destinations.
