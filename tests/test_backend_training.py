@@ -14,7 +14,7 @@ from config_fixtures import ROOT
 from ping_llm.config import Config, load_config
 from ping_llm.core.errors import PingLlmError
 from ping_llm.runs import RunFolder, read_metrics
-from ping_llm.runs.trained import model_settings
+from ping_llm.runs.weights import model_settings
 from ping_llm.training import train
 
 pytest.importorskip("tiktoken", reason="the package tiktoken is not installed")
@@ -143,6 +143,7 @@ def test_the_configurations_train_on_the_sample_of_c4(
     (tmp_path / "shared").mkdir()
     (tmp_path / "shared" / "data").symlink_to(shared_data)
     monkeypatch.chdir(tmp_path / "here")  # the configurations say ../shared/data
-    summary = train(config.replace(run_name=name, base_output_directory=str(tmp_path / "runs"), max_target_length=64))
+    folders = {"base_output_directory": str(tmp_path / "runs"), "data_cache_dir": str(tmp_path / "cache")}
+    summary = train(config.replace(run_name=name, max_target_length=64, **folders))
     assert summary["complete"]
     assert 7 < summary["eval_loss"] < 11

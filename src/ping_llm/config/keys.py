@@ -130,6 +130,9 @@ DATASET_TYPES: Final = {
 }
 """The backends that come with the package, and the module of `ping_llm.data` that serves each."""
 
+COMPLETER_DATA: Final = ("worlds", "measured")
+"""Those that the completer is trained on."""
+
 TEXT_DATASET_TYPES: Final = ("grain", "hf", "tfds", "c4_mlperf")
 """Those of them that need a tokenizer."""
 
@@ -209,7 +212,10 @@ class Data(Section):
         0.5, "Share of contexts that hold what others measured to the same destinations, if those rows are given."
     )
     network_skip_corrupt_rows: bool = key(False, "true = skip and count unreadable rows; false = stop at the first.")
-    data_cache_dir: str = key("", "Where copies of rows in object stores are kept; empty = in the user's cache folder.")
+    data_cache_dir: str = key(
+        "",
+        "Where copies of rows in object stores, and lengths of documents, are; empty = in the user's cache folder.",
+    )
     data_cache_gb: NonNegative = key(0.0, "Disk space for such copies; 0 = half of what is free.")
     data_shuffle_seed: Seed = key(0, "Seed of the order and of all sampling.")
     mixture_schedule: Schedule = key(
@@ -253,13 +259,13 @@ class Text(Section):
     eval_data_columns: Column = key("text", "The same of evaluation documents.")
     skip_documents: str = key(
         "",
-        "`grain`, tokens: file of documents to leave out, a line `FILE NUMBER` each as in `inspect batch`.",
+        "`grain`, arrayrecord, tokens: file of documents to leave out, a line `FILE NUMBER` as in `inspect batch`.",
     )
     num_epoch: CountOrMinusOne = key(-1, "Epochs of the training text; -1 = without end.")
     enable_data_shuffling: bool = key(True, "false = documents come in the order of their files, every epoch the same.")
-    shuffle_window: Count = key(4096, "Documents shuffled together, where data is read in order (all but ArrayRecord).")
+    shuffle_window: Count = key(4096, "Documents shuffled together, where data is read in order.")
     max_segments_per_seq: CountOrMinusOne = key(
-        -1, "Documents that share a sequence, at most; the rest of it is padding. -1 = one for each 32 tokens."
+        -1, "Of text that is read in order: documents that share a sequence, at most. -1 = one for each 32 tokens."
     )
 
 
@@ -419,17 +425,15 @@ class Config(Run, Data, Text, Tokenizer, Worlds, Loader, Evaluation, Model, Opti
                 f"enable_data_shuffling=false is for text ({', '.join(TEXT_DATASET_TYPES)}), "
                 f"not for dataset_type={self.dataset_type}"
             )
-        is_planned = self.dataset_type == "network" or (
-            self.dataset_type == "grain" and self.grain_file_type in RANDOM_ACCESS_TYPES
-        )
+        is_planned_text = self.dataset_type == "grain" and self.grain_file_type in RANDOM_ACCESS_TYPES
+        grain = f"grain with grain_file_type={' or '.join(RANDOM_ACCESS_TYPES)}"
         for name in ("mixture_schedule", "skip_steps"):
-            if getattr(self, name) and not is_planned:
+            if getattr(self, name) and not is_planned_text and self.dataset_type != "network":
                 raise PingLlmError(
-                    f"{name} needs batches that are a function of their step: dataset_type=network, or grain with "
-                    f"grain_file_type={' or '.join(RANDOM_ACCESS_TYPES)}"
+                    f"{name} needs batches that are a function of their step: dataset_type=network, or {grain}"
                 )
-        if self.skip_documents and (self.dataset_type, self.grain_file_type) != ("grain", "tokens"):
-            raise PingLlmError("skip_documents is for grain_file_type=tokens: make token files with ping-llm tokenize")
+        if self.skip_documents and not is_planned_text:
+            raise PingLlmError(f"skip_documents is for {grain}: make token files of other text with ping-llm tokenize")
         for name in MAXTEXT_ONLY:
             if getattr(self, name) != KEYS[name].default:
                 raise PingLlmError(

@@ -71,8 +71,31 @@ def permute(words: Words, size: Any, position: Any) -> Ints:
     """
     from ping_llm.core.draws import permute_each  # importing Numba takes half a second
 
-    columns = np.broadcast_arrays(words, np.asarray(size, dtype=np.int64), np.asarray(position, dtype=np.int64))
-    flat_words, sizes, positions = (np.ascontiguousarray(column).reshape(-1) for column in columns)
+    columns = words, np.asarray(size, dtype=np.int64), np.asarray(position, dtype=np.int64)
+    shape = np.broadcast_shapes(*(column.shape for column in columns))
+    flat_words, sizes, positions = (np.array(np.broadcast_to(column, shape)).reshape(-1) for column in columns)
     result = np.empty(len(positions), dtype=np.int64)
     permute_each(flat_words, sizes, positions, result)
-    return result.reshape(columns[0].shape)
+    return result.reshape(shape)
+
+
+# 32-bit words, of NumPy or of JAX: for what is computed within a model. Integer arithmetic, the same on every machine.
+
+_GOLDEN_32: Final = 0x9E3779B9
+
+
+def hash32(words: Any) -> Any:
+    """A bijection of 32-bit words (Wellons' triple32) whose output bits all depend on all input bits."""
+    for shift, factor in ((17, 0xED5AD4BB), (11, 0xAC4C1B51), (15, 0x31848BAB)):
+        words = (words ^ (words >> shift)) * np.uint32(factor)
+    return words ^ (words >> 14)
+
+
+def hash_with(words: Any, number: int) -> Any:
+    """Another hash of the same words for each number."""
+    return hash32(words + np.uint32(number * _GOLDEN_32 & 0xFFFFFFFF))
+
+
+def unit_interval(words: Any) -> Any:
+    """Uniform in (0, 1): multiples of 2^-23 and a half, never an end."""
+    return ((words >> 9).astype(np.float32) + 0.5) * np.float32(2.0**-23)

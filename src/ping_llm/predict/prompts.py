@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from ping_llm.core.errors import PingLlmError
 from ping_llm.core.measurements import ADDRESS_BYTES, MAX_RTT_MS, MAX_TIME_US, UNPARSABLE, parse_addresses
-from ping_llm.core.rtt import Ints, Observations, Questions
+from ping_llm.core.rtt import Floats, Ints, Observations, Questions
 from ping_llm.rows.format import ProbeRow
 from ping_llm.tokens import FIELD_ORDERS, LONGEST_DELTA1_S, RESULT_LAST, TimeKind, token_counts
 
@@ -302,3 +302,17 @@ def pack(addresses: Sequence[str]) -> npt.NDArray[np.uint8]:
             raise PingLlmError(f"{which!r} is not an IPv4 or IPv6 address")
         raise PingLlmError(f"{which} is of another family than {addresses[0]}")
     return packed[:, : ADDRESS_BYTES[int(families[0])]] if len(families) else packed
+
+
+# Answers about addresses.
+
+
+@dataclass(frozen=True, kw_only=True)
+class LikelyAddresses:
+    """The likeliest addresses that were found, best first."""
+
+    addresses: tuple[str, ...]
+    probability: Floats
+    """Of each: exact, and given the prefix that was to be completed."""
+    covered: float
+    """Probability of all addresses that were looked at. What is missing to 1 is that of all others together."""

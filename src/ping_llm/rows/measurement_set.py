@@ -15,10 +15,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ping_llm.core.console import Advance, no_progress
-from ping_llm.core.errors import PingLlmError
+from ping_llm.core.errors import PingLlmError, extras_needed
 from ping_llm.core.measurements import ADDRESS_BYTES, AddressColumn, ValidMeasurements, format_address, validate
 from ping_llm.core.rtt import Ints, Observations
-from ping_llm.rows.dataset import RowSet
 from ping_llm.rows.format import ProbeRow
 from ping_llm.sources import files
 from ping_llm.sources.files import OPTIONAL_WITHOUT_TIME, Piece
@@ -93,6 +92,8 @@ def _checked(batches: Iterable[pa.RecordBatch], dropped: Counter[str]) -> Measur
     parts: list[ValidMeasurements] = []
     timed: set[bool] = set()
     for batch in batches:
+        if "event_time" in batch.schema.names and batch.column("event_time").null_count == batch.num_rows:
+            batch = batch.drop_columns(["event_time"])  # the tool does not write times
         is_timed = "event_time" in batch.schema.names
         if not is_timed:
             batch = batch.append_column("event_time", pa.array(np.zeros(batch.num_rows, dtype=np.int64)))
@@ -112,6 +113,9 @@ def rows_observations(
     folder: Path | str | Location, split: str, *, on_progress: Advance = no_progress, batch_rows: int = BATCH_ROWS
 ) -> MeasurementSet:
     """The measurements of one split of prepared rows. `on_progress` is told how many were read."""
+    with extras_needed("reading prepared rows"):
+        from ping_llm.rows.dataset import RowSet
+
     parts: list[ValidMeasurements] = []
     with RowSet(folder, split) as rows:
         on_progress(0, total=rows.info.measurements)

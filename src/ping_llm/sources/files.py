@@ -44,9 +44,13 @@ FORMATS: Final = {
     "parquet": Format(module=__name__, suffixes=(".parquet", ".pq"), magic=b"PAR1"),
     "csv": Format(module=__name__, suffixes=(".csv", ".tsv")),
     "atlas": Format(module="ping_llm.sources.atlas.chunks", suffixes=(".json", ".jsonl", ".ndjson")),
+    "tool": Format(module="ping_llm.sources.formats.adapter", suffixes=(".rrd",)),  # of `formats.READERS`
 }
 
-_KNOWN_NAMES: Final = ".parquet, .csv, .tsv, .json, .jsonl; text also as .gz or .bz2"
+SERVERS: Final = ("prometheus+http://", "prometheus+https://", "atlas:")
+"""What begins like this is not the name of a file: see `remote`."""
+
+_KNOWN_NAMES: Final = ".parquet, .csv, .tsv, .json, .jsonl, what ping tools write; text also as .gz or .bz2"
 
 COLUMN_NAMES: Final = {
     "event_time": ("event_time", "timestamp", "time"),
@@ -101,6 +105,11 @@ def expand(patterns: Iterable[str]) -> list[Location]:
     """The files that the given paths, folders and globs name, sorted, each once. They may be local or remote."""
     found: dict[str, Location] = {}
     for pattern in patterns:
+        if pattern.lower().startswith(SERVERS):
+            from ping_llm.sources.remote import download
+
+            found.update({str(path): locate(path) for path in download(pattern)})
+            continue
         where = locate(pattern)
         if where.is_dir():
             matches = _files_of(where)
@@ -108,7 +117,7 @@ def expand(patterns: Iterable[str]) -> list[Location]:
             raise PingLlmError(f"no input file matches {pattern!r}")
         found.update({str(file): file for file in matches})
     if not found:
-        raise PingLlmError("no input file was given")
+        raise PingLlmError("no input file was given, or the server has nothing of that time")
     return [found[name] for name in sorted(found)]
 
 
@@ -118,7 +127,16 @@ def _files_of(folder: Location) -> list[Location]:
         raise PingLlmError(f"the folder {folder} is a split: what may be learned from is in {folder / 'train'}")
     if measured := [files[name] for name in files.keys() - {WORLD_FILE, ROWS_FILE} if _format_by_name(name)]:
         return measured
+    if logs := [file for file in files.values() if _is_of_tool(file)]:
+        return logs
     raise PingLlmError(f"the folder {folder} holds no measurement file ({_KNOWN_NAMES})")
+
+
+def _is_of_tool(path: Location) -> bool:
+    from ping_llm.sources.formats import adapter
+
+    with _readable(path):
+        return adapter.format_of(path) is not None
 
 
 def _matching(pattern: Location) -> list[Location]:
@@ -182,8 +200,11 @@ def _format_of(path: Location) -> str:
         start = bytes(file.read_at(4, 0))
     if not start:
         raise PingLlmError(f"{path} is empty")
-    by_content = (name for name, kind in FORMATS.items() if kind.magic == start)
-    if found := next(by_content, None) or _format_by_name(path.name):
+    if found := next((name for name, kind in FORMATS.items() if kind.magic == start), None):
+        return found
+    if _is_of_tool(path):
+        return "tool"
+    if (found := _format_by_name(path.name)) and found != "tool":
         return found
     raise PingLlmError(f"{path}: unknown kind of file (known: {_KNOWN_NAMES})")
 

@@ -42,7 +42,7 @@ export function rankView(state, info) {
     results.replaceChildren(loading(info.warm ? "Ranking …" : "The model is being prepared: first answers take some seconds …"));
     try {
       const { ranking } = await post("rank", { src_addr: src, dst_addrs: destinations, history: asObjects(), use_rows: state.rows !== "0" });
-      const link = (dst) => address({ ...read(), view: "predict", src, dst });
+      const link = (one) => address({ ...read(), view: "predict", src, dst: one.dst_addr });
       results.replaceChildren(rankCard(`${plural(ranking.length, "destination")} of ${src}`, "By predicted median, shortest first. Bars are 80 % intervals, thick ones 50 %. An address leads to its prediction; of one marked “?” it is a guess.", ranking, link));
     } catch (problem) {
       results.replaceChildren(failure(problem, () => ask(src, destinations)));
