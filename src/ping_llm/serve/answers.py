@@ -113,8 +113,8 @@ class ModelAnswers:
     ) -> tuple[MeasurementSet, Questions, tuple[str, ...]]:
         """What queries of one time may be answered from, the queries in numbers, and all nodes, known ones first."""
         time_s = queries[0].time_s
-        sources = None if self.is_completer else [query.source for query in queries]
-        measured = known.latest(sources, time_s, self.max_context)
+        asked = None if self.is_completer else [(query.source, query.destination) for query in queries]
+        measured = known.latest(asked, time_s, self.max_context)
         node = {address: number for number, address in enumerate(measured.nodes)}
         ends = [[node.setdefault(end, len(node)) for end in (query.source, query.destination)] for query in queries]
         source, destination = np.array(ends, dtype=np.int64).T
@@ -180,7 +180,7 @@ class ModelAnswers:
 
     def _before(self, source: str, known: KnownMeasurements, time_s: float) -> dict[str, Any]:
         """The time, and what the source measured before it, as the language model takes them."""
-        measured, history = known.latest([source], time_s, self.max_context), None
+        measured, history = known.latest([(source, None)], time_s, self.max_context), None
         if source in measured.nodes:
             history, _ = Histories(measured.observations, measured.nodes).row(measured.nodes.index(source))
         return {"history": history, "time_s": None if np.isnan(time_s) else time_s}
