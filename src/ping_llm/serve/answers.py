@@ -34,6 +34,7 @@ Job = Generator[Sequence[Prompt] | None, RttDistribution | None, Any]
 Forecast = Callable[[Sequence[Prompt]], RttDistribution]
 
 _SCORED_PER_CALL: Final = 256
+_OF_SOURCE: Final = 100_000  # measurements of each source, among which a language model looks for those of the pair
 _NEAR: Final = 1.1  # an RTT is about another if it is at most so many times longer or shorter
 _SIZES: Final = (0, 1, 2, 3, 4, 6, 8, 12, 16, 32, 64, 128, 255, 512, 1023, 1 << 30)
 _PAIRS: Final = {4: ("192.0.2.1", "192.0.2.2"), 6: ("2001:db8::1", "2001:db8::2")}  # for warming up
@@ -114,7 +115,7 @@ class ModelAnswers:
         """What queries of one time may be answered from, the queries in numbers, and all nodes, known ones first."""
         time_s = queries[0].time_s
         sources = None if self.is_completer else [query.source for query in queries]
-        measured = known.latest(sources, time_s, self.max_context)
+        measured = known.latest(sources, time_s, _OF_SOURCE)
         node = {address: number for number, address in enumerate(measured.nodes)}
         ends = [[node.setdefault(end, len(node)) for end in (query.source, query.destination)] for query in queries]
         source, destination = np.array(ends, dtype=np.int64).T
