@@ -51,6 +51,8 @@ _NOBODY: Final = np.array([[1] * (1 + LEVELS), [2] * (1 + LEVELS)], np.uint32)
 class PredictionSettings:
     context: int = 1024
     """Measurements that are chosen for a single pair, at most."""
+    measured: int = 256
+    """Likewise, for one that was itself measured: then more help nothing, and take seven times as long."""
     whole: int = 2048
     """Measurements of a history that is looked at whole, at most; and of a part that many queries share."""
     clusters: int = 11
@@ -66,7 +68,7 @@ class PredictionSettings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        least = {"context": 8, "whole": 8, "clusters": 0, "votes": 1, "contexts_per_call": 1}
+        least = {"context": 8, "measured": 8, "whole": 8, "clusters": 0, "votes": 1, "contexts_per_call": 1}
         for name, fewest in least.items():
             if not isinstance(value := getattr(self, name), int | np.integer) or value < fewest:
                 raise PingLlmError(f"{name} must be a whole number of at least {fewest}, not {value!r}")
@@ -197,7 +199,8 @@ class History:
                     yield _Context(rows, np.nan, queries[~alone[queries]], True)
         for row in np.flatnonzero(alone).tolist():
             source, destination, time_s = (column[row : row + 1] for column in vars(questions).values())
-            rows = index.choose(source, destination, time_s.item(), s.context - 1)
+            if_measured = min(s.context, s.measured) - 1
+            rows = index.choose(source, destination, time_s.item(), s.context - 1, if_measured=if_measured)
             yield _Context(rows, time_s.item(), np.array([row]))
 
     @cached_property
