@@ -34,6 +34,7 @@ Job = Generator[Sequence[Prompt] | None, RttDistribution | None, Any]
 Forecast = Callable[[Sequence[Prompt]], RttDistribution]
 
 _SCORED_PER_CALL: Final = 256
+_OF_SOURCE: Final = 100_000  # measurements of each source, among which a language model looks for those of the pair
 _NEAR: Final = 1.1  # an RTT is about another if it is at most so many times longer or shorter
 _SIZES: Final = (0, 1, 2, 3, 4, 6, 8, 12, 16, 32, 64, 128, 255, 512, 1023, 1 << 30)
 _PAIRS: Final = {4: ("192.0.2.1", "192.0.2.2"), 6: ("2001:db8::1", "2001:db8::2")}  # for warming up
@@ -113,8 +114,8 @@ class ModelAnswers:
     ) -> tuple[MeasurementSet, Questions, tuple[str, ...]]:
         """What queries of one time may be answered from, the queries in numbers, and all nodes, known ones first."""
         time_s = queries[0].time_s
-        asked = None if self.is_completer else [(query.source, query.destination) for query in queries]
-        measured = known.latest(asked, time_s, self.max_context)
+        sources = None if self.is_completer else [query.source for query in queries]
+        measured = known.latest(sources, time_s, _OF_SOURCE)
         node = {address: number for number, address in enumerate(measured.nodes)}
         ends = [[node.setdefault(end, len(node)) for end in (query.source, query.destination)] for query in queries]
         source, destination = np.array(ends, dtype=np.int64).T
@@ -180,7 +181,7 @@ class ModelAnswers:
 
     def _before(self, source: str, known: KnownMeasurements, time_s: float) -> dict[str, Any]:
         """The time, and what the source measured before it, as the language model takes them."""
-        measured, history = known.latest([(source, None)], time_s, self.max_context), None
+        measured, history = known.latest([source], time_s, self.max_context), None
         if source in measured.nodes:
             history, _ = Histories(measured.observations, measured.nodes).row(measured.nodes.index(source))
         return {"history": history, "time_s": None if np.isnan(time_s) else time_s}

@@ -28,8 +28,6 @@ from ping_llm.sources.files import COLUMN_NAMES
 from ping_llm.sources.formats import matching
 
 Role = Literal["source", "destination"]
-Ends = tuple[str, str | None]
-"""A source, and a destination if that matters."""
 
 
 class TooManyError(PingLlmError):
@@ -156,16 +154,14 @@ class MeasurementStore:
                 pairs.append((nodes[node], nodes[int(np.bincount(destinations).argmax())]))
         return pairs
 
-    def latest(self, ends: Sequence[Ends] | None, time_s: float, max_each: int) -> MeasurementSet:
-        """Before a time (NaN: ever): the latest of each source and of each pair or, for the completer (None), of every
-        pair."""
-        if ends is None:
+    def latest(self, sources: Sequence[str] | None, time_s: float, max_each: int) -> MeasurementSet:
+        """Before a time (NaN: ever): the latest of each source or, for the completer (None), of every pair."""
+        if sources is None:
             if len(self) <= self._limit:
                 return self.measured  # the completer looks at nothing later than its question
             return self._latest_of_all_pairs if np.isnan(time_s) else self._latest_of_pairs(time_s)
-        wanted = dict.fromkeys([*((source, None) for source, _ in ends), *ends])
-        rows = [self._before(self.rows_of(*one), time_s)[-max_each:] for one in wanted]
-        return self._subset(np.unique(np.concatenate(rows)))
+        rows = [self._before(self.rows_of(source), time_s)[-max_each:] for source in dict.fromkeys(sources)]
+        return self._subset(np.concatenate(rows))
 
     @cached_property
     def _latest_of_all_pairs(self) -> MeasurementSet:
@@ -209,9 +205,9 @@ class KnownMeasurements:
         if self.store.is_timed and np.isnan(self.history.observations.time_s).any():
             raise PingLlmError("your measurements have no times, those of the server do: add times, or use yours only")
 
-    def latest(self, ends: Sequence[Ends] | None, time_s: float, max_each: int) -> MeasurementSet:
+    def latest(self, sources: Sequence[str] | None, time_s: float, max_each: int) -> MeasurementSet:
         """As of the store, and the whole history."""
-        sets = [] if self.store is None else [self.store.latest(ends, time_s, max_each)]
+        sets = [] if self.store is None else [self.store.latest(sources, time_s, max_each)]
         return joined(sets if self.history is None else [*sets, self.history])
 
 
