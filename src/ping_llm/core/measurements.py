@@ -54,7 +54,6 @@ DROP_REASONS: Final = {
     "family_mismatch": "source, destination and ip_version are not all of one family",
     "bad_rtt": "an RTT that is NaN or not a number",
     "absurd_rtt": "an RTT above ten minutes, or infinite",
-    "for_evaluation": "of a source of the evaluation split, in rows by destination",
 }
 """Why a row can be dropped. A row with several faults is counted under the first one in this order."""
 

@@ -86,8 +86,6 @@ class PrepareSettings(EngineChoice):
     train_ratio: float = 0.9
     columns: Mapping[str, str] = field(default_factory=dict)
     """The files' names of schema columns that have other names there."""
-    by: str = "source"
-    """Whose history a row is. By destination, measurements of evaluation sources are left out."""
     strict: bool = False
     overwrite: bool = False
     work: str | None = None  # folder for unfinished work, which all machines of the engine reach
@@ -113,8 +111,7 @@ class Plan:
 
     @property
     def options(self) -> dict[str, Any]:
-        by = {"by": "destination"} if self.settings.by == "destination" else {}
-        return {"max_row_bytes": self.settings.max_row_bytes, "train_ratio": self.settings.train_ratio, **by}
+        return {"max_row_bytes": self.settings.max_row_bytes, "train_ratio": self.settings.train_ratio}
 
     @cached_property
     def digest(self) -> str:

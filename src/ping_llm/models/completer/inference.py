@@ -39,7 +39,6 @@ from ping_llm.models.completer.network import (
 from ping_llm.models.layers import Array, Singles, by_rows, single_threaded_blas
 from ping_llm.prior.selection import LEVELS, ContextIndex, node_words
 
-_QUERIES_AT_ONCE: Final = 256
 _CLUSTER_SIZE: Final = 32
 """Nodes of a cluster, about so many or more."""
 _KEPT_SLOTS: Final = 16_384
@@ -229,7 +228,8 @@ class History:
     ) -> Iterator[tuple[Ints, "BinDistribution"]]:
         """Answers to queries of some contexts, which are encoded together."""
         encoded = [self._encoded(contexts, vote) for vote in range(self.settings.votes)]
-        at_once, network = _QUERIES_AT_ONCE, self.completer.network
+        network = self.completer.network
+        at_once = network.queries_at_once
         for start in range(0, max(len(context.queries) for context in contexts), at_once):
             parts = [context.queries[start : start + at_once] for context in contexts]
             slots = network.padded_queries(max(map(len, parts)))
@@ -282,6 +282,8 @@ class RunningNetwork(Protocol):
 
     @property
     def contexts_at_once(self) -> int: ...
+    @property
+    def queries_at_once(self) -> int: ...
     def padded_context(self, slots: int) -> int: ...
     def padded_queries(self, queries: int) -> int: ...
     def encode(self, context: Measurements) -> Encoded: ...
@@ -295,6 +297,7 @@ class _OnNumPy:
 
     network: PlainNetwork
     contexts_at_once: int = 1
+    queries_at_once: int = 512
 
     def padded_context(self, slots: int) -> int:
         return slots
