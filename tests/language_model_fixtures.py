@@ -21,7 +21,17 @@ from ping_llm.rows.format import ProbeRow
 from ping_llm.tokens import FIELD_ORDERS
 from plain_encoder import encode_one
 
-TINY = ModelSettings(layers=2, width=32, heads=2, head_dim=16, mlp_width=48, dtype="float32", attention="plain")
+TINY = ModelSettings(
+    layers=2,
+    width=32,
+    heads=2,
+    head_dim=16,
+    mlp_width=48,
+    qk_norm=True,
+    byte_features=4,
+    dtype="float32",
+    attention="plain",
+)
 LENGTH = 96
 START_S = 1_700_000_000
 SOURCES = {4: "192.0.2.1", 6: "2001:db8::1"}

@@ -12,8 +12,17 @@ from hypothesis import strategies as st
 from ping_llm.batches.batch import PackedTokens, expand
 from ping_llm.core.errors import PingLlmError
 from ping_llm.models.lm import ModelSettings, Transformer
-from ping_llm.models.lm.transformer import apply_rope, attend, loss_sums, rope_angles, segments_of
+from ping_llm.models.lm.transformer import (
+    apply_rope,
+    attend,
+    byte_cosines,
+    loss_sums,
+    rope_angles,
+    rtt_weights,
+    segments_of,
+)
 from ping_llm.models.modules import choose_attention
+from ping_llm.tokens import FIRST_BYTE, Role
 from ping_llm.training.loop import rounded_up
 
 TINY = ModelSettings(layers=2, width=32, heads=2, head_dim=16, mlp_width=48, dtype="float32")
@@ -133,9 +142,46 @@ def test_z_loss_is_in_the_objective_and_not_in_the_cross_entropy() -> None:
 
 def test_the_default_model_has_112_million_parameters_and_the_formula_counts_them() -> None:
     assert round(ModelSettings().parameters / 1e6) == 112
-    weights = nnx.split(Transformer(TINY, nnx.Rngs(0)))[1]
     fill = 2 * TINY.width * (TINY.padded_vocabulary - TINY.vocabulary)
-    assert sum(leaf.size for leaf in jax.tree.leaves(weights)) == TINY.parameters + fill
+    for shape in (TINY, dataclasses.replace(TINY, qk_norm=True, byte_features=8)):
+        weights = nnx.split(Transformer(shape, nnx.Rngs(0)))[1]
+        assert sum(leaf.size for leaf in jax.tree.leaves(weights)) == shape.parameters + fill
+
+
+def test_byte_features_make_near_bytes_alike() -> None:
+    cosines = byte_cosines(dataclasses.replace(TINY, byte_features=8))
+    assert not np.any(cosines[:FIRST_BYTE])
+    assert not np.any(cosines[FIRST_BYTE + 256 :])
+    of_bytes = np.asarray(cosines[FIRST_BYTE : FIRST_BYTE + 256])
+    distance = np.linalg.norm(of_bytes - of_bytes[100], axis=1)
+    assert distance[101] < distance[104] < distance[116]
+
+
+def test_attention_with_qk_norm_does_not_depend_on_the_size_of_queries_and_keys() -> None:
+    batch = batch_of([[64]])
+
+    def logits(qk_norm: bool, factor: float) -> np.ndarray[Any, Any]:
+        model = Transformer(dataclasses.replace(TINY, qk_norm=qk_norm), nnx.Rngs(0))
+        for block in model.blocks:
+            heads = 2 * TINY.heads * TINY.head_dim
+            kernel = block.qkv.kernel[...]
+            block.qkv.kernel[...] = kernel.at[:, :heads].multiply(factor)
+        return np.asarray(logits_of(model, batch))
+
+    np.testing.assert_allclose(logits(True, 30.0), logits(True, 3.0), atol=1e-3)
+    assert np.abs(logits(False, 30.0) - logits(False, 3.0)).max() > 0.1
+
+
+def test_bytes_of_an_rtt_weigh_more_in_the_objective_and_not_in_the_cross_entropy() -> None:
+    inputs = jnp.array([[Role.MEASUREMENT_START, Role.RTT_START, FIRST_BYTE + 7, FIRST_BYTE + 9, 0]])
+    weights = np.asarray(rtt_weights(inputs, 6.0))[0]
+    assert weights[1] == weights[2] == 6 * weights[0] == 6 * weights[3]  # where the bytes are what comes next
+    logits = jnp.zeros((1, 5, 300)).at[0, 1, 0].set(-5.0)
+    targets, counted = jnp.zeros((1, 5), jnp.int32), jnp.array([[1, 1, 1, 0, 0]])
+    plain, weighted = (loss_sums(logits, targets, counted, weights=w) for w in (None, rtt_weights(inputs, 6.0)))
+    assert float(weighted["cross_entropy"]) == float(plain["cross_entropy"])
+    each = np.asarray(-jax.nn.log_softmax(logits)[0, :3, 0])
+    assert float(weighted["objective"]) == pytest.approx(float(each @ weights[:3]), rel=1e-5)
 
 
 def test_bfloat16_stays_close_to_float32() -> None:

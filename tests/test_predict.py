@@ -178,7 +178,7 @@ class TestContextOfAQuestion:
         return Observations(
             source=np.zeros(206, dtype=np.int64),
             destination=destination,
-            time_s=1_700_000_000.0 + 60 * np.arange(206),
+            time_s=1_700_000_000.0 + 60.0 * np.arange(206, dtype=np.float64),
             rtt_ms=np.where(np.arange(206) % 7 == 3, np.nan, 20.0).astype(np.float32),
         )
 
