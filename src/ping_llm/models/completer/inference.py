@@ -52,7 +52,7 @@ class PredictionSettings:
     context: int = 1024
     """Measurements that are chosen for a single pair, at most."""
     measured: int = 256
-    """Likewise, for one that was itself measured: then more help nothing, and take seven times as long."""
+    """Likewise, for one that was itself measured: then more help nothing, and take five times as long."""
     whole: int = 2048
     """Measurements of a history that is looked at whole, at most; and of a part that many queries share."""
     clusters: int = 11
