@@ -108,7 +108,7 @@ def parse_column(column: Any, name: str) -> AddressColumn:
 
 
 _WITH_PORT: Final = re.compile(r"^(?:\[([0-9A-Fa-f:.]+)(?:%\w+)?\](?::\d+)?|([0-9.]+):\d+|([0-9A-Fa-f:]+)%\w+)$")
-_LIKE_AN_ADDRESS: Final = re.compile(r"^[0-9.]*\.[0-9.]*$|^[0-9A-Fa-f.]*:[0-9A-Fa-f.]*:[0-9A-Fa-f:.]*$|/\d+$")
+_LIKE_AN_ADDRESS: Final = re.compile(r"^[0-9.]*\.[0-9.]*$|^[0-9A-Fa-f.]*:[0-9A-Fa-f.]*:[0-9A-Fa-f:.]*$|::|/\d+$")
 """Digits and points, colons between hexadecimal digits, or a prefix: a slip rather than a name."""
 _MAX_NAME: Final = 255
 

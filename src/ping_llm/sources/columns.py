@@ -6,7 +6,7 @@ that name the option to write.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -14,9 +14,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ping_llm.core.cells import DATE, UNITS, Spelling, is_text, rtt_milliseconds, split_units
+from ping_llm.core.cells import DATE, UNITS, Spelling, is_text, rtt_milliseconds, split_units, time_microseconds
 from ping_llm.core.errors import PingLlmError
-from ping_llm.core.measurements import SCHEMA
+from ping_llm.core.measurements import SCHEMA, parse_column
 
 
 def words(text: str) -> tuple[str, ...]:
@@ -106,6 +106,10 @@ def understand(
 ) -> Understood:
     """`sample` has some cells of each column, as Arrow arrays. `what` is what the table is called in errors."""
     columns = find_columns(names, options.columns, what, optional)
+    # Wrong types are refused before any work is done, not in the middle of it.
+    for column, check in _CHECKS.items():
+        if column in columns:
+            check(sample[columns[column]].slice(0, 0), name=repr(columns[column]))
     unit, source = _rtt_unit(columns["rtt"], sample[columns["rtt"]], options, is_ours=_is_ours(columns, sample))
     comma = _has_decimal_comma(sample[columns["rtt"]])
     time = sample.get(columns.get("event_time", ""))
@@ -122,6 +126,13 @@ def understand(
     return Understood(columns=columns, spelling=spelling, said=", ".join(said))
 
 
+_CHECKS: Final[Mapping[str, Callable[..., Any]]] = {
+    "event_time": time_microseconds,
+    "src_addr": parse_column,
+    "dst_addr": parse_column,
+    "ip_version": rtt_milliseconds,
+    "rtt": rtt_milliseconds,
+}
 _WORDS: Final = {"event_time": "time", "src_addr": "source", "dst_addr": "destination"}
 
 
@@ -141,7 +152,8 @@ def find_columns(
         if match is not None:
             chosen[column] = match
         elif column in renamed or column not in optional:
-            missing = repr(renamed[column]) if column in renamed else f"like {', '.join(COLUMN_NAMES[column][:3])}"
+            missing = repr(renamed[column] if column in renamed else column)
+            missing += "" if column in renamed else " or of another usual name"
             has = ", ".join(names[:20]) + (", …" if len(names) > 20 else "")
             raise PingLlmError(f"{what}: no column {missing} (it has: {has}); name yours with --columns {column}=NAME")
     return chosen
@@ -155,6 +167,8 @@ _SUFFIXED: Final = re.compile(rf"^(.+?)(?:[\s_.,/-]+(?:in[\s_]+)?)({_UNIT})$", r
 def split_unit(name: str) -> tuple[str, str | None]:
     """`RTT (ms)` or `rtt_us`: the name as it is looked up, and the unit if it has one."""
     text = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name.strip().strip("\ufeff\"'#@ "))
+    if len(text) > 1 and text.lower() in UNITS:  # `ms` is an RTT; `s` may be anything
+        return "rtt", UNITS[text.lower()]
     found = _BRACKETED.match(text) or _SUFFIXED.match(text)
     base, unit = (found[1], UNITS[found[2].lower()]) if found else (text, None)
     return re.sub(r"[^a-z0-9]+", "_", base.lower()).strip("_"), unit
@@ -209,7 +223,7 @@ def _date_order(cells: Any, what: str) -> str | None:
 
 def check_rtts(rtt_ms: Any, unit: str, what: str, *, is_stated: bool = True) -> None:
     """An error if RTTs are not of a size that networks have, if read as this unit."""
-    answered = rtt_ms[rtt_ms > 0]
+    answered = rtt_ms[(rtt_ms > 0) & (rtt_ms < 1e12)]
     if not len(answered):
         return
     median = float(np.median(answered))

@@ -45,14 +45,14 @@ FORMATS: Final = {
     "parquet": Format(module=__name__, suffixes=(".parquet", ".pq")),
     "atlas": Format(module="ping_llm.sources.atlas.chunks", suffixes=(".json", ".jsonl", ".ndjson")),
     "objects": Format(module="ping_llm.sources.objects"),
-    "csv": Format(module="ping_llm.sources.tables", suffixes=(".csv", ".tsv", ".txt")),
+    "csv": Format(module="ping_llm.sources.tables", suffixes=(".csv", ".tsv")),
 }
 """A file is of the first format whose `is_NAME` says so."""
 
 BLOCK_BYTES: Final = 1 << 16
 """Of a file, what tells its format and how it is to be read."""
 
-_KNOWN_NAMES: Final = ".parquet, .csv, .tsv, .txt, .json, .jsonl; text also as .gz, .bz2 or .zst"
+_KNOWN_NAMES: Final = "Parquet, CSV and other text tables, JSON, RIPE Atlas results; also as .gz, .bz2 or .zst"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -45,7 +45,7 @@ class Layout:
 
 def is_csv(start: bytes) -> bool:
     """Any text that no other format claims."""
-    return b"\0" not in start
+    return b"\0" not in start and not start.startswith(b"PK")  # as what spreadsheets write
 
 
 def plan_csv(whole: Piece, options: InputOptions, piece_rows: int, optional: frozenset[str]) -> Plan:
@@ -276,15 +276,16 @@ def read_csv(piece: Piece, batch_rows: int, strict: bool) -> Iterator[RawBatch]:
     if layout.is_matrix:
         yield from _read_matrix(piece, layout, batch_rows)
         return
-    bad_lines: list[str] = []  # since the last batch
+    bad_lines: list[tuple[int, str]] = []  # since the last batch
 
     def on_bad_line(row: Any) -> str:
-        bad_lines.append(f"line {row.number}: {row.actual_columns} cells, not {row.expected_columns}")
+        bad_lines.append((row.number, f"{row.actual_columns} cells, not {row.expected_columns}"))
         return "error" if strict else "skip"
 
     def dropped() -> dict[str, Any]:
         counted = Counter(malformed_row=len(bad_lines))
-        return {"dropped": counted, "examples": {"malformed_row": bad_lines[0]} if bad_lines else {}}
+        examples = {"malformed_row": f"line {number}: {problem}" for number, problem in bad_lines[:1]}
+        return {"dropped": counted, "examples": examples}
 
     date = piece.columns.get("event_time")
     chosen = [*piece.columns.values(), *([layout.time_of_day] if layout.time_of_day else [])]
@@ -316,7 +317,8 @@ def read_csv(piece: Piece, batch_rows: int, strict: bool) -> Iterator[RawBatch]:
                 bad_lines.clear()
     except pa.ArrowInvalid:
         if strict and bad_lines:
-            raise MeasurementError(f"{piece.path}, {bad_lines[0]} (malformed_row)") from None
+            number, problem = bad_lines[0]
+            raise MeasurementError(f"{piece.path}, line {number}: malformed_row ({problem})") from None
         raise
     if bad_lines:  # after the last good one
         empty = pa.RecordBatch.from_pylist([], schema=pa.schema([(name, pa.string()) for name in piece.columns]))
