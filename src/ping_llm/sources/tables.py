@@ -284,7 +284,7 @@ def read_csv(piece: Piece, batch_rows: int, strict: bool) -> Iterator[RawBatch]:
 
     def dropped() -> dict[str, Any]:
         counted = Counter(malformed_row=len(bad_lines))
-        examples = {"malformed_row": f"line {number}: {problem}" for number, problem in bad_lines[:1]}
+        examples = {"malformed_row": "line {}: {}".format(*bad_lines[0])} if bad_lines else {}
         return {"dropped": counted, "examples": examples}
 
     date = piece.columns.get("event_time")
