@@ -87,6 +87,7 @@ def look_at(
     if len(header) < width and body:  # a delimiter at the end of rows, or names of rows that have none
         padding = [""] * (width - len(header))
         header = [*header, *padding] if not any(row[-1] for row in body) else [*padding, *header]
+    body = [[*row, *[""] * (len(header) - width)] for row in body]  # which the reader will say are malformed
     names = _unique(header)
     layout = Layout(delimiter=delimiter, names=names, skipped=first + 1)
     try:
