@@ -22,7 +22,6 @@ from ping_llm.core.measurements import (
     UNPARSABLE,
     ipv4_mapped,
     of_two_families,
-    parse_addresses,
     parse_nodes,
 )
 from ping_llm.core.rtt import Ints, Observations, Questions
@@ -192,7 +191,7 @@ def destination_prompt(
     With a time, what the history has from then on is not used. Without, the context has no times at all.
     """
     packed = pack([source])[0]
-    family = 6 if ":" in source else 4
+    family = 4 if len(packed) == 4 else 6
     if history is not None and history.source != packed.tobytes():
         raise PingLlmError(f"the history is of {history.source_address}, the question of {source}")
     if rtt_ms is not None and not np.isnan(rtt_ms) and not 0 < rtt_ms <= MAX_RTT_MS:
@@ -218,12 +217,13 @@ def destination_prompt(
 
 
 def pack(addresses: Sequence[str]) -> npt.NDArray[np.uint8]:
-    """Bytes of addresses, all of the family of the first, (addresses, 4 or 16)."""
-    families, packed = parse_addresses(addresses)
+    """Bytes of addresses, all of the family of the first, (addresses, 4 or 16). Names have IPv6 addresses."""
+    families, packed, _ = parse_nodes(addresses)
+    families = np.where(families == NAMED, np.uint8(6), families)
     bad = np.flatnonzero((families == UNPARSABLE) | (families != families[:1]))
     if len(bad):
         which = addresses[int(bad[0])]
         if families[bad[0]] == UNPARSABLE:
-            raise PingLlmError(f"{which!r} is not an IPv4 or IPv6 address")
+            raise PingLlmError(f"{which!r} is neither an address nor a name")
         raise PingLlmError(f"{which} is of another family than {addresses[0]}")
     return packed[:, : ADDRESS_BYTES[int(families[0])]] if len(families) else packed
