@@ -91,7 +91,7 @@ def row_as_json(rows: RowSet, number: int, limit: int) -> dict[str, Any]:
     }
 
 
-def measurement_as_json(row: ProbeRow, i: int, shown: Callable[[str], str]) -> dict[str, Any]:
+def measurement_as_json(row: ProbeRow, i: int, shown: Callable[[str], str] = str) -> dict[str, Any]:
     rtt = float(row.rtt_ms[i])
     return {
         "event_time": _moment(int(row.time_us[i])),
