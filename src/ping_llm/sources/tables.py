@@ -8,7 +8,7 @@ import csv
 import io
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -93,43 +93,43 @@ def look_at(
     rows = [row for row in _cells(lines[first:], delimiter) if row]
     if not rows:
         raise PingLlmError(f"{what}: there is no row")
-    width = _usual([len(row) for row in rows[1:] or rows])
     if first and lines[first - 1].startswith("#") and _is_data(rows[0]):  # a header that is a comment
         named = next(iter(_cells([lines[first - 1].lstrip("# ")], delimiter)))
-        if len(named) == width:
+        if len(named) == len(rows[0]):
             rows, first = [named, *rows], first - 1
-    header, problem = [cell.strip() for cell in rows[0]], None
-    body = [row for row in rows[1:] if len(row) == width]
-    if len(header) < width and body:  # a delimiter at the end of rows, or names of rows that have none
-        padding = [""] * (width - len(header))
-        header = [*header, *padding] if not any(row[-1] for row in body) else [*padding, *header]
-    body = [[*row, *[""] * (len(header) - width)] for row in body]  # which the reader will say are malformed
-    names = _unique(header)
-    layout = Layout(delimiter=delimiter, names=names, skipped=first + 1)
+    width = _usual([len(row) for row in rows[1:] or rows])
+    header, body = _header_and_rows(rows, width)
+    layout, no_header = Layout(delimiter=delimiter, names=_unique(header), skipped=first + 1), ""
     try:
-        find_columns(names, options.columns, what, optional)
-    except PingLlmError as error:
-        problem = error
+        find_columns(layout.names, options.columns, what, optional)
+    except PingLlmError:
         if _is_matrix(header, body):
             return _matrix(layout, header, body, options, what)
         if not _is_data(header):
             raise
-    if problem is not None:
         body = [row for row in rows if len(row) == width]
         layout = replace(layout, names=tuple(str(i + 1) for i in range(width)), skipped=first)
         options = replace(options, columns=_by_type(layout.names, body, options.columns, what))
+        no_header = "no header: columns by number, "
     sample = _sample(layout.names, body)
     columns = find_columns(layout.names, options.columns, what, optional)
-    if ("event_time" in columns and "event_time" not in options.columns) or problem is not None:
-        date, clock = _date_and_time(columns.get("event_time"), layout.names, sample)
-        if date is not None:
-            layout = replace(layout, time_of_day=clock)
-            options = replace(options, columns={**options.columns, "event_time": date})
-            sample[date] = pc.binary_join_element_wise(sample[date], sample[clock], " ")
+    if both := _date_and_time(columns.get("event_time"), sample):
+        date, clock = both
+        sample[date] = pc.binary_join_element_wise(sample[date], sample[clock], " ")
+        layout = replace(layout, time_of_day=clock)
+        options = replace(options, columns={**options.columns, "event_time": date})
+        no_header += f"time of day {clock!r}, "
     found = understand(layout.names, sample, options, what, optional)
-    said = found.said if layout.time_of_day is None else f"time of day {layout.time_of_day!r}, {found.said}"
-    header_said = "no header: columns by number, " if problem is not None else ""
-    return layout, replace(found, said=f"{header_said}{said}; {_DELIMITERS.get(delimiter, repr(delimiter))}")
+    return layout, replace(found, said=f"{no_header}{found.said}; {_DELIMITERS.get(delimiter, repr(delimiter))}")
+
+
+def _header_and_rows(rows: Sequence[list[str]], width: int) -> tuple[list[str], list[list[str]]]:
+    """With as many cells in each, whichever of them has too few."""
+    header, body = [cell.strip() for cell in rows[0]], [row for row in rows[1:] if len(row) == width]
+    missing = [""] * (width - len(header))
+    # A delimiter may end each row, or rows begin with names of their own.
+    header = [*missing, *header] if any(row[-1] for row in body) else [*header, *missing]
+    return header, [[*row, *[""] * (len(header) - width)] for row in body]  # the reader will say they are malformed
 
 
 def _delimiter(lines: Sequence[str]) -> str:
@@ -224,21 +224,16 @@ def _kind(column: Any) -> str:
     return "address" if mostly(np.isin(parse_nodes(cells)[0], (4, 6))) else "name"
 
 
-def _date_and_time(column: str | None, names: Sequence[str], sample: dict[str, Any]) -> tuple[str | None, str]:
-    """The columns of date and time of day, where they are two; `column` is the one that was taken for the time."""
+def _date_and_time(time: str | None, sample: Mapping[str, Any]) -> tuple[str, str] | None:
+    """The columns of date and time of day, where `time`, which was taken for both, is one of them."""
 
-    def is_clock(name: str) -> bool:
-        cells = [cell for cell in sample[name].to_pylist() if cell.strip()]
-        return bool(cells) and all(_TIME_OF_DAY.match(cell.strip()) for cell in cells[:100])
+    def first(is_one: Callable[[str], object]) -> str | None:
+        cells = {name: [cell.strip() for cell in column.to_pylist()[:100]] for name, column in sample.items()}
+        return next((name for name, own in cells.items() if any(own) and all(map(is_one, filter(None, own)))), None)
 
-    def is_date(name: str) -> bool:
-        cells = [cell.strip() for cell in sample[name].to_pylist() if cell.strip()]
-        return bool(cells) and all(":" not in cell and re.match(DATE, cell) for cell in cells[:100])
-
-    if column is None:
-        return None, ""
-    dates, clocks = ([name for name in names if test(name)] for test in (is_date, is_clock))
-    return (dates[0], clocks[0]) if dates and clocks and column in (dates[0], clocks[0]) else (None, "")
+    date = first(lambda cell: ":" not in cell and re.match(DATE, cell))
+    clock = first(_TIME_OF_DAY.match)
+    return (date, clock) if date is not None and clock is not None and time in (date, clock) else None
 
 
 # Matrices.
