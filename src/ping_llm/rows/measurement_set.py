@@ -153,11 +153,11 @@ def _checked(
     is_timed = timed == {True}
     rows = sum(map(len, parts)) + dropped.total()
     nodes, known = _joined(parts, is_timed=is_timed)
-    if is_timed:
-        known, dropped["duplicate"] = without_copies(known)
     described = read_nodes(options.nodes) if options.nodes else NO_NODES
     names = shown_names(described)
     nodes, known = _renamed(nodes, known, lambda node: names.get(node, node))
+    if is_timed:
+        known, dropped["duplicate"] = without_copies(known)
     failed = np.isnan(known.rtt_ms)
     begin_s, end_s = (float(known.time_s[0]), float(known.time_s[-1])) if is_timed and len(known) else (None, None)
     reading = Reading(
