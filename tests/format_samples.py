@@ -49,19 +49,19 @@ PING_D = Sample(
     "ping-192.0.2.10.log",
     """\
 PING 198.51.100.1 (198.51.100.1) from 192.0.2.11 eth0: 56(84) bytes of data.
-[1644854959.400000] 64 bytes from 198.51.100.1: icmp_seq=77 ttl=64 time=6.51 ms
-[1644854961.400000] no answer yet for icmp_seq=78
-[1644854962.400000] no answer yet for icmp_seq=79
-[1644854962.900000] 64 bytes from 198.51.100.1: icmp_seq=79 ttl=64 time=1500 ms
-[1644854963.400000] 64 bytes from 198.51.100.1: icmp_seq=80 ttl=64 time=6.53 ms
-[1644854967.400000] 64 bytes from 198.51.100.1: icmp_seq=82 ttl=64 time=6.54 ms
+[1644854959.400000] 64 bytes from 198.51.100.1: icmp_seq=2 ttl=64 time=6.51 ms
+[1644854961.400000] no answer yet for icmp_seq=3
+[1644854962.400000] no answer yet for icmp_seq=4
+[1644854962.900000] 64 bytes from 198.51.100.1: icmp_seq=4 ttl=64 time=1500 ms
+[1644854963.400000] 64 bytes from 198.51.100.1: icmp_seq=5 ttl=64 time=6.53 ms
+[1644854967.400000] 64 bytes from 198.51.100.1: icmp_seq=7 ttl=64 time=6.54 ms
 """,
     [
         (1644854959.4, "192.0.2.11", A, 6.51),
         (1644854962.9, "192.0.2.11", A, 1500.0),
         (1644854963.4, "192.0.2.11", A, 6.53),
         (1644854967.4, "192.0.2.11", A, 6.54),
-        *[(None, "192.0.2.11", A, None)] * 76,  # before the first answer: nobody knows when
+        (1644854958.4, "192.0.2.11", A, None),  # packets are mostly a second apart
         (1644854961.4, "192.0.2.11", A, None),
         (1644854965.4, "192.0.2.11", A, None),
     ],

@@ -13,11 +13,13 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from format_samples import FPING_TIMES, HERE, PING_D, SAMPLES, SMOKEPING, A, B, Measured, Sample, smokeping_database
+from format_samples import FPING_TIMES, HERE, PING_D, SAMPLES, SMOKEPING, V6, A, B, Measured, Sample, smokeping_database
 from ping_llm.core.errors import PingLlmError
 from ping_llm.rows.measurement_set import read_observations
 from ping_llm.serve.store import read_upload
 from ping_llm.sources import files
+from ping_llm.sources.columns import AS_FOUND, InputOptions
+from ping_llm.sources.files import BLOCK_BYTES
 from ping_llm.sources.formats import READERS, matching, vantage_in
 from ping_llm.sources.formats.adapter import TABLE, read_table
 
@@ -48,7 +50,7 @@ def test_a_reader_finds_every_measurement_of_a_sample(name: str, tmp_path: Path)
 @pytest.mark.parametrize("name", SAMPLES)
 def test_the_content_tells_the_format_whatever_the_file_is_called(name: str) -> None:
     sample = SAMPLES[name]
-    assert [reader for reader in READERS if matching(sample.text[: 1 << 14]) == reader] == [sample.reader]
+    assert [reader for reader in READERS if matching(sample.text[:BLOCK_BYTES]) == reader] == [sample.reader]
 
 
 def test_every_reader_has_a_sample() -> None:
@@ -259,19 +261,21 @@ def test_a_file_without_measurements_says_so(tmp_path: Path) -> None:
 def test_files_of_tools_are_a_history_like_any_other(tmp_path: Path) -> None:
     known = read_observations([written(PING_D, tmp_path)])
     assert known.nodes == ("192.0.2.11", A)
-    assert len(known.observations) == 6  # 76 lost packets have no time
-    assert known.dropped == {"missing_time": 76}
+    assert len(known.observations) == 7
 
 
 def test_a_tool_without_times_gives_a_history_without_times(tmp_path: Path) -> None:
-    known = read_observations([written(SAMPLES["fping_each"], tmp_path)])
-    assert known.nodes == (HERE, A)
-    assert known.dropped == {"family_mismatch": 4}  # the name of the file is an IPv4 address
+    options = InputOptions(columns={"src_addr": "ams1"})
+    known = read_observations([written(SAMPLES["fping_each"], tmp_path)], options=options)
+    assert known.nodes == (A, V6, "ams1")
+    assert len(known.observations) == 8
+    assert known.reading is not None
+    assert known.reading.lines[0] == "read: output of fping"
     assert not (known.observations.time_s == known.observations.time_s).any()
 
 
 def test_an_upload_is_read_but_no_program_runs_over_its_bytes() -> None:
-    assert len(read_upload(PING_D.text.encode(), 1000).observations) == 6
+    assert len(read_upload(PING_D.text.encode(), 1000).observations) == 7
     assert len(read_upload(SAMPLES["prometheus_smokeping"].text.encode(), 1000).observations) == 3
     with pytest.raises(PingLlmError, match="a round-robin database: upload the output of rrdtool dump"):
         read_upload(b"RRD\x000003\x00", 1000)
@@ -280,5 +284,5 @@ def test_an_upload_is_read_but_no_program_runs_over_its_bytes() -> None:
 def test_a_csv_of_the_same_folder_is_still_a_csv(tmp_path: Path) -> None:
     (tmp_path / "pings.csv").write_text(f"event_time,src_addr,dst_addr,rtt\n1714557600,{HERE},{B},5\n")
     written(FPING_TIMES, tmp_path)
-    found = [files.describe(path, {}, 1000)[0].format for path in files.expand([str(tmp_path / "*")])]
+    found = [files.describe(path, AS_FOUND, 1000)[0].format for path in files.expand([str(tmp_path / "*")])]
     assert found == ["tool", "csv"]

@@ -203,7 +203,7 @@ def prepare(
         output=output,
         max_row_bytes=int(max_row_size_mb * MIB),
         train_ratio=train_ratio,
-        columns=options.renamed(columns),
+        input_options=columns,
         strict=strict,
         overwrite=overwrite,
         workers=workers,

@@ -82,7 +82,7 @@ def _questions(
     import numpy as np
     import pyarrow as pa
 
-    from ping_llm.sources.files import COLUMN_NAMES
+    from ping_llm.sources.columns import COLUMN_NAMES
 
     if [bool(src or dst), questions is not None, matrix_of is not None].count(True) != 1 or bool(src) != bool(dst):
         raise PingLlmError("say what to predict: --src with --dst, or --questions FILE, or --matrix")
@@ -112,7 +112,7 @@ def _read_table(path: Path) -> "pa.Table":
     import pyarrow.parquet as pq
     from pyarrow import csv
 
-    from ping_llm.sources.files import COLUMN_NAMES
+    from ping_llm.sources.columns import COLUMN_NAMES
 
     with explained(f"cannot read {path}", OSError, pa.ArrowException):
         if path.suffix == ".parquet":
@@ -122,7 +122,7 @@ def _read_table(path: Path) -> "pa.Table":
 
 
 def _in_words(table: "pa.Table", levels: list[float]) -> "Iterator[str | Table]":
-    from ping_llm.sources.files import COLUMN_NAMES
+    from ping_llm.sources.columns import COLUMN_NAMES
 
     source, destination = (
         next(name for name in COLUMN_NAMES[end] if name in table.column_names) for end in ("src_addr", "dst_addr")

@@ -6,7 +6,7 @@
 """
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -16,15 +16,25 @@ import jax
 import numpy as np
 import pyarrow as pa
 
+from ping_llm.core.cells import time_microseconds
 from ping_llm.core.console import Advance
 from ping_llm.core.errors import PingLlmError, explained
-from ping_llm.core.measurements import MAX_TIME_US, UNPARSABLE, format_address, parse_column, time_microseconds
+from ping_llm.core.measurements import (
+    MAX_TIME_US,
+    NAMED,
+    UNPARSABLE,
+    format_address,
+    of_two_families,
+    parse_column,
+    parse_nodes,
+)
 from ping_llm.core.rtt import Floats, Ints, Observations, Questions, RttDistribution
 from ping_llm.models.completer.inference import Completer, PredictionSettings
 from ping_llm.predict.support import Support, widened
 from ping_llm.rows.measurement_set import MeasurementSet, read_observations, rows_observations, table_observations
 from ping_llm.runs.trained import Trained, completer_settings, load_trained
-from ping_llm.sources.files import find_columns
+from ping_llm.sources.columns import AS_FOUND, InputOptions, find_columns
+from ping_llm.sources.nodes import NO_NODES, Nodes, addresses_of, shown_names
 from ping_llm.storage.cache import cache_folder
 
 if TYPE_CHECKING:
@@ -147,12 +157,12 @@ class Predictor:
         known = measured.observations
         which = np.arange(len(known)) if which is None else which
         if isinstance(self.model, Completer):
-            answers = self.predict(known, known.questions.take(which), measured.nodes, advance)
+            answers = self.predict(known, known.questions.take(which), measured.addresses_of(), advance)
             return answers.bits(known.rtt_ms[which])
         from ping_llm.predict.prompts import Histories
         from ping_llm.predict.scoring import score_rows
 
-        histories = Histories(known, measured.nodes)
+        histories = Histories(known, measured.addresses_of())
         found = [histories.row(source) for source in np.unique(known.source[which]).tolist()]
         timed = not np.isnan(known.time_s).any()
         bits = np.full(len(known), np.nan)
@@ -164,25 +174,34 @@ class Predictor:
         return bits[which]
 
     def predict_df(
-        self, df: Any, *, history: History | None = None, quantile_levels: Sequence[float] = (0.1, 0.5, 0.9)
+        self,
+        df: Any,
+        *,
+        history: History | None = None,
+        quantile_levels: Sequence[float] = (0.1, 0.5, 0.9),
+        **input_options: Any,
     ) -> Any:
         """A data frame of questions, with the answers in new columns.
 
         `df` has the columns `src_addr` and `dst_addr`, and may have `event_time`; it is one of pandas, Polars or Arrow,
-        and so is the answer. `history` holds known measurements: such a data frame with `rtt` too, or files.
+        and so is the answer. `history` holds known measurements: such a data frame with `rtt` too, or files. How it is
+        to be read is found by looking at it, unless `input_options` say so: those of `InputOptions`, such as
+        `rtt_unit="us"` or `columns={"rtt": "latency_x"}`.
 
         New columns: `p_failed`, `predictions` (the median RTT in ms), and one for each level, named like "0.1"; then
         what the answer rests on: `pair_measurements`, `src_measurements`, `dst_measurements`, `chain` (hops of the
         shortest chain of measurements between the two), `extrapolating`, and the `reason` if it is.
         """
         levels = checked_levels(quantile_levels)
-        return _from_arrow(self.answered(_to_arrow(df, "the questions"), load_history(history), levels), df)
+        measured = load_history(history, InputOptions(**input_options))
+        return _from_arrow(self.answered(_to_arrow(df, "the questions"), measured, levels), df)
 
     def answered(
         self, table: pa.Table, measured: MeasurementSet, levels: Sequence[float], advance: Advance | None = None
     ) -> pa.Table:
         """A table of questions with the columns that `predict_df` names, in place of any of the same names."""
-        questions, nodes = read_questions(table, measured.nodes)
+        questions, nodes = read_questions(table, measured.nodes, measured.described)
+        nodes = measured.addresses_of(nodes)
         support = Support.of(measured.observations, questions)
         names = ["p_failed", "predictions", *(f"{level:g}" for level in levels)]
         values = np.full((len(names), table.num_rows), np.nan)
@@ -212,7 +231,7 @@ class Predictor:
         known, nodes = measured.observations, measured.nodes
         if among is not None:
             table = _to_arrow(among, "the candidates")
-            pairs, _ = read_questions(table, nodes)
+            pairs, _ = read_questions(table, measured.nodes, measured.described)
             rows = shortlist(pairs, known, budget)
             asked, table = pairs.take(rows), table.take(rows)
         else:
@@ -228,7 +247,7 @@ class Predictor:
 # Questions, known measurements and answers as tables of pandas, Polars or Arrow.
 
 
-def load_history(history: History | None) -> MeasurementSet:
+def load_history(history: History | None, options: InputOptions = AS_FOUND) -> MeasurementSet:
     """Known measurements. Without any, a model falls back on what it learned in training."""
     if history is None:
         return table_observations(None)
@@ -236,19 +255,22 @@ def load_history(history: History | None) -> MeasurementSet:
         return history
     paths = [history] if isinstance(history, str | Path) else history
     if isinstance(paths, Sequence) and all(isinstance(path, str | Path) for path in paths):
-        return read_observations(paths)
-    table = _named(_to_arrow(history, "the history"), "the history", optional={"event_time", "ip_version"})
-    with explained("the history", TypeError):
-        return table_observations(table)
+        return read_observations(paths, options=options)
+    return table_observations(_to_arrow(history, "the history"), options, "the history")
 
 
-def read_questions(table: pa.Table, nodes: Sequence[str]) -> tuple[Questions, tuple[str, ...]]:
+def read_questions(
+    table: pa.Table, nodes: Sequence[str], described: Nodes = NO_NODES
+) -> tuple[Questions, tuple[str, ...]]:
     """Questions from the columns of a table, and all nodes: the known ones first, as they were."""
     named = _named(table, "the questions", optional={"event_time", "ip_version", "rtt"})
     number = {node: index for index, node in enumerate(nodes)}
+    shown = shown_names(described)
     time_s = np.full(table.num_rows, np.nan)
     with explained("the questions", TypeError):
-        source, destination = (_numbers(named[end].combine_chunks(), end, number) for end in ("src_addr", "dst_addr"))
+        source, destination = (
+            _numbers(named[end].combine_chunks(), end, number, shown) for end in ("src_addr", "dst_addr")
+        )
         if "event_time" in named.column_names:
             time_us, missing, bad = time_microseconds(named["event_time"].combine_chunks())
             bad |= ~missing & ((time_us < 0) | (time_us >= MAX_TIME_US))
@@ -259,10 +281,10 @@ def read_questions(table: pa.Table, nodes: Sequence[str]) -> tuple[Questions, tu
                 )
             time_s = np.where(missing, np.nan, time_us / 1e6)
     all_nodes = tuple(number)
-    is_ipv6 = np.array([":" in node for node in all_nodes], dtype=bool)
-    if len(mixed := np.flatnonzero(is_ipv6[source] != is_ipv6[destination])):
-        ends = " and ".join(all_nodes[end[mixed[0]]] for end in (source, destination))
-        raise PingLlmError(f"question {mixed[0] + 1}: {ends} are not of one family: no ping goes from one to the other")
+    families, _, _ = parse_nodes(addresses_of(all_nodes, described))
+    if len(mixed := np.flatnonzero(of_two_families(families[source], families[destination]))):
+        both = " and ".join(all_nodes[end[mixed[0]]] for end in (source, destination))
+        raise PingLlmError(f"question {mixed[0] + 1}: {both} are not of one family: no ping goes from one to the other")
     return Questions(source=source, destination=destination, time_s=time_s), all_nodes
 
 
@@ -277,18 +299,19 @@ def checked_levels(levels: Any) -> list[float]:
     return found
 
 
-def _numbers(column: Any, name: str, number: dict[str, int]) -> Any:
-    """The node of each address; an address that was never measured becomes a new one."""
+def _numbers(column: Any, name: str, number: dict[str, int], shown: Mapping[str, str]) -> Any:
+    """The node of each address or name; one that was never measured becomes a new one."""
     parsed = parse_column(column, name)
     wrong = np.flatnonzero(parsed.family_of_each == UNPARSABLE)
     if len(wrong):
-        raise PingLlmError(f"question {wrong[0] + 1}: {name} {column[int(wrong[0])].as_py()!r} is not an address")
+        cell = column[int(wrong[0])].as_py()
+        raise PingLlmError(f"question {wrong[0] + 1}: {name} {cell!r} is neither an address nor a name")
     texts = [
-        format_address(int(family), packed.tobytes()) if family != UNPARSABLE else ""
-        for family, packed in zip(parsed.families, parsed.packed, strict=True)
+        parsed.names[packed.tobytes()] if family == NAMED else format_address(int(family), packed.tobytes())
+        for family, packed in zip(parsed.families[:-1], parsed.packed[:-1], strict=True)
     ]
-    of_text = np.array([number.setdefault(text, len(number)) if text else -1 for text in texts], dtype=np.int64)
-    return of_text[parsed.codes]
+    texts = [shown.get(text, text) for text in texts]
+    return np.array([number.setdefault(text, len(number)) for text in texts] + [-1], dtype=np.int64)[parsed.codes]
 
 
 def _to_arrow(frame: Any, what: str) -> pa.Table:

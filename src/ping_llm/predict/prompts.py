@@ -14,7 +14,17 @@ import numpy as np
 import numpy.typing as npt
 
 from ping_llm.core.errors import PingLlmError
-from ping_llm.core.measurements import ADDRESS_BYTES, MAX_RTT_MS, MAX_TIME_US, UNPARSABLE, parse_addresses
+from ping_llm.core.measurements import (
+    ADDRESS_BYTES,
+    MAX_RTT_MS,
+    MAX_TIME_US,
+    NAMED,
+    UNPARSABLE,
+    ipv4_mapped,
+    of_two_families,
+    parse_addresses,
+    parse_nodes,
+)
 from ping_llm.core.rtt import Ints, Observations, Questions
 from ping_llm.rows.format import ProbeRow
 from ping_llm.tokens import FIELD_ORDERS, LONGEST_DELTA1_S, TimeKind, token_counts
@@ -109,45 +119,56 @@ def with_query(
 
 
 class Histories:
-    """What each source measured, in time order. Nodes are numbers, `nodes` their addresses."""
+    """What each source measured, in time order. Nodes are numbers, `nodes` their addresses.
+
+    An IPv6 address stands in for a name without an address; an IPv4 address at the other end is mapped.
+    """
 
     def __init__(self, known: Observations, nodes: Sequence[str]) -> None:
-        self._families, self._packed = parse_addresses(nodes)
+        self._families, self._packed, _ = parse_nodes(nodes)
+        self._mapped = ipv4_mapped(self._families, self._packed)
         self._nodes = nodes
         order = np.lexsort((known.time_s, known.source))
-        order = order[self._families[known.source[order]] == self._families[known.destination[order]]]
+        source, destination = (self._families[end[order]] for end in (known.source, known.destination))
+        order = order[~of_two_families(source, destination)]
         self._order, self._known = order, known.take(order)
         self.row = cache(self._row)
 
-    def _row(self, source: int) -> tuple[ProbeRow, Ints]:
-        """The measurements of a source, and which of the known ones they are."""
-        family = self._family(source)
-        start, stop = np.searchsorted(self._known.source, [source, source + 1])
-        own = self._known.take(slice(start, stop))
+    def _row(self, source: int, family: int | None = None) -> tuple[ProbeRow, Ints]:
+        """The measurements of a source, and which of the known ones they are. An IPv4 row has none with names."""
+        rows = np.arange(*np.searchsorted(self._known.source, [source, source + 1]))
+        is_named = self._families[self._known.destination[rows]] == NAMED
+        if family is None:
+            family = 6 if is_named.any() else self._family(source)
+        if family == 4:
+            rows = rows[~is_named]
+        own = self._known.take(rows)
+        packed = (self._packed if family == 4 else self._mapped)[:, : ADDRESS_BYTES[family]]
         row = ProbeRow(
             family=family,
-            source=self._packed[source, : ADDRESS_BYTES[family]].tobytes(),
-            destinations=self._packed[own.destination, : ADDRESS_BYTES[family]],
+            source=packed[source].tobytes(),
+            destinations=packed[own.destination],
             time_us=(np.nan_to_num(own.time_s, nan=0.0) * 1e6).round().astype(np.int64),
             rtt_ms=own.rtt_ms.astype(np.float32),
         )
-        return row, self._order[start:stop]
+        return row, self._order[rows]
 
     def _family(self, node: int) -> int:
         if self._families[node] == UNPARSABLE:
-            raise PingLlmError(f"{self._nodes[node]!r} is not an address, and the language model reads addresses")
-        return int(self._families[node])
+            raise PingLlmError(f"{self._nodes[node]!r} is neither an address nor a name")
+        return 4 if self._families[node] == 4 else 6
 
     def prompt(self, source: int, destination: int, time_s: float, length: int) -> Prompt:
         """What the source measured strictly before, as much of the latest as fits, and the question."""
-        if self._family(source) != self._family(destination):
+        family = max(self._family(source), self._family(destination))
+        if of_two_families(self._families[[source]], self._families[[destination]])[0]:
             ends = self._nodes[source], self._nodes[destination]
             raise PingLlmError(f"{ends[0]} and {ends[1]} are not of one family: no ping goes from one to the other")
-        row, _ = self.row(source)
+        row, _ = self.row(source, family)
         now = int(row.time_us[-1]) + 1_000_000 if len(row) else 0
         if not np.isnan(time_s):
             now = round(time_s * 1e6)
-        packed = self._packed[destination, : ADDRESS_BYTES[row.family]]
+        packed = (self._packed if family == 4 else self._mapped)[destination, : ADDRESS_BYTES[family]]
         question = with_query(row, now, packed, 1.0, length)  # any RTT: its tokens are cut off
         return prompt_of(question, length - _RTT_TOKENS, timed=True, order=RESULT_LAST, answer_tokens=_RTT_TOKENS)
 

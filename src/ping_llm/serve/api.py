@@ -12,8 +12,9 @@ from fastapi import Query as Parameter
 from starlette.concurrency import run_in_threadpool
 
 from ping_llm import __version__
+from ping_llm.core.cells import time_microseconds
 from ping_llm.core.errors import PingLlmError
-from ping_llm.core.measurements import MAX_TIME_US, format_address, time_microseconds
+from ping_llm.core.measurements import MAX_TIME_US, format_address
 from ping_llm.core.rtt import Ints, RttDistribution
 from ping_llm.predict.prompts import pack
 from ping_llm.predict.scoring import LikelyAddresses

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 import numpy as np
-import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -22,8 +21,8 @@ from ping_llm.core.rtt import Ints
 from ping_llm.predict.predictor import load_history
 from ping_llm.rows.manifest import MANIFEST, Manifest
 from ping_llm.rows.measurement_set import MeasurementSet, joined, read_observations, rows_observations
-from ping_llm.sources.files import COLUMN_NAMES
-from ping_llm.sources.formats import matching
+from ping_llm.sources.columns import OPTIONAL_WITHOUT_TIME, InputOptions, find_columns
+from ping_llm.sources.objects import column_of
 
 Role = Literal["source", "destination"]
 
@@ -171,8 +170,6 @@ class KnownMeasurements:
 
 _COMPRESSED: Final = (b"\x1f\x8b", b"BZh", b"(\xb5/\xfd", b"PK\x03\x04", b"\xfd7zXZ")
 _MAX_EXPANSION: Final = 20  # bytes that a byte of Parquet may become. Measurements stay far below
-_ATLAS_FIELDS: Final = frozenset({"prb_id", "msm_id", "fw"})
-_COLUMN_TYPES: Final = {"rtt": pa.float64(), "src_addr": pa.string(), "dst_addr": pa.string(), "ip_version": pa.int64()}
 
 
 def read_upload(content: bytes, limit: int) -> MeasurementSet:
@@ -184,52 +181,23 @@ def read_upload(content: bytes, limit: int) -> MeasurementSet:
         raise PingLlmError("a round-robin database: upload the output of rrdtool dump")
     if content.startswith(b"PAR1"):
         _check_parquet(content, limit)
-        measured = _read_file(content, ".parquet")
-    elif start[:1] in (b"{", b"[") and not matching(content[: 1 << 14].decode(errors="replace")):
-        measured = _read_json(content, limit)
     else:
         check_count(content.count(b"\n"), limit)
-        measured = _read_file(content, ".csv")
+        check_count(content.count(b"{") // 60, limit)  # far more objects than that are no list of measurements
+    measured = _read_file(content)
     check_count(len(measured.observations), limit)
     return measured
 
 
 def measurements_of(objects: Sequence[Mapping[str, Any]]) -> MeasurementSet:
-    """JSON objects with the names of the schema or its aliases. Times are given for all or for none."""
-    columns: dict[str, list[Any]] = {}
-    for column, names in COLUMN_NAMES.items():
-        values = [next((one[name] for name in names if one.get(name) is not None), None) for one in objects]
-        if any(value is not None for value in values) or column == "rtt":
-            columns[column] = values
-    types, times = dict(_COLUMN_TYPES), columns.get("event_time", [])
-    if any(time is None for time in times):
+    """JSON objects with the names of the schema or others for the same. RTTs are in milliseconds. Times are given for
+    all or for none."""
+    names = dict.fromkeys(name for one in objects for name, value in one.items() if value is not None or name == "rtt")
+    table = pa.table({name: column_of(objects, name) for name in names})
+    time = find_columns(list(names), {}, "the measurements", OPTIONAL_WITHOUT_TIME).get("event_time")
+    if time is not None and table[time].null_count:
         raise PingLlmError("some of the measurements have a time, others have not: give times for all or for none")
-    if any(isinstance(time, str) for time in times):
-        columns["event_time"] = [str(time) for time in times]
-    else:
-        types["event_time"] = pa.float64()
-    with explained("the measurements cannot be read", pa.ArrowException, TypeError, OverflowError):
-        return load_history(pa.table({name: pa.array(own, types.get(name)) for name, own in columns.items()}))
-
-
-def _read_json(content: bytes, limit: int) -> MeasurementSet:
-    """Atlas results, or measurements as objects: one per line, or a list of them."""
-    check_count(content.count(b"{") // 60, limit)  # far more objects than that are no list of measurements
-    try:
-        if content.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"["):
-            objects = orjson.loads(content)
-        else:
-            objects = [orjson.loads(line) for line in content.splitlines() if line.strip()]
-    except orjson.JSONDecodeError as error:
-        raise PingLlmError(f"this is not JSON, nor one JSON object per line: {error.msg}") from error
-    if not all(isinstance(one, dict) for one in objects):
-        raise PingLlmError("every measurement must be a JSON object")
-    if not objects:
-        raise PingLlmError("the file holds no measurement")
-    if _ATLAS_FIELDS & objects[0].keys():
-        return _read_file(content, ".json")
-    check_count(len(objects), limit)
-    return measurements_of(objects)
+    return load_history(table, InputOptions(rtt_unit="ms"))
 
 
 def _check_parquet(content: bytes, limit: int) -> None:
@@ -242,12 +210,11 @@ def _check_parquet(content: bytes, limit: int) -> None:
         raise PingLlmError("this Parquet file becomes too large when it is unpacked")
 
 
-def _read_file(content: bytes, suffix: str) -> MeasurementSet:
+def _read_file(content: bytes) -> MeasurementSet:
     with tempfile.TemporaryDirectory(prefix="ping-llm-upload-") as folder:
-        path = Path(folder) / f"upload{suffix}"
+        path = Path(folder) / "upload"
         path.write_bytes(content)
         try:
             return read_observations([path])
         except PingLlmError as error:
-            message = str(error).replace(str(path), "the file").partition("; name yours with --columns")[0]
-            raise PingLlmError(message) from error
+            raise PingLlmError(str(error).replace(str(path), "the file").partition("; name yours with")[0]) from error

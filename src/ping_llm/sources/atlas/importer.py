@@ -27,13 +27,12 @@ import pyarrow.parquet as pq
 from ping_llm.core.console import Advance, no_progress
 from ping_llm.core.errors import PingLlmError, explained
 from ping_llm.core.files import STAGING, file_sha256, sole_writer, staged_files
-from ping_llm.core.measurements import SCHEMA
-from ping_llm.sources.atlas.chunks import DEFAULT_SIZES, Counts, ReadSizes, parse_file
+from ping_llm.sources.atlas.chunks import ATLAS_SCHEMA, DEFAULT_SIZES, Counts, ReadSizes, parse_file
 from ping_llm.storage import Location, locate
 from ping_llm.tasks.engines import EngineChoice, OnTiming
 from ping_llm.tasks.pool import available_cores, map_in_order, side_by_side, worker_pool
 
-PARSER_VERSION: Final = 1
+PARSER_VERSION: Final = 2
 """Raised when the same input gives other measurements than before; older entries are then imported again."""
 
 PATTERN: Final = "measurements-*.parquet"
@@ -176,7 +175,7 @@ def _parse_to_disk(parse: Callable[..., Any], task: tuple[LedgerEntry, Path]) ->
     """A worker's task: one input file becomes one file of batches."""
     one, path = task
     writer: Any
-    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, SCHEMA) as writer:
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, ATLAS_SCHEMA) as writer:
         for parsed in parse(one.file, one):
             writer.write_batch(parsed.batch)
     return one, path
@@ -189,19 +188,19 @@ def write_measurements(
     # Arrow's default gives up on dictionaries above 1 MiB.
     options: dict[str, Any] = {"use_dictionary": ["src_addr", "dst_addr"], "dictionary_pagesize_limit": 16 << 20}
     written: list[Path] = []
-    upcoming, waiting = iter(batches), SCHEMA.empty_table()
+    upcoming, waiting = iter(batches), ATLAS_SCHEMA.empty_table()
 
     def take(rows: int) -> pa.Table:
         """The next rows, fewer only at the end, in one chunk: page boundaries could otherwise follow the batches'."""
         nonlocal waiting
         while len(waiting) < rows and (batch := next(upcoming, None)) is not None:
-            waiting = pa.concat_tables([waiting, pa.Table.from_batches([batch], schema=SCHEMA)])
+            waiting = pa.concat_tables([waiting, pa.Table.from_batches([batch], schema=ATLAS_SCHEMA)])
         taken, waiting = waiting.slice(0, rows).combine_chunks(), waiting.slice(rows)
         return taken
 
     while len(group := take(min(ROWS_PER_GROUP, rows_per_file))):
         written.append(folder / f"measurements-{len(written):05d}.parquet")
-        with pq.ParquetWriter(written[-1], SCHEMA, compression="zstd", **options) as writer:
+        with pq.ParquetWriter(written[-1], ATLAS_SCHEMA, compression="zstd", **options) as writer:
             room = rows_per_file
             while len(group):
                 writer.write_table(group, row_group_size=len(group))

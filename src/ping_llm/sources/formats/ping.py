@@ -36,6 +36,7 @@ _TIMEOUT_WINDOWS: Final = re.compile(
 _TOTAL_WINDOWS: Final = re.compile(r"[^=]*= (?P<sent>\d{1,9}),[^=]*= (?P<received>\d{1,9}),[^=]*= \d+")
 
 _WRAP: Final = 1 << 16  # values of icmp_seq
+_INTERVAL_S: Final = 1.0  # between packets, unless the user says otherwise; used for those before the first answer
 _MAX_INFERRED: Final = 1_000_000
 
 
@@ -67,12 +68,13 @@ class _Run:
         if self.last is None:
             self.last = seq - 1
         passed = (seq - self.last + _WRAP // 2) % _WRAP - _WRAP // 2
-        number, step = self.last + passed, None
+        number = self.last + passed
         if passed > 0:
-            if time_s is not None and self.last_time is not None:
-                step = (time_s - self.last_time) / passed
+            before = self.last_time
+            if before is None and time_s is not None:
+                before = time_s - passed * _INTERVAL_S
             for ahead in range(1, passed):
-                known = None if step is None or self.last_time is None else self.last_time + step * ahead
+                known = None if time_s is None or before is None else before + (time_s - before) * ahead / passed
                 self.missing[self.last + ahead] = known
             self.last, self.last_time = number, time_s
         if unanswered:

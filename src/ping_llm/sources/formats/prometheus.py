@@ -27,6 +27,8 @@ _NO_RTT: Final = re.compile(
 _CHOSEN: Final = {"phase": "rtt", "type": "mean", "quantile": "0.5"}
 """Of metrics with these labels, the one series that is an RTT."""
 
+_UNITS: Final = {"s": 1e3, "ms": 1.0, "us": 1e-3, "ns": 1e-6}
+
 Series = dict[float, float]
 """Values by time."""
 
@@ -50,7 +52,7 @@ def rows(lines: Iterator[str], source: Source) -> Iterator[Row]:
                 series.setdefault(labels.get("__name__", ""), {}).update(_samples(one))
         for (src, dst), metrics in targets.items():
             if dst:
-                yield from _measured(src, dst, metrics)
+                yield from _measured(src, dst, metrics, _UNITS.get(source.labels.get("rtt_unit", ""), 0))
 
 
 def _ends(labels: Mapping[str, str], source: Source) -> tuple[str, str]:
@@ -73,21 +75,20 @@ def _samples(series: Mapping[str, Any]) -> Series:
     return {time: value for time, value in found if time is not None and value is not None}
 
 
-def _measured(src: str, dst: str, metrics: dict[str, Series]) -> Iterator[Row]:
+def _measured(src: str, dst: str, metrics: dict[str, Series], unit: float) -> Iterator[Row]:
+    """`unit`: milliseconds of one, where the user says so; else 0."""
     success = metrics.pop("probe_success", {})
     gauges = {name for name in metrics if not name or (_RTT.search(name) and not _NO_RTT.search(name))}
     for name in [name for name in metrics if name.endswith("_sum") and f"{name[:-4]}_count" in metrics]:
         gauges.discard(name)
         sent = metrics.get("smokeping_requests_total", {}) if name.startswith("smokeping_") else {}
-        yield from _between(src, dst, metrics[name], metrics[f"{name[:-4]}_count"], sent, _milliseconds(name))
+        yield from _between(src, dst, metrics[name], metrics[f"{name[:-4]}_count"], sent, unit or _unit(name))
     if any(name.startswith("probe_icmp_duration") for name in gauges):
         gauges.discard("probe_duration_seconds")  # which has the look-up of the name in it
     for name in sorted(gauges):
         for time, value in metrics[name].items():
             failed = value <= 0 or success.get(time) == 0
-            yield Row(time, src, dst, None if failed else value * _milliseconds(name))
-    if not gauges:  # nothing but success: only failures are measurements
-        yield from (Row(time, src, dst, None) for time, value in success.items() if value == 0)
+            yield Row(time, src, dst, None if failed else value * (unit or _unit(name)))
 
 
 def _between(src: str, dst: str, total: Series, count: Series, sent: Series, factor: float) -> Iterator[Row]:
@@ -100,6 +101,6 @@ def _between(src: str, dst: str, total: Series, count: Series, sent: Series, fac
             yield from summary(now, src, dst, round(max(requests, received)), round(received), mean)
 
 
-def _milliseconds(name: str) -> float:
-    """Of one unit of a metric: seconds, by Prometheus's own rule, unless its name says otherwise."""
+def _unit(name: str) -> float:
+    """Milliseconds of one unit of a metric: seconds, by Prometheus's own rule, unless its name says otherwise."""
     return 1.0 if re.search(r"_(ms|msec|milliseconds)(_|$)", name) else 1000.0
