@@ -298,6 +298,8 @@ PROMETHEUS_SMOKEPING = Sample(
     "prometheus",
     "range.json",
     '{"status":"success","data":{"resultType":"matrix","result":['
+    '{"metric":{"__name__":"smokeping_requests_total","host":"other","ip":"198.51.100.1"},'  # another counter
+    '"values":[[1714557600,"700"],[1714557615,"900"]]},'
     '{"metric":{"__name__":"smokeping_requests_total",' + _SMOKEPING_LABELS + "},"
     '"values":[[1714557600,"100"],[1714557615,"103"],[1714557630,"2"]]},'
     '{"metric":{"__name__":"smokeping_response_duration_seconds_sum",' + _SMOKEPING_LABELS + "},"
@@ -312,6 +314,15 @@ PROMETHEUS_VECTOR = Sample(
     '{"status":"success","data":{"resultType":"vector","result":['
     '{"metric":{"target":"198.51.100.1"},"value":[1714557600.5,"0.015"]}]}}',
     [(1714557600.5, HERE, A, 15.0)],
+)
+PROMETHEUS_PROMTOOL = Sample(
+    "prometheus",
+    "promtool.json",
+    '[{"metric":{"__name__":"ping_rtt_seconds","instance":"ams1:9427","target":"198.51.100.1","type":"mean"},'
+    '"values":[[1714557600,"0.015"]]},'
+    '{"metric":{"__name__":"ping_rtt_seconds","instance":"ams1:9427","target":"198.51.100.1","type":"worst"},'
+    '"values":[[1714557600,"0.15"]]}]',
+    [(1714557600.0, "ams1", A, 15.0)],
 )
 INFLUX = Sample(
     "influx",

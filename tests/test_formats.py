@@ -148,6 +148,24 @@ def test_times_that_others_put_before_a_line_are_understood(before: str, time_s:
     assert measured(read_table(tmp_path / "ping.log")) == [(time_s, "localhost", A, 5.0)]
 
 
+def test_statistics_count_nothing_that_was_cut_off_before_the_file_begins(tmp_path: Path) -> None:
+    (tmp_path / "fping.txt").write_text(
+        f"{A} : [998], 64 bytes, 5 ms (5 avg, 0% loss)\n{A} : [999], 64 bytes, 5 ms (5 avg, 0% loss)\n\n"
+        f"{A} : xmt/rcv/%loss = 1000/990/1%, min/avg/max = 5/5/5\n"
+    )
+    (tmp_path / "ping.txt").write_text(
+        f"64 bytes from {A}: icmp_seq=999 ttl=64 time=5 ms\n64 bytes from {A}: icmp_seq=1000 ttl=64 time=5 ms\n\n"
+        f"--- {A} ping statistics ---\n1000 packets transmitted, 990 received, 1% packet loss, time 999001ms\n"
+    )
+    for name in ("fping.txt", "ping.txt"):
+        assert read_table(tmp_path / name)["rtt"].to_pylist() == [5.0, 5.0]
+
+
+def test_a_report_of_many_packets_is_a_long_line(tmp_path: Path) -> None:
+    (tmp_path / "fping.txt").write_text(f"{A} : {' '.join(['10.25'] * 300)} -\n")
+    assert read_table(tmp_path / "fping.txt")["rtt"].to_pylist() == [10.25] * 300 + [None]
+
+
 # Damaged and hostile files.
 
 
@@ -243,6 +261,13 @@ def test_hostile_files_take_bounded_time(content: str, tmp_path: Path) -> None:
     assert rows < 2_000_000
     assert len(message) < 1000
     assert time.process_time() - started < 20  # of the processor: minutes, where a pattern backtracks
+
+
+def test_a_database_of_something_else_says_what_it_has(tmp_path: Path) -> None:
+    path = tmp_path / "traffic.xml"
+    path.write_text(SAMPLES["rrd_dump"].text.replace("ping", "port").replace("median", "octets"))
+    with pytest.raises(PingLlmError, match="not of SmokePing: it has 'uptime, loss, octets, port1, port2"):
+        read_table(path)
 
 
 def test_a_file_without_measurements_says_so(tmp_path: Path) -> None:

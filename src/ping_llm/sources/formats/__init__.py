@@ -128,12 +128,9 @@ def moment(said: str) -> float | None:
         return None
 
 
-_MAX_LINE: Final = 300
-
-
-def short(lines: Iterable[str]) -> Iterator[str]:
+def short(lines: Iterable[str], limit: int = 300) -> Iterator[str]:
     """The lines that ping tools may have written. In long ones, patterns would take long to find nothing."""
-    return (line for line in lines if len(line) <= _MAX_LINE)
+    return (line for line in lines if len(line) <= limit)
 
 
 # ISO 8601 or epoch seconds; as `date` writes it; or a time of a day that nobody knows.

@@ -57,6 +57,7 @@ class _Run:
 
     src: str
     dst: str = ""
+    is_whole: bool = False  # with its header: the statistics count no packets that are not in the file
     told: int = 0  # packets of which there was a line, or a row
     last: int | None = None  # the highest icmp_seq, counted on where it wraps around
     last_time: float | None = None
@@ -64,7 +65,7 @@ class _Run:
     """Times of packets without an answer yet: it may come late, after another packet's."""
 
     def step_to(self, seq: int, time_s: float | None, unanswered: bool = False) -> int:
-        """The number of the packet, with those that were passed over put down as missing; how many these are."""
+        """Go on to a packet. Those that were passed over are missing: how many, is returned."""
         if self.last is None:
             self.last = seq - 1
         passed = (seq - self.last + _WRAP // 2) % _WRAP - _WRAP // 2
@@ -85,8 +86,9 @@ class _Run:
 
     def lost(self) -> Iterator[Row]:
         """What is missing so far, and will not be waited for any longer."""
-        self.told += len(self.missing)
-        yield from (Row(time_s, self.src, self.dst, None) for time_s in self.missing.values())
+        if self.dst:
+            self.told += len(self.missing)
+            yield from (Row(time_s, self.src, self.dst, None) for time_s in self.missing.values())
         self.missing.clear()
 
 
@@ -109,12 +111,13 @@ def rows(lines: Iterator[str], source: Source) -> Iterator[Row]:
         elif (match := _TOTAL.search(rest)) or (windows and (match := _TOTAL_WINDOWS.match(rest))):
             yield from run.lost()
             sent, received = int(match["sent"]), int(match["received"])
-            quiet = (0, 0) if run.told or not received else (sent, received)  # -q: the mean is in the next line
-            rest_lost = 0 if received and not run.told else max(0, sent - run.told)
-            inferred += rest_lost
-            if inferred <= _MAX_INFERRED and run.dst:
-                yield from (Row(run.last_time, run.src, run.dst, None) for _ in range(rest_lost))
-            run.told += rest_lost
+            if received and not run.told:
+                quiet = sent, received  # of -q; the mean is in the next line
+            elif run.is_whole and sent > run.told:
+                inferred += sent - run.told
+                if inferred <= _MAX_INFERRED:
+                    yield from (Row(run.last_time, run.src, run.dst, None) for _ in range(sent - run.told))
+                run.told = sent
         elif any(quiet) and (match := _MEAN.match(rest)):
             yield from summary(time_s, run.src, run.dst, *quiet, number(match[1]))
             quiet = (0, 0)
@@ -125,7 +128,7 @@ def rows(lines: Iterator[str], source: Source) -> Iterator[Row]:
         elif match := _HEADER_WINDOWS.fullmatch(rest):
             if not windows or run.dst != (match[1] or match[2]) or run.told:
                 yield from run.lost()
-                run = _Run(src=source.vantage, dst=match[1] or match[2])
+                run = _Run(src=source.vantage, dst=match[1] or match[2], is_whole=True)
             windows = True
         elif windows and run.dst and _TIMEOUT_WINDOWS.match(rest):
             run.told, run.last_time = run.told + 1, time_s
@@ -134,15 +137,15 @@ def rows(lines: Iterator[str], source: Source) -> Iterator[Row]:
             raise PingLlmError(f"over {_MAX_INFERRED:,} packets are missing by their icmp_seq: the file is damaged")
         if len(run.missing) > 10_000:
             yield from run.lost()
-    if run.dst:
-        yield from run.lost()
+    yield from run.lost()
 
 
 def _begun(header: str, source: Source) -> _Run:
     if match := _HEADER_6.match(header):
-        return _Run(src=match[1], dst=match[2], last=-1)
+        return _Run(src=match[1], dst=match[2], is_whole=True, last=-1)
     name, addresses, own = _HEADER.match(header), _IN_BRACKETS.findall(header), _FROM.search(header)
     return _Run(
+        is_whole=True,
         src=own[1] if own and "src_addr" not in source.labels else source.vantage,
         dst=addresses[0] if addresses else name["name"] if name else "",
         last=-1 if _FROM_ZERO.search(header) else 0,

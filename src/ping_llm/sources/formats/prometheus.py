@@ -1,4 +1,4 @@
-"""Prometheus: what its HTTP API answers to a query (`/api/v1/query_range` or `/api/v1/query`).
+"""Prometheus: what its HTTP API answers to a query (`/api/v1/query_range` or `/api/v1/query`), or `promtool query`.
 
 Gauges in seconds are measurements: `probe_icmp_duration_seconds{phase="rtt"}` and `probe_duration_seconds` of the
 blackbox exporter, `ping_rtt_seconds{type="mean"}` of ping_exporter, or any expression. Where `probe_success` is in the
@@ -27,6 +27,8 @@ _NO_RTT: Final = re.compile(
 _CHOSEN: Final = {"phase": "rtt", "type": "mean", "quantile": "0.5"}
 """Of metrics with these labels, the one series that is an RTT."""
 
+_OF_METRIC: Final = frozenset({"__name__", *_CHOSEN})
+
 _UNITS: Final = {"s": 1e3, "ms": 1.0, "us": 1e-3, "ns": 1e-6}
 
 Series = dict[float, float]
@@ -34,25 +36,34 @@ Series = dict[float, float]
 
 
 def matches(head: str) -> bool:
-    compact = head.replace(" ", "").lstrip()
-    return (
-        compact.startswith("{") and '"status":' in compact and ('"resultType":' in compact or '"errorType":' in compact)
-    )
+    compact = head.replace(" ", "").replace("\n", "").lstrip()
+    if compact.startswith("{"):
+        return '"status":' in compact and ('"resultType":' in compact or '"errorType":' in compact)
+    return compact.startswith('[{"metric":{') and '"value' in compact
 
 
 def rows(lines: Iterator[str], source: Source) -> Iterator[Row]:
+    bare = []  # series as `promtool query range -o json` writes them
     for answer in documents(lines):
         if answer.get("status") == "error":
             raise PingLlmError(f"Prometheus answered with an error: {shown(answer.get('error'))}")
-        targets: dict[tuple[str, str], dict[str, Series]] = defaultdict(dict)
-        for one in listed(mapped(answer.get("data")).get("result")):
-            labels = {key: value for key, value in mapped(one.get("metric")).items() if isinstance(value, str)}
-            if all(labels.get(key, chosen) == chosen for key, chosen in _CHOSEN.items()):
-                series = targets[_ends(labels, source)]
-                series.setdefault(labels.get("__name__", ""), {}).update(_samples(one))
-        for (src, dst), metrics in targets.items():
-            if dst:
-                yield from _measured(src, dst, metrics, _UNITS.get(source.labels.get("rtt_unit", ""), 0))
+        bare += [answer] * ("metric" in answer)
+        yield from _answered(listed(mapped(answer.get("data")).get("result")), source)
+    yield from _answered(bare, source)
+
+
+def _answered(result: list[dict[str, Any]], source: Source) -> Iterator[Row]:
+    # What one exporter says of one target: series whose other labels are the same.
+    targets: dict[tuple[tuple[str, str], frozenset[tuple[str, str]]], dict[str, Series]] = defaultdict(dict)
+    for one in result:
+        labels = {key: value for key, value in mapped(one.get("metric")).items() if isinstance(value, str)}
+        if all(labels.get(key, chosen) == chosen for key, chosen in _CHOSEN.items()):
+            others = frozenset((key, value) for key, value in labels.items() if key not in _OF_METRIC)
+            series = targets[_ends(labels, source), others]
+            series.setdefault(labels.get("__name__", ""), {}).update(_samples(one))
+    for ((src, dst), _), metrics in targets.items():
+        if dst:
+            yield from _measured(src, dst, metrics, _UNITS.get(source.labels.get("rtt_unit", ""), 0))
 
 
 def _ends(labels: Mapping[str, str], source: Source) -> tuple[str, str]:

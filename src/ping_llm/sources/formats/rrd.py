@@ -10,6 +10,7 @@ The dump is read line by line as rrdtool writes it, not by an XML parser: there 
 import re
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -18,7 +19,6 @@ from ping_llm.core.errors import PingLlmError, shown
 from ping_llm.sources.formats import Row, Source, number
 
 MAGIC: Final = b"RRD\0"
-_SECONDS: Final = 60.0  # for rrdtool; the largest database of SmokePing takes less than one
 
 _NAME: Final = re.compile(r"\s*<name>\s*(\S+?)\s*</name>")
 _STEPS: Final = re.compile(r"\s*<pdp_per_row>\s*(\d+)")
@@ -43,15 +43,19 @@ def dumped(path: Path) -> Iterator[str]:
     program = shutil.which("rrdtool")
     if program is None:
         raise PingLlmError(f"{path} is a round-robin database: install rrdtool, or give the output of rrdtool dump")
-    with subprocess.Popen(
-        [program, "dump", str(path.absolute())], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
+    command = [program, "dump", str(path.absolute())]
+    with (
+        tempfile.TemporaryFile() as said,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=said, text=True, errors="replace") as process,
+    ):
         assert process.stdout is not None
-        assert process.stderr is not None
         try:
             yield from process.stdout
-            if process.wait(_SECONDS):
-                raise PingLlmError(f"rrdtool cannot read {path}: {shown(process.stderr.read(500).strip())}")
+            if process.wait():
+                said.seek(0)
+                raise PingLlmError(
+                    f"rrdtool cannot read {path}: {shown(said.read(500).decode(errors='replace').strip())}"
+                )
         finally:
             process.kill()
 
