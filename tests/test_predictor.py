@@ -173,7 +173,7 @@ def test_an_answer_says_what_it_rests_on_and_a_guess_between_islands_is_wide(shi
 @pytest.mark.parametrize(
     ("source", "time", "message"),
     [
-        ("not an address", 0, "question 1: src_addr 'not an address' is not an address"),
+        ("10.0.0.300", 0, "question 1: src_addr '10.0.0.300' is neither an address nor a name"),
         ("192.0.2.1", "yesterday", "question 1: yesterday is not a time"),
     ],
 )

@@ -67,7 +67,7 @@ class TestPredict:
     @pytest.mark.parametrize(
         ("asked", "says"),
         [
-            (question("nonsense"), "'nonsense' is not an IPv4 or IPv6 address"),
+            (question("10.0.0.300"), "'10.0.0.300' is neither an address nor a name"),
             (question("192.0.2.1", "2001:db8::1"), "not of one family"),
             (question(event_time="yesterday"), "not a time"),
             (question(event_time=-5.0), "not a time"),
@@ -176,7 +176,7 @@ class TestFiles:
     ROWS = tuple((f"2024-05-01T00:{minute:02}:00Z", SOURCE, DESTINATION, 10 + minute) for minute in range(30))
 
     def test_measurements_of_a_csv_file_come_back_as_columns(self, bare: TestClient) -> None:
-        content = csv([*self.ROWS, ("2024-05-01T01:00:00Z", "bad", DESTINATION, 1)])
+        content = csv([*self.ROWS, ("2024-05-01T01:00:00Z", "192.0.2", DESTINATION, 1)])
         found = good(bare.post("/api/v1/measurements", content=content, headers=FILE))
         assert found["rtt"][:3] == [10, 11, 12]
         assert found["dropped"] == {"bad_src_addr": 1}
@@ -216,10 +216,11 @@ class TestFiles:
             (b"\x1f\x8b\x08\x00nothing", "compressed"),
             (b"a,b\n1,2\n", "no column"),
             (b"PAR1 this is none", "Parquet"),
-            (b"{not json}\n", "JSON"),
-            (b"[1, 2]", "JSON object"),
-            (b"src_addr,dst_addr,rtt\nx,y,1\n", "no usable measurement"),
-            (b"\xff\xfe\x00\x00", "UTF-8"),
+            (b'{"not json}\n', "JSON"),
+            (b"[1, 2]", "no column"),
+            (b"src_addr,dst_addr,rtt\n1.2,y,1\n", "no usable measurement"),
+            (b"\xff\xfe", "UTF-8"),
+            (b"\xff\xfe\x00\x00", "unknown kind of file"),
         ],
     )
     def test_what_is_no_file_of_measurements_is_refused_in_one_line(

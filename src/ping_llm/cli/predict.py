@@ -82,6 +82,7 @@ def _questions(
     import numpy as np
     import pyarrow as pa
 
+    from ping_llm.core.measurements import of_two_families, parse_nodes
     from ping_llm.sources.columns import COLUMN_NAMES
 
     if [bool(src or dst), questions is not None, matrix_of is not None].count(True) != 1 or bool(src) != bool(dst):
@@ -94,8 +95,11 @@ def _questions(
             known, nodes = matrix_of.observations, matrix_of.nodes
             if not len(known):
                 raise PingLlmError("--matrix is of the sources and destinations of the history: give --history")
-            src, dst = ([nodes[node] for node in np.unique(column)] for column in (known.source, known.destination))
-            pairs = [(a, b) for a, b in product(src, dst) if a != b and (":" in a) == (":" in b)]
+            source, destination = np.unique(known.source)[:, None], np.unique(known.destination)[None]
+            families, _, _ = parse_nodes(matrix_of.addresses_of())
+            may = ~of_two_families(families[source], families[destination]) & (source != destination)
+            ends = np.broadcast_arrays(source, destination)
+            pairs = [(nodes[a], nodes[b]) for a, b in zip(*(end[may].tolist() for end in ends), strict=True)]
         if len(pairs) > _MAX_QUESTIONS:
             raise PingLlmError(f"{len(pairs):,} pairs are more than {_MAX_QUESTIONS:,}: name some by --src and --dst")
         table = pa.table({"src_addr": [p[0] for p in pairs], "dst_addr": [p[1] for p in pairs]})

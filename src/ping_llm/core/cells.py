@@ -67,8 +67,8 @@ def rtt_milliseconds(column: Any, spelling: Spelling = PLAIN, name: str = "rtt")
         return (values if per_ms == 1 else values / per_ms), np.isnan(values) & ~missing
     except pa.ArrowInvalid:
         values, units = split_units(pc.replace_substring_regex(column, _THOUSANDS.format(",", "."), r"\1\2."))
-    divisors = np.array([_PER_MILLISECOND[UNITS[unit]] if unit in UNITS else np.nan for unit in units.categories])
-    values = values / np.where(units.codes < 0, per_ms, divisors[units.codes])
+    of_units = [_PER_MILLISECOND[UNITS[unit]] if unit in UNITS else np.nan for unit in units.categories]
+    values = values / np.array([*of_units, per_ms])[units.codes]  # the last is that of cells without a unit
     return values, np.isnan(values) & ~missing
 
 

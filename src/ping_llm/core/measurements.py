@@ -25,6 +25,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ping_llm.core.cells import MISSING_TEXT, PLAIN, Spelling, is_text, rtt_milliseconds, time_microseconds
+from ping_llm.core.errors import PingLlmError
 from ping_llm.core.randomness import GOLDEN, mix64
 
 SCHEMA: Final = pa.schema(
@@ -127,6 +128,20 @@ def parse_nodes(strings: Sequence[str]) -> tuple[npt.NDArray[np.uint8], npt.NDAr
             families[i], packed[i] = NAMED, np.frombuffer(stand_in, dtype=np.uint8)
             names[stand_in] = text
     return families, packed, names
+
+
+def node_text(text: str) -> str:
+    """An address in its usual spelling, or a name; an error if it is neither."""
+    families, packed, names = parse_nodes([text])
+    if families[0] == UNPARSABLE:
+        raise PingLlmError(f"{text[:60]!r} is neither an address nor a name")
+    return next(iter(names.values()), None) or format_address(int(families[0]), packed[0].tobytes())
+
+
+def can_measure(nodes: Sequence[str], other: str) -> npt.NDArray[np.bool_]:
+    """Which nodes may measure another one: not those with an address of the other family."""
+    families, _, _ = parse_nodes([*nodes, other])
+    return ~of_two_families(families[:-1], families[-1:])
 
 
 def _is_name(text: str) -> bool:

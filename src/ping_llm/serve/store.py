@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 
 from ping_llm.core.console import progress
 from ping_llm.core.errors import PingLlmError, explained
+from ping_llm.core.measurements import can_measure
 from ping_llm.core.rtt import Ints
 from ping_llm.predict.predictor import load_history
 from ping_llm.rows.manifest import MANIFEST, Manifest
@@ -89,12 +90,11 @@ class MeasurementStore:
             destinations = self.measured.observations.destination[self.rows_of(source)]
             of_source = np.bincount(destinations, minlength=len(weight))
             weight = np.where(weight > 0, of_source + weight / (1 + weight.sum()), 0)
-            is_ipv6 = np.array([":" in address for address in self.measured.nodes], dtype=bool)
-            weight[is_ipv6 != (":" in source)] = 0
+            weight[~can_measure(self.measured.nodes, source)] = 0
         found = sorted(
-            (not address.startswith(text), -weight[node], address)
+            (not address.lower().startswith(text), -weight[node], address)
             for node, address in enumerate(self.measured.nodes)
-            if weight[node] and text in address
+            if weight[node] and text in address.lower()
         )
         return {address: int(-negative) for _, negative, address in found[:count]}
 
@@ -143,7 +143,8 @@ class MeasurementStore:
         nodes, numbers = np.unique(np.concatenate([chosen.source, chosen.destination]), return_inverse=True)
         source, destination = np.split(numbers, 2)
         addresses = tuple(self.measured.nodes[node] for node in nodes.tolist())
-        return MeasurementSet(nodes=addresses, observations=replace(chosen, source=source, destination=destination))
+        observations = replace(chosen, source=source, destination=destination)
+        return replace(self.measured, nodes=addresses, observations=observations)
 
 
 @dataclass(frozen=True, kw_only=True)

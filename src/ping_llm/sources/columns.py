@@ -74,7 +74,9 @@ class InputOptions:
 
     def __post_init__(self) -> None:
         if unknown := self.columns.keys() - set(SCHEMA.names):
-            raise PingLlmError(f"columns {sorted(unknown)[0]!r}: there are only {', '.join(SCHEMA.names)}")
+            raise PingLlmError(
+                f"columns: there is no {sorted(unknown)[0]!r} to be named, but {', '.join(SCHEMA.names)}"
+            )
         if self.rtt_unit is not None and self.rtt_unit not in ("s", "ms", "us", "ns"):
             raise PingLlmError(f"the unit of RTTs {self.rtt_unit!r}: write s, ms, us or ns")
         if self.delimiter is not None and len(self.delimiter) != 1:
@@ -152,7 +154,7 @@ def find_columns(
         if match is not None:
             chosen[column] = match
         elif column in renamed or column not in optional:
-            missing = repr(renamed[column] if column in renamed else column)
+            missing = repr(renamed.get(column, column))
             missing += "" if column in renamed else " or of another usual name"
             has = ", ".join(names[:20]) + (", …" if len(names) > 20 else "")
             raise PingLlmError(f"{what}: no column {missing} (it has: {has}); name yours with --columns {column}=NAME")

@@ -87,6 +87,7 @@ def look_at(
     if len(header) < width and body:  # a delimiter at the end of rows, or names of rows that have none
         padding = [""] * (width - len(header))
         header = [*header, *padding] if not any(row[-1] for row in body) else [*padding, *header]
+    body = [[*row, *[""] * (len(header) - width)] for row in body]  # which the reader will say are malformed
     names = _unique(header)
     layout = Layout(delimiter=delimiter, names=names, skipped=first + 1)
     try:
@@ -284,7 +285,7 @@ def read_csv(piece: Piece, batch_rows: int, strict: bool) -> Iterator[RawBatch]:
 
     def dropped() -> dict[str, Any]:
         counted = Counter(malformed_row=len(bad_lines))
-        examples = {"malformed_row": f"line {number}: {problem}" for number, problem in bad_lines[:1]}
+        examples = {"malformed_row": "line {}: {}".format(*bad_lines[0])} if bad_lines else {}
         return {"dropped": counted, "examples": examples}
 
     date = piece.columns.get("event_time")
