@@ -306,8 +306,12 @@ def test_an_upload_is_read_but_no_program_runs_over_its_bytes() -> None:
         read_upload(b"RRD\x000003\x00", 1000)
 
 
-def test_a_csv_of_the_same_folder_is_still_a_csv(tmp_path: Path) -> None:
+def test_a_folder_of_logs_is_read_by_their_content(tmp_path: Path) -> None:
     (tmp_path / "pings.csv").write_text(f"event_time,src_addr,dst_addr,rtt\n1714557600,{HERE},{B},5\n")
     written(FPING_TIMES, tmp_path)
-    found = [files.describe(path, AS_FOUND, 1000)[0].format for path in files.expand([str(tmp_path / "*")])]
-    assert found == ["tool", "csv"]
+    (tmp_path / "README.md").write_text("Made by cron.\n")
+    found = [files.describe(path, AS_FOUND, 1000)[0].format for path in files.expand([str(tmp_path)])]
+    assert found == ["csv"]  # the names tell, as far as they do
+    (tmp_path / "pings.csv").unlink()
+    found = [files.describe(path, AS_FOUND, 1000)[0].format for path in files.expand([str(tmp_path)])]
+    assert found == ["tool"]

@@ -152,7 +152,14 @@ def _files_of(folder: Location) -> list[Location]:
         files[name] for name in files.keys() - {WORLD_FILE, ROWS_FILE, NODES_FILE} if _format_by_name(name)
     ]:
         return measured
+    if logs := [file for file in files.values() if _is_of_tool(file)]:
+        return logs
     raise PingLlmError(f"the folder {folder} holds no measurement file ({_KNOWN_NAMES})")
+
+
+def _is_of_tool(path: Location) -> bool:
+    with readable(path), open_text(str(path)) as stream:
+        return bool(_function("is", "tool")(stream.read(BLOCK_BYTES)))
 
 
 def _matching(pattern: Location) -> list[Location]:
