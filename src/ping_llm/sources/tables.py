@@ -8,7 +8,7 @@ import csv
 import io
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -101,7 +101,7 @@ def look_at(
     if problem is not None:
         body = [row for row in rows if len(row) == width]
         layout = replace(layout, names=tuple(str(i + 1) for i in range(width)), skipped=first)
-        options = replace(options, columns={**_by_type(layout.names, body, optional, what), **options.columns})
+        options = replace(options, columns=_by_type(layout.names, body, options.columns, what))
     sample = _sample(layout.names, body)
     columns = find_columns(layout.names, options.columns, what, optional)
     if ("event_time" in columns and "event_time" not in options.columns) or problem is not None:
@@ -162,28 +162,30 @@ def _is_data(cells: Sequence[str]) -> bool:
 
 
 def _by_type(
-    names: Sequence[str], rows: Sequence[Sequence[str]], optional: frozenset[str], what: str
+    names: Sequence[str], rows: Sequence[Sequence[str]], given: Mapping[str, str], what: str
 ) -> dict[str, str]:
-    """Which column of a table without a header is what, from the cells."""
-    kinds: dict[str, list[str]] = {"time": [], "clock": [], "address": [], "number": [], "version": [], "name": []}
+    """Which column of a table without a header is what: as it is given, else from the cells."""
+    kinds: dict[str, list[str]] = {kind: [] for kind in ("time", "clock", "address", "number", "version", "name")}
     for name, column in _sample(names, rows).items():
-        kinds[_kind(column)].append(name)
-    times, numbers = kinds["time"], kinds["number"]
+        if name not in given.values():
+            kinds[_kind(column)].append(name)
+    numbers = kinds["number"]
     nodes = sorted(kinds["address"] if len(kinds["address"]) >= 2 else kinds["address"] + kinds["name"], key=int)
     if len(numbers) > 1:  # whole numbers are counts and sizes, if others are not
         split = [name for name in numbers if any(re.search(r"[.,]\d|[a-z]", row[int(name) - 1]) for row in rows)]
         numbers = split if len(split) == 1 else numbers
-    for count, kind in ((len(nodes) - 2, "two columns of nodes"), (len(numbers) - 1, "one column of RTTs")):
-        if count:
+    found = dict(given)
+    ends = [end for end in ("src_addr", "dst_addr") if end not in given]
+    for wanted, columns in ((ends, nodes), ([name for name in ("rtt",) if name not in given], numbers)):
+        if wanted and len(columns) != len(wanted):
             raise PingLlmError(
-                f"{what}: there is no header, and not just {kind}; add one, or name columns by their numbers: "
-                "--columns src_addr=1 --columns dst_addr=2 --columns rtt=3"
+                f"{what}: there is no header, and the cells do not tell which column is {' and '.join(wanted)}: "
+                "add one, or name columns by their numbers, such as --columns src_addr=1 --columns rtt=3"
             )
-    found = {"src_addr": nodes[0], "dst_addr": nodes[1], "rtt": numbers[0]}
-    if times or "event_time" not in optional:
-        found["event_time"] = (times or [""])[0]
-    if kinds["version"] and kinds["address"]:
-        found["ip_version"] = kinds["version"][0]
+        found |= dict(zip(wanted, columns, strict=False))
+    for column, kind in (("event_time", "time"), ("ip_version", "version")):
+        if kinds[kind] and (column == "event_time" or kinds["address"]):
+            found.setdefault(column, kinds[kind][0])
     return found
 
 
