@@ -117,6 +117,13 @@ def test_the_vantage_point_is_the_host_in_the_name_of_the_file(name: str, vantag
     assert vantage_in(name) == vantage
 
 
+def test_a_file_that_is_called_after_its_target_does_not_say_who_pings(tmp_path: Path) -> None:
+    for name, sample in {"example.com.txt": "ping_linux", f"{A}.txt": "fping_each"}.items():
+        (tmp_path / name).write_text(SAMPLES[sample].text)
+        rows = read_table(tmp_path / name).to_pylist()
+        assert {row["src_addr"] for row in rows if row["dst_addr"] == A} == {"localhost"}
+
+
 def test_the_user_names_the_vantage_point_or_the_label_that_holds_it(tmp_path: Path) -> None:
     fping = read_table(written(SAMPLES["fping_each"], tmp_path), {"src_addr": "fra2"})
     assert set(fping["src_addr"].to_pylist()) == {"fra2"}

@@ -14,6 +14,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import cached_property
 from types import ModuleType
 from typing import Any, Final, NamedTuple
 
@@ -23,6 +24,10 @@ from ping_llm.core.errors import PingLlmError, shown
 
 READERS: Final = ("rrd", "mtr", "globalping", "scamper", "prometheus", "influx", "fping", "ping")
 """In the order in which they are asked."""
+
+
+UNKNOWN: Final = "localhost"
+"""Who pings, if nothing says so."""
 
 
 class Row(NamedTuple):
@@ -42,10 +47,14 @@ class Source:
     labels: Mapping[str, str] = field(default_factory=dict)
     """What the user says: the labels or fields that hold columns of the schema, and `rtt_unit`."""
 
-    @property
+    @cached_property
     def vantage(self) -> str:
         """Who pings, where the tool does not say: as the user says, else what names a host in the file's name."""
         return self.labels.get("src_addr") or vantage_in(self.name)
+
+    def vantage_to(self, *targets: str) -> str:
+        """Who pings these; a file that is called after its target does not say."""
+        return UNKNOWN if self.vantage in targets and "src_addr" not in self.labels else self.vantage
 
 
 def matching(head: str) -> str | None:
@@ -69,7 +78,7 @@ def vantage_in(name: str) -> str:
     """`fping-ams1.txt` was written at ams1, `ping.log` at localhost."""
     if address := _ADDRESS.search(name):
         return address[0]
-    return "-".join(part for part in re.split(r"[-_ ~]+", name) if not _NO_HOST.fullmatch(part)) or "localhost"
+    return "-".join(part for part in re.split(r"[-_ ~]+", name) if not _NO_HOST.fullmatch(part)) or UNKNOWN
 
 
 # What several readers need.

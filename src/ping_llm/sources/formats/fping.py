@@ -26,7 +26,7 @@ def matches(head: str) -> bool:
 
 
 def rows(lines: Iterator[str], source: Source) -> Iterator[Row]:
-    src, now = source.vantage, None
+    now = None
     seen: Counter[str] = Counter()  # packets that had lines of their own since the last report of their host
     whole: set[str] = set()  # hosts whose first packet was among them: the beginning of the file was not cut off
     intervals = ended = False  # with -Q, reports of intervals; after an empty line, those of all of them together
@@ -42,16 +42,21 @@ def rows(lines: Iterator[str], source: Source) -> Iterator[Row]:
         elif match := _PACKET.match(rest):
             seen[match["host"]] += 1
             whole |= {match["host"]} if match["index"] == "0" else set()
-            yield Row(at, src, match["addr"] or match["host"], number(match["rtt"]))
+            yield Row(at, *_ends(match, source), number(match["rtt"]))
         elif match := _ALIVE.match(rest):
-            yield Row(at, src, match["addr"] or match["host"], number(match["rtt"]))
+            yield Row(at, *_ends(match, source), number(match["rtt"]))
         elif match := _REPORT.match(rest):
-            dst, sent, mean = match["addr"] or match["host"], int(match["sent"]), _MEAN.search(match["rest"])
+            (src, dst), sent, mean = _ends(match, source), int(match["sent"]), _MEAN.search(match["rest"])
             if told := seen.pop(match["host"], 0):  # before fping 5, lost packets had no lines
                 lost = min(sent - told, _MAX_LOST) if match["host"] in whole else 0
                 yield from (Row(at, src, dst, None) for _ in range(lost))
             elif not ended:
                 yield from summary(at, src, dst, sent, int(match["received"]), number(mean and mean[1]))
         elif (match := _EACH.fullmatch(rest)) and not seen.pop(match["host"], 0):
-            dst = match["addr"] or match["host"]
+            src, dst = _ends(match, source)
             yield from (Row(at, src, dst, number(rtt)) for rtt in match["rtts"].split())
+
+
+def _ends(match: re.Match[str], source: Source) -> tuple[str, str]:
+    host, dst = match["host"], match["addr"] or match["host"]
+    return source.vantage_to(host, dst), dst

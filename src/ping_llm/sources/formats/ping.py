@@ -128,7 +128,8 @@ def rows(lines: Iterator[str], source: Source) -> Iterator[Row]:
         elif match := _HEADER_WINDOWS.fullmatch(rest):
             if not windows or run.dst != (match[1] or match[2]) or run.told:
                 yield from run.lost()
-                run = _Run(src=source.vantage, dst=match[1] or match[2], is_whole=True)
+                dst = match[1] or match[2]
+                run = _Run(src=source.vantage_to(dst), dst=dst, is_whole=True)
             windows = True
         elif windows and run.dst and _TIMEOUT_WINDOWS.match(rest):
             run.told, run.last_time = run.told + 1, time_s
@@ -144,9 +145,10 @@ def _begun(header: str, source: Source) -> _Run:
     if match := _HEADER_6.match(header):
         return _Run(src=match[1], dst=match[2], is_whole=True, last=-1)
     name, addresses, own = _HEADER.match(header), _IN_BRACKETS.findall(header), _FROM.search(header)
+    targets = [*addresses, *([name["name"]] if name else [])]
     return _Run(
+        src=own[1] if own and "src_addr" not in source.labels else source.vantage_to(*targets),
+        dst=targets[0] if targets else "",
         is_whole=True,
-        src=own[1] if own and "src_addr" not in source.labels else source.vantage,
-        dst=addresses[0] if addresses else name["name"] if name else "",
         last=-1 if _FROM_ZERO.search(header) else 0,
     )
