@@ -28,6 +28,7 @@ from ping_llm.data.tokenizer import load_tokenizer
 
 _NEEDS: Final = {"hf": "datasets", "tfds": "tensorflow_datasets", "c4_mlperf": "tensorflow_datasets"}
 _WARM_UP: Final = 4
+_COPIES: Final = 30
 
 
 def main() -> None:
@@ -94,13 +95,19 @@ def measure_backends(
 
 
 def _configs(text: Config, data: Path, scratch: Path, texts: list[str]) -> dict[str, Config]:
-    """The same documents for each backend, in the files that it reads."""
+    """The same documents for each backend, in the files that it reads.
+
+    Those of ArrayRecord are repeated: of the few that there are, all parts of the long ones would soon be kept.
+    """
+    for file in matching(text.grain_train_files, "--data"):
+        for copy in range(_COPIES):
+            (scratch / f"{copy}-{file.name}").symlink_to(file.resolve())
     pq.write_table(pa.table({"text": texts}), scratch / "text.parquet", row_group_size=256)
     (scratch / "text.json").write_text("".join(json.dumps({"text": t}) + "\n" for t in texts))
     files = {"parquet": str(scratch / "text.parquet"), "tfrecord": f"{data}/c4/en/3.0.1/*-train.tfrecord*"}
     tensorflow = text.replace(dataset_type="tfds", dataset_path=str(data))
     return {
-        "grain_arrayrecord": text,
+        "grain_arrayrecord": text.replace(grain_train_files=f"{scratch}/*.array_record*", data_cache_dir=str(scratch)),
         **{f"grain_{k}": text.replace(grain_file_type=k, grain_train_files=f) for k, f in files.items()},
         "hf": text.replace(dataset_type="hf", hf_path="json", hf_train_files=str(scratch / "text.json")),
         "tfds": tensorflow,

@@ -13,6 +13,7 @@ from array_record.python.array_record_module import ArrayRecordWriter
 from ping_llm.batches.batch import digest
 from ping_llm.batches.spec import Batch, DataState, TrainLoader
 from ping_llm.config import Config
+from ping_llm.config.keys import RANDOM_ACCESS_TYPES
 from ping_llm.data.registry import make_train_loader
 from ping_llm.training.state import data_state
 
@@ -103,7 +104,10 @@ def text_config(folder: Path, **changes: Any) -> Config:
         "max_segments_per_seq": 64,
         "grain_worker_count": 0,
         "shuffle_window": 16,
+        "data_cache_dir": str(folder / "cache"),
     }
+    if (values | changes).get("grain_file_type", "arrayrecord") in RANDOM_ACCESS_TYPES:
+        del values["max_segments_per_seq"]
     return Config(**values | changes)
 
 

@@ -143,6 +143,7 @@ def test_the_configurations_train_on_the_sample_of_c4(
     (tmp_path / "shared").mkdir()
     (tmp_path / "shared" / "data").symlink_to(shared_data)
     monkeypatch.chdir(tmp_path / "here")  # the configurations say ../shared/data
-    summary = train(config.replace(run_name=name, base_output_directory=str(tmp_path / "runs"), max_target_length=64))
+    folders = {"base_output_directory": str(tmp_path / "runs"), "data_cache_dir": str(tmp_path / "cache")}
+    summary = train(config.replace(run_name=name, max_target_length=64, **folders))
     assert summary["complete"]
     assert 7 < summary["eval_loss"] < 11

@@ -293,7 +293,9 @@ def test_what_is_too_large_for_a_baseline_is_said() -> None:
     pairs = Observations(
         source=source, destination=destination, time_s=np.zeros(len(source)), rtt_ms=np.ones(len(source))
     )
-    descents, neighbours = shortcuts(pairs)
-    assert "1,020,000 pairs 58 times instead of 60" in descents
+    every = standard_baselines()
+    descents, neighbours = shortcuts(pairs, every)
+    assert "vivaldi, dmfsgd: each of 1,020,000 pairs is visited 58 times, not 60" in descents
     assert "more than 2,500 nodes" in neighbours
-    assert shortcuts(pairs.take(slice(0, 2500))) == shortcuts(pairs.take(slice(0, 0))) == []
+    assert shortcuts(pairs, every[:3]) == []
+    assert shortcuts(pairs.take(slice(0, 2500)), every) == shortcuts(pairs.take(slice(0, 0)), every) == []

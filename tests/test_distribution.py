@@ -92,8 +92,11 @@ def test_a_quantile_is_where_the_cdf_reaches_its_level(d: RttDistribution) -> No
     assert np.all(d.cdf(rtt * (1 + 1e-9)) >= LEVELS - 1e-9)
     assert np.all(d.cdf(rtt * (1 - 1e-9)) <= LEVELS + 1e-6)
     np.testing.assert_array_equal(d.quantile(0.3), rtt[:, 3])
-    assert np.all(d.quantile(0.0) >= 0)
-    assert not np.isnan(d.quantile(1.0)).any()
+    for level in (0.0, 1.0, np.nan):
+        with pytest.raises(ValueError, match="levels must lie between 0 and 1"):
+            d.quantile([0.5, level])
+    with pytest.raises(ValueError, match="share must lie between 0 and 1"):
+        d.interval(1.0)
 
 
 @few

@@ -14,12 +14,13 @@ from ping_llm.baselines.interface import Baseline, GlobalMedian, Predict
 from ping_llm.baselines.sequential import LastValue, MedianOfLast
 from ping_llm.core.rtt import Observations, Questions, RttDistribution
 from ping_llm.evaluate.protocols import baseline_forecasts, evaluate, is_mesh
+from ping_llm.evaluate.sampling import sufficient
 from ping_llm.evaluate.scores import Evaluation, ScoredAnswers, Scores
-from ping_llm.evaluate.split import Split, SplitSettings, split
+from ping_llm.evaluate.split import Split, SplitSettings, sampled, split
 from ping_llm.predict.support import NO_CHAIN, Support
 from ping_llm.rows.measurement_set import MeasurementSet, read_observations
 from ping_llm.sources.simulator import SimulatorSettings, World, simulate
-from split_fixtures import leaks
+from split_fixtures import leaks, random_world
 
 BASELINES: tuple[Baseline, ...] = (GlobalMedian(), PairMedian(), LastValue(), MedianOfLast())
 
@@ -226,18 +227,18 @@ class TestWhatBaselinesKnow:
     def test_static_ones_know_nothing_of_the_time_of_questions_nor_of_other_unseen_things(self, parts: Split) -> None:
         spy = Spy(causal=False)
         evaluate(parts, {}, baselines=[spy], questions=10)
-        rehearsal, train, heard, apart = spy.fitted
-        assert len(apart) == len(parts.visible(parts.train, "disconnected")) < len(train)
-        assert len(rehearsal) < len(train) == len(parts.train)
+        rehearsal, heard, apart = spy.fitted
+        assert len(apart) == len(parts.visible(heard, "disconnected")) < len(heard)
+        assert len(rehearsal) < len(parts.train) < len(heard)
         assert heard.time_s.max() < parts.cut_time_s
         more = heard.take(~np.isin(heard.source, parts.train.source))
-        assert len(train) + len(more) == len(heard)
+        assert len(parts.train) + len(more) == len(heard)
         assert np.isin(parts.questions["unseen_probe"].source, more.source).all()
 
     def test_causal_ones_look_at_the_history(self, parts: Split) -> None:
         spy = Spy(causal=True)
         evaluate(parts, {}, baselines=[spy], questions=10)
-        rehearsal, ahead, history, *_, apart = spy.fitted
+        rehearsal, ahead, history, *_, apart = spy.fitted  # unseen pairs, seen pairs, unseen probes, disconnected
         assert len(apart) == len(parts.visible(parts.history, "disconnected")) < len(history)
         assert len(rehearsal) < len(ahead) == len(parts.train) < len(history) == len(parts.history)
 
@@ -273,6 +274,40 @@ class TestWhatBaselinesKnow:
             found = {name: answers.scores["mae"] for name, answers in result.answers.items()}
             assert found["last value"] < 0.9 * found["global median"]
         assert (got.protocols["unseen_probe"].known_before > 0).all()
+
+
+class TestWhatIsEnoughForBaselines:
+    def test_little_data_is_used_whole(self, parts: Split) -> None:
+        assert sufficient(parts, parts.questions.values()) is parts
+
+    def test_asked_sources_are_kept_whole_and_asked_destinations_with_some_who_measured_them(self) -> None:
+        large = split(random_world(40_000, sources=2000, targets=1000))
+        asked = [sampled(questions, 5) for questions in large.questions.values()]
+        part = sufficient(large, asked, enough=0)
+        assert 0 < len(part.train) < len(large.train) / 2
+        for every, kept in ((large.train, part.train), (large.history, part.history)):
+            assert not set(as_rows(kept)) - set(as_rows(every))
+            for questions in asked:
+                own = np.isin(every.source, questions.source)
+                assert set(as_rows(every.take(own))) <= set(as_rows(kept))
+        for destination in np.unique(np.concatenate([questions.destination for questions in asked])):
+            who, known = (np.unique(m.source[m.destination == destination]) for m in (large.train, part.train))
+            assert len(known) >= min(10, len(who))
+
+    def test_sources_keep_all_their_pairs_and_the_latest_of_each(self) -> None:
+        large = split(random_world(40_000, sources=30, targets=10))
+        asked = sampled(large.questions["seen_pair"], 2)
+        part = sufficient(large, [asked], enough=0)
+        others = part.train.take(~np.isin(part.train.source, asked.source))
+        assert set(others.pair) == set(large.train.pair[np.isin(large.train.source, others.source)])
+        for pair in np.unique(others.pair)[:20]:
+            every, kept = (m.time_s[m.pair == pair] for m in (large.train, others))
+            np.testing.assert_array_equal(kept, every[-16:])
+
+
+def as_rows(known: Observations) -> list[tuple[float, ...]]:
+    columns = (known.source, known.destination, known.time_s, np.nan_to_num(known.rtt_ms))
+    return list(zip(*(column.tolist() for column in columns), strict=True))
 
 
 def test_a_mesh_is_where_most_nodes_are_at_both_ends() -> None:

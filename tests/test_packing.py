@@ -56,6 +56,25 @@ class TestEpoch:
         assert 0 <= padding < 2 * plan.blocks * plan.length
         assert plan.blocks == 1 or padding / plan.tokens < 0.01
 
+    @pytest.mark.parametrize("shape", SHAPES)
+    def test_in_order_has_every_token_once_in_that_order(self, shape: str) -> None:
+        plan = PackingPlan(np.asarray(SHAPES[shape]).astype(np.uint32), 256, None)
+        epoch = epoch_of(plan, 1)
+        assert_every_token_once(plan, epoch)
+        assert (np.diff(np.concatenate([s.document for s in epoch])) >= 0).all()
+
+    def test_of_text_gives_the_parts_of_a_document_to_few_of_several_processes(self) -> None:
+        plan = plan_of(SHAPES["like text"], length=1024)
+        pieces = plan.pieces_of(range(plan.sequences_per_epoch))
+        _, tokenised = np.unique(np.stack([pieces.sequence // 64 % 8, pieces.document]), axis=1)
+        assert plan.lengths[tokenised].sum() < 1.25 * plan.tokens
+
+    def test_does_not_fill_a_batch_with_one_document(self) -> None:
+        plan = plan_of(np.append(SHAPES["like text"], 200 * 1024), length=1024)
+        pieces = plan.pieces_of(range(plan.sequences_per_epoch))
+        longest = pieces.sequence[pieces.document == len(plan.lengths) - 1]
+        assert np.bincount(longest // 64).max() <= 32
+
     def test_of_text_cuts_hardly_a_document_that_would_have_fitted(self) -> None:
         plan = plan_of(SHAPES["like text"], length=1024)
         pieces = sum(len(s.size) for s in epoch_of(plan, 0))
@@ -116,7 +135,7 @@ def reference(sizes: list[int], length: int) -> list[list[int]]:
 def test_pieces_are_shared_out_as_the_plain_version_does(sizes: list[int], length: int) -> None:
     expected = reference(sizes, length)
     room = len(expected) * 2  # so many sequences that none has to be taken apart, but for the one that fills the last
-    pieces = packed(np.arange(len(sizes)), np.array(sizes), room, length)
+    pieces = packed(np.array(sizes), room, length)
     found: dict[int, list[int]] = {}
     for sequence, document in zip(pieces.sequence.tolist(), pieces.document.tolist(), strict=True):
         found.setdefault(sequence, []).append(document)

@@ -10,11 +10,12 @@ from language_model_fixtures import plain, random_row, untrained
 from ping_llm import Predictor
 from ping_llm.config import Config
 from ping_llm.core.errors import PingLlmError
+from ping_llm.core.measurements import MAX_RTT_MS
 from ping_llm.core.rtt import CODES, code_bounds, decode_rtt, encode_rtt
 from ping_llm.predict.language_model import LanguageModel
-from ping_llm.predict.prompts import RESULT_LAST, Prompt, prompt_of, with_query
+from ping_llm.predict.prompts import Prompt, prompt_of, with_query
 from ping_llm.rows.format import ProbeRow
-from ping_llm.tokens import Role
+from ping_llm.tokens import RESULT_LAST, Role
 from ping_llm.tokens.decode import decode
 
 LENGTH = 256
@@ -81,7 +82,7 @@ class TestForecast:
             code = int(encode_rtt(np.float64(answer)))
             ending = [Role.FAILED] if np.isnan(answer) else [Role.RTT_START, 11 + (code >> 8), 11 + (code & 0xFF)]
             logs = plain([[*start, *ending]])[0, len(start) - 1 :]
-            first_bytes = [11 + byte for byte in range(256) if byte < 8 or byte & 4]
+            first_bytes = [11 + byte for byte in range(157) if byte < 8 or byte & 4]  # up to ten minutes
             allowed: list[list[int]] = [[Role.FAILED, Role.RTT_START], first_bytes, list(range(11, 267))]
             expected = sum(
                 float(after[token] - np.logaddexp.reduce(after[options]))
@@ -96,6 +97,26 @@ class TestForecast:
             assert probability.sum() == pytest.approx(1.0, abs=1e-5)
             assert np.all(np.diff(rtt) > 0)
             assert set(encode_rtt(rtt).tolist()) <= set(CODES.tolist())
+
+    def test_no_rtt_is_longer_than_ten_minutes(self, model: LanguageModel, rows: list[ProbeRow]) -> None:
+        """Weights drawn at random would have half of them longer."""
+        forecast = model.forecast([prompt(row, 10, 12) for row in rows[:3]])
+        assert np.all(forecast.quantile(1.0) <= MAX_RTT_MS)
+        assert np.all(forecast.cdf(MAX_RTT_MS) == 1.0)
+        assert np.all(np.isfinite(forecast.bits(MAX_RTT_MS)))
+        for question in range(3):
+            rtt, probability = forecast.pmf(question)
+            assert probability[rtt > MAX_RTT_MS].sum() == 0
+            assert np.all(probability[rtt <= MAX_RTT_MS] > 0)
+
+    def test_one_history_with_many_questions_answers_them_as_each_alone(
+        self, model: LanguageModel, rows: list[ProbeRow]
+    ) -> None:
+        prompts = [prompt(rows[0], 40, question) for question in range(41, 79)]
+        together, alone = model.forecast(prompts), model.forecast(prompts[20:21])
+        assert len({made.history.tobytes() for made in prompts}) == 1
+        np.testing.assert_allclose(alone.first[0], together.first[20], atol=1e-5)
+        assert alone.quantile(0.5)[0] == pytest.approx(together.quantile(0.5)[20], rel=2e-3)
 
     def test_quantiles_interval_and_mean_are_those_of_the_pmf(self, model: LanguageModel, rows: list[ProbeRow]) -> None:
         forecast = model.forecast([prompt(row, len(row) // 2, len(row) - 1) for row in rows[:4]])

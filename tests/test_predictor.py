@@ -1,6 +1,7 @@
 """Predictions through the one interface of both models, from files and data frames, with the weights of the package."""
 
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,11 @@ from pyarrow import csv
 from typer.testing import CliRunner
 
 from ping_llm.cli.main import app
-from ping_llm.core.errors import PingLlmError
+from ping_llm.core.errors import DroppedRowsWarning, PingLlmError
 from ping_llm.core.rtt import Observations, Questions, RttDistribution
 from ping_llm.models.completer.inference import Completer
 from ping_llm.predict.language_model import LanguageModel
-from ping_llm.predict.predictor import Predictor
+from ping_llm.predict.predictor import Predictor, load_history
 from ping_llm.runs.task import task_of
 from ping_llm.runs.trained import SHIPPED, Trained, load_trained, save_trained
 from ping_llm.training import train
@@ -105,13 +106,52 @@ def test_a_data_frame_comes_back_as_the_kind_it_was_with_its_columns_and_the_ans
     assert type(answer) is type(frames[kind])
     names = list(answer.column_names if kind == "arrow" else answer.columns)
     asked_for = ["src_addr", "dst_addr", "rtt", "note", "p_failed", "predictions", "0.25", "0.75"]
-    rests_on = ["pair_measurements", "src_measurements", "dst_measurements", "chain", "extrapolating", "reason"]
+    rests_on = ["measured", "pair_measurements", "src_measurements", "dst_measurements"]
+    rests_on += ["chain", "extrapolating", "reason"]
     assert names == asked_for + rests_on
     low, middle, high = (np.asarray(answer[name]) for name in ("0.25", "predictions", "0.75"))
     assert (low < middle).all()
     assert (middle < high).all()
     if kind == "pandas":
         assert list(answer.index) == list(range(10, 18))
+
+
+def test_distributions_are_those_whose_quantiles_the_data_frame_has(
+    shipped: Predictor,
+) -> None:
+    known, asked = plane()
+    asked = asked.slice(0, 8)
+    found = shipped.distributions(asked, history=known, progress=True)
+    assert isinstance(found, RttDistribution)
+    answers = shipped.predict_df(asked.to_pandas(), history=known, quantile_levels=[0.1])
+    np.testing.assert_allclose(found.quantile(0.1), answers["0.1"])
+    np.testing.assert_allclose(found.p_failed, answers["p_failed"])
+    assert repr(found).startswith(f"<BinDistribution of 8: {found.median[0]:.4g} ms (")
+    assert repr(found).endswith(", …>")
+    assert len(repr(found)) < 250
+    assert repr(shipped).startswith("Predictor(completer of the package, ")
+    assert len(repr(shipped)) < 120
+
+
+def test_a_program_is_warned_of_rows_that_were_dropped(shipped: Predictor) -> None:
+    known, asked = plane()
+    sources = ["10.0.0.300", *known["src_addr"].to_pylist()[1:]]
+    known = known.set_column(0, "src_addr", pa.array(sources))
+    for call in (shipped.predict_df, shipped.distributions):
+        with pytest.warns(DroppedRowsWarning, match="1 bad_src_addr") as warned:
+            call(asked.slice(0, 1), history=known)
+        assert warned[0].filename == __file__
+    with warnings.catch_warnings(action="error"):  # the commands say it in their own way
+        shipped.suggest(load_history(known), budget=1)
+    with pytest.raises(PingLlmError, match="last must be at least 1; got 0"):
+        shipped.anomalies(known, last=0)
+
+
+def test_an_error_names_the_argument_and_not_the_option_of_the_command(shipped: Predictor) -> None:
+    known, asked = plane()
+    for history in (known.rename_columns(["src_addr", "x", "rtt"]), known.rename_columns(["x", "dst_addr", "rtt"])):
+        with pytest.raises(PingLlmError, match=r'columns=\{"(src|dst)_addr": "NAME"\}'):
+            shipped.predict_df(asked, history=history)
 
 
 def test_without_any_history_the_answer_is_what_training_taught_and_is_unsure(shipped: Predictor) -> None:
@@ -335,16 +375,17 @@ def test_the_other_questions_are_commands_too(language_run: Path, tmp_path: Path
     assert all(likely["address"].startswith("193.0.") for likely in found["destinations"])
     found = json.loads(run("anomalies", raw, *checkpoint, "--json", "--output", tmp_path / "all.csv"))
     assert found["measurements"] == 10_000
-    assert found["anomalies"][0]["bits"] >= found["anomalies"][-1]["bits"] > found["mean_bits"]
-    assert len(pd.read_csv(tmp_path / "all.csv")) == 10_000
+    assert found["anomalies"][0]["bits"] >= found["anomalies"][-1]["bits"] > found["mean_score"]
+    assert all(row["low"] <= row["expected"] <= row["high"] for row in found["anomalies"])
+    every = pd.read_csv(tmp_path / "all.csv")
+    assert len(every) == every["bits"].notna().sum() == 10_000
+    assert every["expected"].notna().sum() == len(found["anomalies"]), "it takes long, and is done of those shown only"
     found = json.loads(run("export", language_run, "--output", tmp_path / "model", "--json"))
     assert "README.md" in found["files"]
     assert "from_pretrained" in (tmp_path / "model" / "README.md").read_text()
 
 
 def test_a_result_out_of_line_has_a_high_anomaly_score(shipped: Predictor) -> None:
-    from ping_llm.predict.predictor import load_history
-
     random = np.random.default_rng(0)
     rtt = 37 + random.exponential(0.3, 40)
     rtt[-1] = 90.0

@@ -400,8 +400,6 @@ def test_quantile_and_cdf_undo_each_other(some_truths: DelayDistribution) -> Non
     assert (np.diff(quantiles, axis=1) > 0).all()
     assert some_truths.cdf(quantiles) == pytest.approx(np.broadcast_to(shares, quantiles.shape), abs=1e-9)
     assert some_truths.quantile(0.25) == pytest.approx(quantiles[:, 2])
-    assert (some_truths.quantile(0.0) == some_truths.floor_ms).all()
-    assert np.isinf(some_truths.quantile(1.0)).all()
     assert some_truths.cdf(some_truths.floor_ms) == pytest.approx(0.0, abs=1e-12)
     with pytest.raises(ValueError, match="between 0 and 1"):
         some_truths.quantile(1.5)

@@ -5,7 +5,7 @@ import pytest
 
 from ping_llm.core.rtt import Observations, Questions
 from ping_llm.models.completer.inference import BinDistribution
-from ping_llm.predict.support import NO_CHAIN, Support, widened
+from ping_llm.predict.support import NO_CHAIN, Support, measured_before, widened
 
 
 def plain_support(known: Observations, source: int, destination: int, time_s: float) -> tuple[int, int, int, int]:
@@ -46,6 +46,26 @@ def test_counts_and_chains_are_those_of_a_plain_search(measured: int, *, timeles
     assert got == [plain_support(known, *question) for question in ends]
     if measured == 25:
         assert {NO_CHAIN, 0, 1, 2, 3} <= set(found.chain.tolist())
+
+
+def test_measured_is_the_median_of_the_latest_answers_before_the_question_in_either_direction() -> None:
+    random = np.random.default_rng(0)
+    known = Observations(
+        source=random.integers(0, 4, 400),
+        destination=random.integers(0, 4, 400),
+        time_s=np.sort(random.choice(1000, 400, replace=False)).astype(float),
+        rtt_ms=np.where(random.random(400) < 0.2, np.nan, random.exponential(20, 400)),
+    )
+    ends = random.integers(-1, 6, (2, 200))
+    questions = Questions(source=ends[0], destination=ends[1], time_s=random.choice([np.nan, 0.0, 90.0, 500.0], 200))
+    plain = []
+    for one, other, time_s in zip(*ends, questions.time_s, strict=True):
+        ends_of = zip(known.source.tolist(), known.destination.tolist(), strict=True)
+        of_pair = np.array([{a, b} == {one, other} for a, b in ends_of])
+        before = of_pair & ~np.isnan(known.rtt_ms) & ((known.time_s < time_s) | np.isnan(time_s))
+        plain.append(np.median(known.rtt_ms[before][-25:]) if before.any() else np.nan)
+    assert 0 < np.isnan(plain).sum() < 200
+    np.testing.assert_allclose(measured_before(known, questions), plain)
 
 
 def test_only_answers_without_a_chain_are_widened_and_not_those_of_new_nodes() -> None:

@@ -83,7 +83,7 @@ class TestFiles:
         assert np.array_equal(
             found.read(numbers, begins.astype(np.int64), sizes.astype(np.int64)), np.concatenate(pieces)
         )
-        assert found.locate(770) == (folder / "c.arrow", 70)
+        assert found.numbers.locate(770) == (folder / "c.arrow", 70)
 
     def test_sixteen_bits_are_enough_for_a_small_vocabulary(self, tmp_path: Path) -> None:
         write_token_file(tmp_path / "x.bin", [[1, 65_535], [], [7]], 1 << 16)
@@ -160,6 +160,14 @@ class TestBatches:
         assert not any((batch["inputs_segmentation"] > 0).any() for batch in batches[sequences:])
         assert np.mean([batch["inputs_segmentation"] == 0 for batch in batches[:sequences]]) < 0.01
 
+    def test_without_shuffling_come_in_the_order_of_the_files(self, folder: Path) -> None:
+        steps = sequences_per_epoch(folder, "a-0.bin", "a-1.bin")
+        batches = take(config_of(folder, per_device_batch_size=1, enable_data_shuffling=False), steps)
+        found = np.concatenate([batch["inputs"][batch["inputs_segmentation"] > 0] for batch in batches])
+        assert np.array_equal(found, np.concatenate([*documents(700, 0), *documents(500, 700, seed=1)]))
+        with pytest.raises(PingLlmError, match="1 of the 1 sources"):
+            take(config_of(folder), 1, state_after(config_of(folder, enable_data_shuffling=False), 1))
+
     def test_segments_are_documents_whose_positions_begin_anew(self, folder: Path) -> None:
         [batch] = take(config_of(folder), 1)
         starts = (batch["inputs_position"] == 0) & (batch["inputs_segmentation"] > 0)
@@ -193,7 +201,6 @@ class TestBatches:
     ("changes", "said"),
     [
         ({"vocab_size": 0}, "set vocab_size"),
-        ({"enable_data_shuffling": False}, "shuffles"),
         ({"max_segments_per_seq": 4}, "packs"),
     ],
 )

@@ -5,11 +5,13 @@
 
 from typing import TYPE_CHECKING, Any
 
+from ping_llm.core.errors import DroppedRowsWarning, PingLlmError
+
 if TYPE_CHECKING:
     from ping_llm.predict.predictor import Predictor as Predictor
 
 __version__ = "0.1.0"
-__all__ = ["Predictor", "__version__"]
+__all__ = ["DroppedRowsWarning", "PingLlmError", "Predictor", "__version__"]
 
 
 def __getattr__(name: str) -> Any:

@@ -25,6 +25,7 @@ os.environ |= {
     "JAX_PLATFORMS": "cpu",
     "JAX_CPU_ENABLE_ASYNC_DISPATCH": "false",  # two processes may hang otherwise
     "HF_HUB_OFFLINE": "1",
+    "PING_LLM_CACHE_DIR": _compiled.name,
     # Compiles twice as fast.
     "XLA_FLAGS": "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true",
 }
@@ -141,7 +142,7 @@ class Started:
 
     def finish(self) -> Outcome:
         try:
-            codes = [program.wait(timeout=240) for program in self.programs]
+            codes = [program.wait(timeout=600) for program in self.programs]
         finally:
             for program in self.programs:
                 program.kill()

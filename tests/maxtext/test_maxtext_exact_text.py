@@ -105,6 +105,22 @@ def test_four_hosts_become_three_and_then_one_with_other_workers(
     assert found == expected
 
 
+@pytest.mark.timeout(900)
+def test_four_processes_of_stock_maxtext_become_three_and_then_one(
+    keys: dict[str, Any], expected: dict[int, list[str]], tmp_path: Path
+) -> None:
+    """Processes that find each other and train together, through MaxText's checkpoints: saved after steps 2 and 4."""
+    keys |= {"checkpoint_period": 2, "base_emb_dim": 48}  # which four devices can share, and three
+    found: dict[int, list[str]] = {}
+    for hosts, workers, steps in ((4, 2, 3), (3, 0, 5), (1, 0, STEPS)):
+        now = {"per_device_batch_size": BATCH // hosts, "grain_worker_count": workers, "steps": steps}
+        outcome = run(keys | now, tmp_path / str(hosts), processes=hosts, config="base.yml")
+        assert not found.keys() & outcome.batches.keys()
+        assert np.isfinite(list(outcome.losses.values())).all()
+        found |= outcome.batches
+    assert found == expected
+
+
 def test_stock_maxtext_resumes_exactly_without_the_workers_it_began_with(
     keys: dict[str, Any], expected: dict[int, list[str]], tmp_path: Path
 ) -> None:

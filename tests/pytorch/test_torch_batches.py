@@ -7,10 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from backend_fixtures import text_config, texts, write_files
 from ping_llm.batches.batch import digest
 from ping_llm.batches.documents import DocumentsSpec, documents_spec, write_token_file
 from ping_llm.batches.source import BatchSource
 from ping_llm.batches.spec import Batch, DataSpec
+from ping_llm.data.registry import spec_from_config
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: make test-torch")
 
@@ -47,6 +49,13 @@ def test_batches_are_those_of_their_steps_before_and_after_a_resume_with_other_w
     seen += [digest(batch) for batch in loaded(spec, 5, 9, workers=0)]
     seen += [digest(batch) for batch in loaded(spec, 9, 12, workers=1)]
     assert seen == expected
+
+
+def test_text_is_tokenised_in_forked_workers_after_it_was_in_this_process(tmp_path: Path) -> None:
+    pattern = write_files(tmp_path / "text", "arrayrecord", [texts(500)])
+    spec = spec_from_config(text_config(tmp_path, grain_train_files=pattern))
+    expected = [digest(BatchSource(spec)[step]) for step in range(6)]
+    assert [digest(batch) for batch in loaded(spec, 0, 6, workers=2)] == expected
 
 
 def _of_rank(rank: int, spec: DataSpec, first: int, last: int, folder: Path) -> None:

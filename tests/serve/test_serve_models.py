@@ -1,7 +1,6 @@
 """Both real models behind the API: answers equal those of the Python API, and a warm server compiles nothing."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -33,9 +32,8 @@ SETTINGS = ModelSettings(layers=1, width=16, heads=1, head_dim=16, mlp_width=16,
 def answers() -> ModelAnswers:
     """A language model with weights drawn at random: every token counts."""
     config = Config(max_target_length=LENGTH)
-    model = LanguageModel(
-        config=config, settings=SETTINGS, weights=nnx.state(Transformer(SETTINGS, nnx.Rngs(0))), steady=True
-    )
+    weights = nnx.state(Transformer(SETTINGS, nnx.Rngs(0)))
+    model = LanguageModel(config=config, settings=SETTINGS, weights=weights)
     trained: Any = SimpleNamespace(config=config, is_completer=False, where="random", steps=0)
     predictor = Predictor(trained=trained)
     vars(predictor)["model"] = model
@@ -99,15 +97,14 @@ def table(store: MeasurementStore) -> pa.Table:
     )
 
 
-def test_answers_are_those_of_the_python_api_without_fixed_shapes(
+def test_answers_are_those_of_the_python_api(
     client: TestClient, store: MeasurementStore, answers: ModelAnswers
 ) -> None:
     questions = pairs(store, 6)
     found = good(client.post("/api/v1/predict", json={"questions": questions, "quantiles": [0.9]}))["predictions"]
-    assert isinstance(answers.model, LanguageModel)
-    plain = Predictor(trained=answers.predictor.trained)
-    vars(plain)["model"] = replace(answers.model, steady=False)
-    expected = plain.predict_df(pa.Table.from_pylist(questions), history=table(store), quantile_levels=[0.9])
+    expected = answers.predictor.predict_df(
+        pa.Table.from_pylist(questions), history=table(store), quantile_levels=[0.9]
+    )
     assert [one["median"] for one in found] == pytest.approx(expected["predictions"].to_pylist(), rel=1e-3)
     assert [one["p_failed"] for one in found] == pytest.approx(expected["p_failed"].to_pylist(), rel=1e-3)
     assert [one["quantiles"]["0.9"] for one in found] == pytest.approx(expected["0.9"].to_pylist(), rel=1e-3)

@@ -47,13 +47,17 @@ def standard_baselines(nodes: Sequence[str] | None = None, *, symmetric: bool = 
     ]
 
 
-def shortcuts(train: Observations) -> list[str]:
-    """Where baselines make do with less than all of these measurements, in words."""
+def shortcuts(train: Observations, baselines: Sequence[Baseline]) -> list[str]:
+    """Where some of these make do with less than all of these measurements, in words."""
+    descents = [one.name for one in baselines if isinstance(one, Vivaldi | Dmfsgd)]
+    has_neighbours, said = any(isinstance(one, Neighbours) for one in baselines), []
+    if not descents and not has_neighbours:
+        return []
     table = PairTable.of(train)
     pairs, nodes = len(table), max(len(np.unique(end)) for end in (table.source, table.destination))
-    epochs, said = Descent().epochs_of(pairs), []
-    if epochs < Descent.epochs:
-        said.append(f"vivaldi and dmfsgd visit each of {pairs:,} pairs {epochs} times instead of {Descent.epochs}")
-    if nodes > Neighbours.most_nodes:
-        said.append(f"neighbours answers as its base, for there are more than {Neighbours.most_nodes:,} nodes")
+    epochs = Descent().epochs_of(pairs)
+    if descents and epochs < Descent.epochs:
+        said.append(f"{', '.join(descents)}: each of {pairs:,} pairs is visited {epochs} times, not {Descent.epochs}")
+    if has_neighbours and nodes > Neighbours.most_nodes:
+        said.append(f"neighbours: answers as its base, for there are more than {Neighbours.most_nodes:,} nodes")
     return said

@@ -126,22 +126,21 @@ class Vivaldi:
             return fallback
         scale = float(np.median(table.rtt_ms))
         rng = np.random.default_rng(self.descent.seed)
-        nodes = {
-            "position": rng.normal(0.0, 0.3, (table.nodes, self.dimensions)).astype(np.float32),
-            "height": np.full(table.nodes, _START_HEIGHT, np.float32),
-        }
+        known = np.zeros(table.nodes + 1, dtype=bool)
+        known[table.source] = known[table.destination] = True
+        number = np.cumsum(known) - 1  # every step updates all nodes, so that there are none without a pair
+        position = rng.normal(0.0, 0.3, (table.nodes, self.dimensions)).astype(np.float32)
+        nodes = {"position": position[known[:-1]], "height": np.full(known.sum(), _START_HEIGHT, np.float32)}
         pairs = {
-            "source": table.source,
-            "destination": table.destination,
+            "source": number[table.source],
+            "destination": number[table.destination],
             "log_rtt": np.log(table.rtt_ms / scale).astype(np.float32),
         }
         settings = {"gravity": self.gravity, "height_pull": self.height_pull, "width": self.width}
         found = minimise(_vivaldi_loss, nodes, pairs, settings, self.descent)
-        known = np.zeros(table.nodes + 1, dtype=bool)
-        known[table.source] = known[table.destination] = True
-        # In ms; the last row is that of every unknown node.
-        position = scale * np.concatenate([found["position"], np.zeros((1, self.dimensions))])
-        height = scale * np.logaddexp(0.0, np.append(found["height"], _START_HEIGHT))
+        # In ms; that of an unknown node, the last row for one, is never used.
+        position = scale * found["position"][np.where(known, number, 0)]
+        height = scale * np.logaddexp(0.0, found["height"][np.where(known, number, 0)])
 
         def predict(questions: Questions) -> Floats:
             ours, theirs = rows_of(questions, table.nodes)

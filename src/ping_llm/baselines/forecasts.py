@@ -115,7 +115,7 @@ def cumulative_by_bucket(errors: Floats, bucket: Ints, buckets: int) -> Floats:
     return np.stack([cumulative(errors if number is None else errors[bucket == number]) for number in nearest])
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class PointWithResiduals(RttDistribution):
     """A baseline's answer: its point, times what measurements were of such points in the past; ten minutes at most."""
 

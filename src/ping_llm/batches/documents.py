@@ -2,8 +2,8 @@
 
 Two kinds of files are read where they lie, mapped to memory: Arrow files (as `datasets` saves them) and token files in
 the layout of Megatron-LM (`NAME.bin`, the tokens of all documents, and `NAME.idx`, where each begins). Parquet files
-cannot give a single document quickly, and those of ArrayRecord do not say how long one is: `ping-llm tokenize` copies
-them to token files once, as it does with text.
+cannot give a single document quickly: `ping-llm tokenize` copies them to token files once, as it does with text. Text
+that is tokenised when it is needed (`data/text.py`) is packed here, too, once the lengths of its documents are known.
 """
 
 import hashlib
@@ -12,14 +12,14 @@ import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from ping_llm.batches.batch import PackedTokens, Stages
-from ping_llm.batches.packing import PackingPlan, Pieces
+from ping_llm.batches.packing import PACKING_VERSION, PackingPlan, Pieces
 from ping_llm.batches.spec import DataSpec
 from ping_llm.core.errors import PingLlmError, explained
 from ping_llm.core.files import atomic_file
@@ -47,13 +47,19 @@ class DocumentsSpec:
     """After so many comes padding; -1 = without end."""
     vocabulary: int = 1 << 32
     """Tokens are below this, or it is an error."""
+    shuffled: bool = True
+    """Otherwise documents follow each other in the order of their files, every epoch the same."""
     excluded: tuple[tuple[str, int], ...] = ()
     """Documents that are left out, by the name of their file and their number there; padding stands in their place."""
 
     @classmethod
     def of(cls, files: Sequence[Path], **settings: Any) -> Self:
         content = fingerprint([each for file in files for each in _with_index(file)])
-        return cls(tuple(files), f"{content} {settings.get('column', cls.column)}", **settings)
+        order = "" if settings.get("shuffled", True) else ", in order"
+        return cls(tuple(files), f"{content} {settings.get('column', cls.column)}{order}", **settings)
+
+    def documents(self, stages: Stages) -> "DocumentSource":
+        return TokenDocuments(self.files, self.column, stages)
 
     def open(self, spec: DataSpec, stages: Stages) -> "PackedDocuments":
         return PackedDocuments(self, spec.length, spec.seed, stages)
@@ -65,18 +71,52 @@ def documents_spec(sources: Sequence[DocumentsSpec], **settings: Any) -> DataSpe
     >>> source = DocumentsSpec.of([Path("wiki.bin")])
     >>> batch = BatchSource(documents_spec([source], length=2048, global_batch_size=64))[1000]
     """
-    return DataSpec(sources=tuple(sources), stages=STAGES, **settings)
+    identity = {"packing_version": PACKING_VERSION, **settings.pop("settings", {})}
+    return DataSpec(sources=tuple(sources), settings=identity, **{"stages": STAGES} | settings)
+
+
+class DocumentSource(Protocol):
+    """Documents by their number, of which any piece can be read."""
+
+    @property
+    def lengths(self) -> npt.NDArray[np.uint32]: ...
+
+    def read(self, documents: Ints, begins: Ints, sizes: Ints) -> npt.NDArray[np.uint32]:
+        """So many tokens of each of these documents, from `begins` on, one piece after the other."""
+
+    @property
+    def numbers(self) -> "DocumentNumbers": ...
+
+
+class DocumentNumbers:
+    """Documents of several files, numbered in the order of the files."""
+
+    def __init__(self, files: Sequence[Path], counts: Sequence[int]) -> None:
+        self._files, self.first = files, np.cumsum([0, *counts])
+        """`first`: number of each file's first document, and of all documents."""
+
+    def locate(self, document: int) -> tuple[Path, int]:
+        """The file of a document, and its number there."""
+        file = int(np.searchsorted(self.first, document, side="right")) - 1
+        return self._files[file], document - int(self.first[file])
+
+    def of(self, name: str, document: int) -> int:
+        """The number of a document that is known by the name of its file and its number there."""
+        for file, first, end in zip(self._files, self.first, self.first[1:], strict=False):
+            if file.name == name and document < end - first:
+                return int(first) + document
+        raise PingLlmError(f"there is no document {document:,} of a file {name} to leave out")
 
 
 class PackedDocuments:
     """The sequences of some documents, each by its number alone."""
 
     def __init__(self, source: DocumentsSpec, length: int, seed: int, stages: Stages) -> None:
-        self.documents = TokenDocuments(source.files, source.column)
-        self.plan = PackingPlan(self.documents.lengths, length, seed)
+        self.documents = source.documents(stages)
+        self.plan = PackingPlan(self.documents.lengths, length, seed if source.shuffled else None)
         self.left_out = ()  # a damaged file ends the run
         self._epochs, self._vocabulary, self._stages = source.epochs, source.vocabulary, stages
-        self._excluded = [self.documents.number(*named) for named in source.excluded]
+        self._excluded = [self.documents.numbers.of(*named) for named in source.excluded]
 
     @property
     def sequences_per_epoch(self) -> int:
@@ -85,11 +125,10 @@ class PackedDocuments:
     def packed(self, sequences: range) -> PackedTokens:
         with self._stages("plan"):
             pieces = self.pieces_of(sequences)
-        with self._stages("read"):
-            tokens = self.documents.read(pieces.document, pieces.begin, pieces.size)
-            if len(tokens) and (largest := int(tokens.max())) >= self._vocabulary:
-                file, _ = self.documents.locate(int(pieces.document[0]))
-                raise PingLlmError(f"{file.parent} has token {largest}, but the vocabulary has {self._vocabulary}")
+        tokens = self.documents.read(pieces.document, pieces.begin, pieces.size)
+        if len(tokens) and (largest := int(tokens.max())) >= self._vocabulary:
+            file, _ = self.documents.numbers.locate(int(pieces.document[0]))
+            raise PingLlmError(f"{file.parent} has token {largest}, but the vocabulary has {self._vocabulary}")
         return PackedTokens(
             tokens=tokens, sizes=pieces.size.astype(np.int32), sequence=pieces.sequence.astype(np.int32)
         )
@@ -107,7 +146,7 @@ class PackedDocuments:
         pieces = self.pieces_of(range(sequence, sequence + 1))
         segments = []
         for document, begin, size in zip(*(c.tolist() for c in pieces[1:]), strict=True):
-            file, number = self.documents.locate(document)
+            file, number = self.documents.numbers.locate(document)
             ids = self.documents.read(*np.array([[document], [begin], [size]])).tolist()
             where = {"file": str(file), "document": number, "begin": begin}
             segments.append({**where, "tokens": size, "token_ids": ids})
@@ -132,47 +171,34 @@ class Stored:
 class TokenDocuments:
     """The documents of some files, numbered in the order of the files."""
 
-    def __init__(self, files: Sequence[Path], column: str = "input_ids") -> None:
-        self._parts, self._file = list[Stored](), list[Path]()
+    def __init__(self, files: Sequence[Path], column: str = "input_ids", stages: Stages | None = None) -> None:
+        self._parts, self._file, counts = list[Stored](), list[Path](), list[int]()
         for file in files:
             parts = _arrow(file, column) if file.suffix == ".arrow" else [_token_file(file)]
             self._parts += parts
             self._file += [file] * len(parts)
+            counts.append(sum(len(part.lengths) for part in parts))
         self._first = np.cumsum([0, *(len(part.lengths) for part in self._parts)])
         if not self._first[-1]:
             raise PingLlmError(f"{', '.join(map(str, files)) or 'no file'}: there is no document")
         lengths = [part.lengths for part in self._parts]
         self.lengths = lengths[0] if len(lengths) == 1 else np.concatenate(lengths)
+        self.numbers, self._stages = DocumentNumbers(files, counts), stages or Stages()
 
     def read(self, documents: Ints, begins: Ints, sizes: Ints) -> npt.NDArray[np.uint32]:
-        """So many tokens of each of these documents, from `begins` on, one piece after the other."""
-        result, end = np.empty(int(sizes.sum()), dtype=np.uint32), 0
-        part = np.searchsorted(self._first, documents, side="right") - 1
-        columns = part, documents - self._first[part], begins, sizes
-        for number, document, begin, size in zip(*(column.tolist() for column in columns), strict=True):
-            stored = self._parts[number]
-            first = int(stored.begins[document]) // stored.bytes_each + begin
-            piece = stored.tokens[first : first + size] if first >= 0 else ()
-            if len(piece) != size:
-                raise PingLlmError(f"{self._file[number]} is damaged: document {document} ends behind its tokens")
-            result[end : end + size] = piece
-            end += size
-        return result
-
-    def number(self, name: str, document: int) -> int:
-        """The number of a document that is known by the name of its file and its number there."""
-        for part, file in enumerate(self._file):
-            if file.name == name and self._first[part] + document < self._first[-1]:
-                number = int(self._first[part]) + document
-                if self.locate(number) == (file, document):
-                    return number
-        raise PingLlmError(f"there is no document {document:,} of a file {name} to leave out")
-
-    def locate(self, document: int) -> tuple[Path, int]:
-        """The file of a document, and its number there (for Arrow, in its record batch)."""
-        part = int(np.searchsorted(self._first, document, side="right")) - 1
-        before = next(number for number, file in enumerate(self._file) if file == self._file[part])
-        return self._file[part], document - int(self._first[before])
+        with self._stages("read"):
+            result, end = np.empty(int(sizes.sum()), dtype=np.uint32), 0
+            part = np.searchsorted(self._first, documents, side="right") - 1
+            columns = part, documents - self._first[part], begins, sizes
+            for number, document, begin, size in zip(*(column.tolist() for column in columns), strict=True):
+                stored = self._parts[number]
+                first = int(stored.begins[document]) // stored.bytes_each + begin
+                piece = stored.tokens[first : first + size] if first >= 0 else ()
+                if len(piece) != size:
+                    raise PingLlmError(f"{self._file[number]} is damaged: document {document} ends behind its tokens")
+                result[end : end + size] = piece
+                end += size
+            return result
 
 
 def _with_index(file: Path) -> list[Path]:

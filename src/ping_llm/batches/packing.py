@@ -6,10 +6,14 @@ split   a document longer than a sequence gives whole sequences and a rest; ever
 pack    the pieces go, longest first, each to the sequence where it leaves the least room (best-fit decreasing)
 cut     a block of T tokens has ceil(T / length) sequences, or one more. Where the pieces do not fit them, the emptiest
         sequences are taken apart, and their pieces follow each other in what is left, cut where a sequence ends
+order   sequences with parts of one long document stand side by side, and runs of eight are shuffled: so where a
+        document must be tokenised first, hardly any is tokenised by several processes, and none fills a batch
 
 So every token of an epoch is in exactly one sequence, nothing is dropped, padding is at most one or two sequences per
 block, and hardly a document is cut that would have fitted (Ding et al. 2024, "Fewer truncations improve language
 modeling"). Each epoch has the same number of sequences, so the epoch and the block of a sequence are plain arithmetic.
+
+Without a seed documents keep their order: they follow each other, cut where a sequence ends.
 """
 
 from collections import OrderedDict
@@ -23,7 +27,12 @@ from ping_llm.core.draws import permute_run
 from ping_llm.core.errors import PingLlmError
 from ping_llm.core.randomness import Ints, Purpose, key, permute
 
+PACKING_VERSION: Final = 1
+"""Raised whenever the same documents would give other sequences."""
+
 BLOCK_SEQUENCES: Final = 1024
+_RUN: Final = 8
+"""With 8 processes, C4 and sequences of 1,024, 1.18 times the tokens are made; shuffled one by one, 1.62 times."""
 _BLOCKS_KEPT: Final = 8
 _EPOCHS_KEPT: Final = 2
 
@@ -44,9 +53,9 @@ _NOTHING: Final = Pieces(*[np.zeros(0, dtype=np.int64)] * 4)
 
 
 class PackingPlan:
-    """The endless series of sequences that documents of these lengths give for a seed."""
+    """The endless series of sequences that documents of these lengths give for a seed, or in their order."""
 
-    def __init__(self, lengths: npt.NDArray[np.uint32], length: int, seed: int) -> None:
+    def __init__(self, lengths: npt.NDArray[np.uint32], length: int, seed: int | None) -> None:
         if length < 2:
             raise PingLlmError(f"a sequence must have at least 2 tokens, not {length}")
         self.lengths = np.asarray(lengths)  # of a file that is mapped to memory, a view: documents may be very many
@@ -83,7 +92,11 @@ class PackingPlan:
         """Of each block, and of the next epoch: one pass over all lengths, about 20 ns each."""
         if epoch not in self._epochs:
             tokens = np.zeros(self.blocks, dtype=np.int64)
-            _tokens_of_blocks(np.uint64(key(self.seed, epoch, Purpose.EPOCH_ORDER)), self.lengths, tokens)
+            if self.seed is None:
+                first = np.arange(self.blocks) * len(self.lengths) // self.blocks
+                np.add.reduceat(self.lengths, first, dtype=np.int64, out=tokens)
+            else:
+                _tokens_of_blocks(np.uint64(key(self.seed, epoch, Purpose.EPOCH_ORDER)), self.lengths, tokens)
             sequences = -(-tokens // self.length)
             # What rounding up has not used goes to the first blocks that have tokens: all epochs have equally many.
             sequences[np.flatnonzero(tokens)[: self.sequences_per_epoch - int(sequences.sum())]] += 1
@@ -97,14 +110,21 @@ class PackingPlan:
         """The pieces of a block by sequence: those of sequence s are `first[s]` to `first[s + 1]`."""
         at = epoch, block
         if at not in self._blocks:
-            begin, end = (b * len(self.lengths) // self.blocks for b in (block, block + 1))
-            order = key(self.seed, epoch, Purpose.EPOCH_ORDER)
-            documents = permute(order, len(self.lengths), np.arange(begin, end))
             sequences = int(np.diff(self._first_sequence(epoch)[block : block + 2])[0])
-            pieces = packed(documents, self.lengths[documents].astype(np.int64), sequences, self.length)
-            shuffled = permute(key(self.seed, epoch, Purpose.SEQUENCE_ORDER, block), sequences, np.arange(sequences))
-            pieces = pieces._replace(sequence=shuffled[pieces.sequence])
-            pieces = pieces.take(np.argsort(pieces.sequence, kind="stable"))
+            documents = np.arange(*(b * len(self.lengths) // self.blocks for b in (block, block + 1)))
+            if self.seed is not None:
+                documents = permute(key(self.seed, epoch, Purpose.EPOCH_ORDER), len(self.lengths), documents)
+            documents = documents[self.lengths[documents] > 0]
+            sizes = self.lengths[documents].astype(np.int64)
+            if self.seed is None:
+                number = np.arange(len(documents))
+                pieces = _cut(Pieces(number, number, np.zeros_like(number), sizes), sequences)
+            else:
+                pieces = packed(sizes, sequences, self.length)
+                order = _in_runs(pieces, sizes, sequences, key(self.seed, epoch, Purpose.SEQUENCE_ORDER, block))
+                pieces = pieces._replace(sequence=np.argsort(order)[pieces.sequence])
+                pieces = pieces.take(np.argsort(pieces.sequence, kind="stable"))
+            pieces = pieces._replace(document=documents[pieces.document])
             self._blocks[at] = pieces, np.searchsorted(pieces.sequence, np.arange(sequences + 1))
             if len(self._blocks) > _BLOCKS_KEPT:
                 self._blocks.popitem(last=False)
@@ -112,9 +132,20 @@ class PackingPlan:
         return self._blocks[at]
 
 
-def packed(documents: Ints, sizes: Ints, sequences: int, length: int) -> Pieces:
-    """All tokens of these documents in so many sequences, which have room for them."""
-    whole = sizes // length
+def _in_runs(pieces: Pieces, sizes: Ints, sequences: int, word: Any) -> Ints:
+    """The order of a block's sequences: by a document that is cut, if one is in there, and then runs are shuffled."""
+    leading = np.zeros(sequences, dtype=np.int64)
+    is_cut = pieces.size < sizes[pieces.document]
+    for chosen in (pieces.take(~is_cut), pieces.take(is_cut)):
+        leading[chosen.sequence[::-1]] = chosen.document[::-1]  # the longest is written last
+    runs = -(-sequences // _RUN)
+    within = (permute(word, runs, np.arange(runs))[:, None] * _RUN + np.arange(_RUN)).ravel()
+    return np.argsort(leading, kind="stable")[within[within < sequences]]
+
+
+def packed(sizes: Ints, sequences: int, length: int) -> Pieces:
+    """All tokens of documents of these sizes in so many sequences, which have room for them."""
+    documents, whole = np.arange(len(sizes)), sizes // length
     within = np.arange(int(whole.sum())) - np.repeat(np.cumsum(whole) - whole, whole)
     full = Pieces(np.arange(len(within)), np.repeat(documents, whole), within * length, np.full(len(within), length))
 

@@ -96,7 +96,6 @@ def evaluate(
         ping-llm evaluate --data my_pings.csv --predictors 'completer,neighbours,median*'
         ping-llm evaluate runs/ping-llm/my-run --data data/split --questions 5000 --json
     """
-    from ping_llm.baselines import shortcuts
     from ping_llm.evaluate.plots import plot
     from ping_llm.evaluate.protocols import evaluate as run
     from ping_llm.evaluate.scores import save_evaluation, tables
@@ -106,8 +105,6 @@ def evaluate(
     if plots:
         options.check_folder(plots, f"--plots {plots}")
     measured = _only(_split_of(data or [], rows, columns), protocols or [])
-    for text in shortcuts(measured.train):
-        err.print(text, markup=False)
     only = [name.strip() for names in chosen or [] for name in names.split(",")]
     predictors: dict[str, Any] = {}
     sources: dict[str, str | None] = {}
@@ -126,7 +123,8 @@ def evaluate(
 
     with progress("evaluating") as advance:
         settings: dict[str, Any] = {"questions": questions, "seed": seed, "oracle": truth, "only": only}
-        found = run(measured, predictors, **settings, advance=advance, finished=finished)
+        tell: dict[str, Any] = {"finished": finished, "note": lambda text: err.print(text, markup=False)}
+        found = run(measured, predictors, **settings, advance=advance, **tell)
     with explained(f"cannot write to {plots or 'evaluation.json'}", OSError):
         written = save_evaluation(found, sources)  # for `ping-llm report`
         written += plot(found, plots) if plots else []

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from rich import box
 from rich.table import Column, Table
+from rich.text import Text
 from typer import Argument, Option
 
 from ping_llm.core.console import err, no_progress, out, progress
@@ -120,15 +121,16 @@ def show(value: Any, json_output: bool, *texts: Any) -> None:
     """The result of a command: as JSON (times and the like as text), or as lines of text and rich tables."""
     with explained("cannot write to standard output", OSError):
         for text in [json.dumps(value, default=str)] if json_output else texts:
-            out.print(text, soft_wrap=isinstance(text, str), markup=False)
+            out.print(text, soft_wrap=isinstance(text, str), markup=False, crop=False)
 
 
 def as_table(texts: list[str], numbers: list[str], rows: list[list[str]], caption: str | None = None) -> Table:
-    """Columns of texts, then of numbers."""
-    columns: list[Column | str] = [*texts, *(Column(name, justify="right") for name in numbers)]
+    """Columns of texts, then of numbers. What does not fit is folded: two cut addresses may look the same."""
+    columns = [Column(name, overflow="fold") for name in texts]
+    columns += [Column(name, justify="right", no_wrap=True, overflow="fold") for name in numbers]
     table = Table(*columns, box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, caption=caption)
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(Text, row))
     return table
 
 

@@ -1,26 +1,25 @@
-"""`ping-llm predict`, `anomalies`, `destinations` and `complete`: questions to a trained model."""
+"""`ping-llm predict`, `suggest`, `destinations` and `complete`: questions to a trained model."""
 
-from collections import Counter
-from contextlib import nullcontext
+import time as clock
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext, suppress
+from datetime import UTC, datetime
+from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
 from ping_llm.cli import options
-from ping_llm.core.console import progress
+from ping_llm.core.console import err, out, progress
 from ping_llm.core.errors import PingLlmError, explained
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     import pyarrow as pa
-    from rich.table import Table
 
     from ping_llm.rows.measurement_set import MeasurementSet
 
-_LINES_SHOWN = 25
 _MAX_QUESTIONS = 1_000_000
 
 
@@ -31,14 +30,22 @@ def predict(
     questions: Annotated[
         Path | None, Option(help="File of questions instead: src_addr, dst_addr, and event_time if it matters.")
     ] = None,
-    matrix: Annotated[bool, Option("--matrix", help="Every source of the history to every destination.")] = False,
+    matrix: Annotated[
+        bool, Option("--matrix", help="Every source of the history to every destination, as a matrix.")
+    ] = False,
     time: Annotated[str | None, Option(help="When, as 2024-05-01T12:00Z.", show_default="after the history")] = None,
     checkpoint: options.AnyCheckpoint = None,
     quantiles: Annotated[str, Option(help="Levels to print, separated by commas.")] = "0.05,0.5,0.95",
     context: Annotated[int, Option(min=8, help="Measurements that are chosen for a single pair, at most.")] = 1024,
     votes: Annotated[int, Option(min=1, help="Answers to average: a little better, but as much slower.")] = 1,
+    watch: Annotated[
+        float | None,
+        Option(min=0.1, metavar="SECONDS", help="Read the history again so often, and print answers that changed."),
+    ] = None,
     columns: options.Columns = None,
-    output: options.OutputTable = None,
+    output: Annotated[
+        Path | None, Option("--output", "-o", help="Write all to a .csv or .parquet file; --matrix also to .html.")
+    ] = None,
     json_output: options.Json = False,
 ) -> None:
     """Predict RTTs that were not measured, from measurements that were.
@@ -55,25 +62,129 @@ def predict(
     Answers that are guesses carry a question mark, and the reason is below the table: an end was never measured, no
     chain of measurements links the two, or the pair has only timed out.
 
+    In a matrix, 12 is measured (the median of the pair's latest 25 answers), 12~ predicted, 12? a guess. It is a heat
+    map on a terminal, and columns with tabs between them in a pipe. A .csv or .parquet file has a line for each pair
+    with all that is known of it; an .html file is a page with a heat map. Ctrl-C ends `--watch`.
+
     Examples:
 
         ping-llm predict --history my_pings.csv --src 192.0.2.1 --dst 198.51.100.7
-        ping-llm predict --history my_pings.csv --matrix --output predicted.csv
+        ping-llm predict --history my_pings.csv --matrix --output predicted.html
+        ping-llm predict --history my_pings.csv --matrix --watch 10
         ping-llm predict --history 'data/*.parquet' --questions questions.csv --time 2024-05-01T12:00Z --json
     """
     from ping_llm.predict.predictor import Predictor, checked_levels
 
     levels = checked_levels(quantiles.split(","))
-    options.check_file(output, ".csv", ".parquet")
-    known = options.read_measurements(history, columns)
+    options.check_file(output, ".csv", ".parquet", *[".html"] * matrix)
+    if watch is not None and not history:
+        raise PingLlmError("--watch follows a --history")
+    read, stamp = partial(options.read_measurements, history, columns), partial(stamps, history or [])
+    last = stamp() if watch else None
+    known = read()
     table = _questions(src or [], dst or [], questions, known if matrix else None, time)
     predictor = Predictor.from_pretrained(checkpoint, context=context, votes=votes)
-    with progress("predicting", total=len(table)) if len(table) > 1 else nullcontext() as advance:
-        answered = predictor.answered(table, known, levels, advance)
-    if output:
-        options.write_table(answered, output, "predictions")
-    shown = _in_words(answered, levels) if not output or len(table) <= _LINES_SHOWN else ()
-    options.show({"predictions": answered.to_pylist()} if json_output else None, json_output, *shown)
+
+    def answers(table: "pa.Table", known: "MeasurementSet") -> "pa.Table":
+        with progress("predicting", total=len(table)) if len(table) > 1 else nullcontext() as advance:
+            answered = predictor.answered(table, known, levels, advance)
+        if output:
+            _write(answered, levels, known.nodes, output)
+        return answered
+
+    answered = answers(table, known)
+    _show(answered, levels, json_output, known.nodes if matrix else None, is_written=output is not None)
+    if watch is None:
+        return
+    printed: dict[tuple[Any, ...], dict[str, Any]] = {}
+    _changed(printed, answered, levels)
+    with suppress(KeyboardInterrupt):
+        for known in followed(read, stamp, last, watch):
+            answered = answers(_questions(src or [], dst or [], questions, known if matrix else None, time), known)
+            if changed := _changed(printed, answered, levels):
+                if not json_output:
+                    out.print(f"\n{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC: {len(changed):,} changed", markup=False)
+                _show(answered.take(changed), levels, json_output)
+
+
+def _show(
+    answered: "pa.Table",
+    levels: list[float],
+    json_output: bool,
+    matrix_of: "Sequence[str] | None" = None,
+    *,
+    is_written: bool = False,
+) -> None:
+    from ping_llm.cli import answers
+    from ping_llm.predict.matrix import Matrix
+
+    if json_output:
+        return options.show({"predictions": answered.to_pylist()}, True)
+    if matrix_of is not None and not is_written:
+        matrix = Matrix.of(answered, levels, matrix_of)
+        return options.show(None, False, answers.heat_map(matrix) if out.is_terminal else answers.plain_matrix(matrix))
+    if not is_written or len(answered) <= answers.ROWS_SHOWN:
+        options.show(None, False, *answers.answers_table(answered, levels))
+
+
+def _write(answered: "pa.Table", levels: list[float], nodes: "Sequence[str]", output: Path) -> None:
+    if output.suffix != ".html":
+        return options.write_table(answered, output, "predictions")
+    from ping_llm.predict.matrix import Matrix
+    from ping_llm.report.matrix import write_matrix
+
+    with explained(f"cannot write to {output}", OSError):
+        write_matrix(Matrix.of(answered, levels, nodes), levels, output)
+    err.print(f"wrote {len(answered):,} predictions to {output}", markup=False)
+
+
+def followed(
+    read: "Callable[[], MeasurementSet]", stamp: Callable[[], object], last: object, every_s: float
+) -> "Iterator[MeasurementSet]":
+    """What is read again whenever its stamp differs from the last. What goes wrong is said once, and tried again."""
+    said = ""
+    while True:
+        clock.sleep(every_s)
+        try:
+            if (now := stamp()) == last:
+                continue
+            err.quiet = True  # what was dropped is said once
+            try:
+                measured = read()
+            finally:
+                err.quiet = False
+        except PingLlmError as error:
+            if str(error) != said:
+                said = str(error)
+                err.print(f"{said}; reading again every {every_s:g} s", markup=False)
+            continue
+        last, said = now, ""
+        yield measured
+
+
+def stamps(history: Sequence[str]) -> object:
+    from ping_llm.sources.files import expand
+
+    return [(str(file), stat.size, stat.mtime_ns) for file in expand(history) for stat in (file.stat(),)]
+
+
+def _changed(printed: dict[tuple[Any, ...], dict[str, Any]], answered: "pa.Table", levels: list[float]) -> list[int]:
+    """Rows that are new, or whose RTTs differ by more than 1 %, timeouts by a point, or reasons, from those printed."""
+    question = answered.column_names[: answered.column_names.index("p_failed")]
+    rtts = ["predictions", *(f"{level:g}" for level in levels)]
+    changed = []
+    for number, row in enumerate(answered.to_pylist()):
+        key = tuple(row[name] for name in question)
+        old = printed.get(key)
+        if (
+            old is None
+            or old["reason"] != row["reason"]
+            or abs(old["p_failed"] - row["p_failed"]) > 0.01
+            or any(abs(old[name] - row[name]) > 0.01 * old[name] for name in rtts)
+        ):
+            printed[key] = row
+            changed.append(number)
+    return changed
 
 
 def _questions(
@@ -83,12 +194,13 @@ def _questions(
     import pyarrow as pa
 
     from ping_llm.core.measurements import of_two_families, parse_nodes
-    from ping_llm.sources.columns import COLUMN_NAMES
+    from ping_llm.sources.columns import OPTIONAL_IN_QUESTIONS, find_columns
+    from ping_llm.sources.tables import read_table
 
     if [bool(src or dst), questions is not None, matrix_of is not None].count(True) != 1 or bool(src) != bool(dst):
         raise PingLlmError("say what to predict: --src with --dst, or --questions FILE, or --matrix")
     if questions is not None:
-        table = _read_table(questions)
+        table = read_table(questions)
     else:
         pairs = list(product(src, dst))
         if matrix_of is not None:
@@ -104,45 +216,10 @@ def _questions(
             raise PingLlmError(f"{len(pairs):,} pairs are more than {_MAX_QUESTIONS:,}: name some by --src and --dst")
         table = pa.table({"src_addr": [p[0] for p in pairs], "dst_addr": [p[1] for p in pairs]})
     if time is not None:
-        if not set(COLUMN_NAMES["event_time"]).isdisjoint(table.column_names):
+        if "event_time" in find_columns(table.column_names, {}, "the questions", OPTIONAL_IN_QUESTIONS):
             raise PingLlmError("the questions have times of their own: leave --time out")
         table = table.append_column("event_time", pa.array([time] * table.num_rows))
     return table
-
-
-def _read_table(path: Path) -> "pa.Table":
-    """A file of questions as it is: all its columns come back with the answers."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-    from pyarrow import csv
-
-    from ping_llm.sources.columns import COLUMN_NAMES
-
-    with explained(f"cannot read {path}", OSError, pa.ArrowException):
-        if path.suffix == ".parquet":
-            return pq.read_table(path)
-        addresses = dict.fromkeys(COLUMN_NAMES["src_addr"] + COLUMN_NAMES["dst_addr"], pa.string())
-        return csv.read_csv(path, convert_options=csv.ConvertOptions(column_types=addresses))
-
-
-def _in_words(table: "pa.Table", levels: list[float]) -> "Iterator[str | Table]":
-    from ping_llm.sources.columns import COLUMN_NAMES
-
-    source, destination = (
-        next(name for name in COLUMN_NAMES[end] if name in table.column_names) for end in ("src_addr", "dst_addr")
-    )
-    quantiles = [f"{level:.4g} quantile" if level != 0.5 else "median" for level in levels]
-    rows = []
-    for row in table.slice(0, _LINES_SHOWN).to_pylist():
-        values = (f"{row[f'{level:g}']:.2f}" for level in levels)
-        is_guess = "?" if row["extrapolating"] else ""
-        rows.append([row[source], row[destination], is_guess, *values, f"{row['p_failed']:.1%}"])
-    caption = "RTTs in ms, if there is an answer"
-    yield options.as_table(["source", "destination", ""], [*quantiles, "P(timeout)"], rows, caption)
-    if guessed := Counter(table["reason"].drop_null().to_pylist()):
-        yield "? extrapolated: " + "; ".join(f"{reason} ({count:,})" for reason, count in guessed.most_common())
-    if table.num_rows > _LINES_SHOWN:
-        yield f"… and {table.num_rows - _LINES_SHOWN:,} more: --output FILE writes all, --json prints all"
 
 
 def suggest(
@@ -167,70 +244,20 @@ def suggest(
         ping-llm suggest --history my_pings.csv --budget 50
         ping-llm suggest --history my_pings.csv --among possible_pairs.csv --output next.csv
     """
+    from ping_llm.cli.answers import answers_table
     from ping_llm.predict.predictor import Predictor
     from ping_llm.predict.suggest import LEVELS
+    from ping_llm.sources.tables import read_table
 
     options.check_file(output, ".csv", ".parquet")
     known = options.read_measurements(history, columns)
-    possible = _read_table(among) if among else None
+    possible = read_table(among) if among else None
     with progress("weighing candidates") as advance:
         found = Predictor.from_pretrained(checkpoint).suggest(known, budget=budget, among=possible, advance=advance)
     if output:
         options.write_table(found, output, "pairs")
-    shown = _in_words(found, list(LEVELS)) if not output else ()
+    shown = answers_table(found, LEVELS) if not output else ()
     options.show({"suggestions": found.to_pylist()} if json_output else None, json_output, *shown)
-
-
-def anomalies(
-    files: options.MeasurementFiles,
-    checkpoint: options.AnyCheckpoint = None,
-    columns: options.Columns = None,
-    top: Annotated[int, Option(min=1, help="How many to show, the highest scores first.")] = 20,
-    last: Annotated[int | None, Option(min=1, help="Score only so many of the latest.", show_default="all")] = None,
-    output: options.OutputTable = None,
-    json_output: options.Json = False,
-) -> None:
-    """Find the measurements of a file that nobody would have expected.
-
-    Every measurement gets an anomaly score: the negative log-likelihood (NLL) of its result in bits, given what was
-    measured before it. 10 bits more are a thousand times less likely. The completer needs a third of a second for each
-    on two cores (`--last` limits it); a language model reads thousands in seconds.
-
-    Examples:
-
-        ping-llm anomalies my_pings.csv --last 500
-        ping-llm anomalies 'data/*.parquet' --checkpoint runs/ping-llm/my-run --output anomalies.csv
-    """
-    import numpy as np
-    import pyarrow as pa
-
-    from ping_llm.predict.predictor import Predictor
-
-    options.check_file(output, ".csv", ".parquet")
-    measured = options.read_measurements(files, columns)
-    predictor = Predictor.from_pretrained(checkpoint)
-    scored = np.arange(len(measured.observations))[-(last or 0) :]
-    with progress("scoring", total=len(scored)) as advance:
-        bits = predictor.anomaly_scores(measured, scored, advance)
-    known = measured.observations.take(scored)
-    time = pa.array((known.time_s * 1e6).round(), from_pandas=True).cast(pa.int64()).cast(pa.timestamp("us", tz="UTC"))
-    ends = ([measured.nodes[node] for node in end.tolist()] for end in (known.source, known.destination))
-    rtt_ms = pa.array(known.rtt_ms, from_pandas=True)
-    table = pa.table([time, *ends, rtt_ms, bits], ["event_time", "src_addr", "dst_addr", "rtt", "bits"])
-    if output:
-        options.write_table(table, output)
-    highest = table.take(np.argsort(-np.nan_to_num(bits), kind="stable")[:top]).to_pylist()
-    shown = []
-    for row in highest:
-        when, rtt = row["event_time"], "timeout" if row["rtt"] is None else f"{row['rtt']:.2f} ms"
-        row["event_time"] = when and when.isoformat()
-        seconds = when.isoformat(sep=" ", timespec="seconds") if when else ""
-        shown.append([seconds, row["src_addr"], row["dst_addr"], rtt, f"{row['bits']:.1f}"])
-    mean = float(np.nanmean(bits))
-    result = {"measurements": len(scored), "mean_bits": mean, "anomalies": highest}
-    text = f"{len(scored):,} measurements, {mean:.1f} bits each on average"
-    lines = options.as_table(["time", "source", "destination"], ["RTT", "bits"], shown)
-    options.show(result, json_output, lines, text)
 
 
 # What only a language model can answer.

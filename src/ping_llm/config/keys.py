@@ -199,8 +199,20 @@ class Data(Section):
     network_eval_files: RowFiles = key("", "Evaluation data, written likewise; of a folder, its evaluation split.")
     network_context_measurements: Count = key(30, "A row gives one context for every so many measurements.")
     network_max_contexts: Count = key(16, "A row gives at most so many contexts per epoch.")
+    network_result_last: Share = key(
+        0.0, "Share of contexts in which every measurement ends with its result, as in a question; else any order."
+    )
+    network_by_destination: str = key(
+        "", "The same measurements by destination (`prepare --by destination`), for contexts that cross sources."
+    )
+    network_crossing: Share = key(
+        0.5, "Share of contexts that hold what others measured to the same destinations, if those rows are given."
+    )
     network_skip_corrupt_rows: bool = key(False, "true = skip and count unreadable rows; false = stop at the first.")
-    data_cache_dir: str = key("", "Where copies of rows in object stores are kept; empty = in the user's cache folder.")
+    data_cache_dir: str = key(
+        "",
+        "Where copies of rows in object stores, and lengths of documents, are; empty = in the user's cache folder.",
+    )
     data_cache_gb: NonNegative = key(0.0, "Disk space for such copies; 0 = half of what is free.")
     data_shuffle_seed: Seed = key(0, "Seed of the order and of all sampling.")
     mixture_schedule: Schedule = key(
@@ -244,13 +256,13 @@ class Text(Section):
     eval_data_columns: Column = key("text", "The same of evaluation documents.")
     skip_documents: str = key(
         "",
-        "`grain`, tokens: file of documents to leave out, a line `FILE NUMBER` each as in `inspect batch`.",
+        "`grain`, arrayrecord, tokens: file of documents to leave out, a line `FILE NUMBER` as in `inspect batch`.",
     )
     num_epoch: CountOrMinusOne = key(-1, "Epochs of the training text; -1 = without end.")
     enable_data_shuffling: bool = key(True, "false = documents come in the order of their files, every epoch the same.")
-    shuffle_window: Count = key(4096, "Documents shuffled together, where data is read in order (all but ArrayRecord).")
+    shuffle_window: Count = key(4096, "Documents shuffled together, where data is read in order.")
     max_segments_per_seq: CountOrMinusOne = key(
-        -1, "Documents that share a sequence, at most; the rest of it is padding. -1 = one for each 32 tokens."
+        -1, "Of text that is read in order: documents that share a sequence, at most. -1 = one for each 32 tokens."
     )
 
 
@@ -311,6 +323,10 @@ class Model(Section):
     base_num_query_heads: Count = key(10, "Attention heads of a layer.")
     head_dim: Annotated[int, Rule("even and above 0", lambda n: n > 0 and n % 2 == 0)] = key(64, "Size of a head.")
     base_mlp_dim: Count = key(2048, "Width of the gated MLP (SwiGLU).")
+    use_qk_norm: bool = key(False, "RMSNorm of queries and keys before attention.")
+    byte_features: CountOrZero = key(
+        0, "Cosines of a byte's value that embedding and head have beside the token; 0 = none. For probe rows."
+    )
     rope_max_timescale: Annotated[float, above(1)] = key(10_000.0, "Longest period of the rotary positions (RoPE).")
     final_logits_soft_cap: NonNegative = key(0.0, "Squeeze logits into ± this; 0 = not.")
     dtype: Dtype = key("bfloat16", "Of activations and matmuls.")
@@ -353,6 +369,7 @@ class Optimizer(Section):
     average_decay: Share = key(
         0.0, "Decay per step of a running average of the weights, which is then what is evaluated and used; 0 = none."
     )
+    rtt_loss_weight: Positive = key(1.0, "Weight in the loss of the bytes of RTTs, where every other token counts 1.")
     z_loss_multiplier: NonNegative = key(0.0, "Weight of the squared log of the normaliser in the loss.")
 
 
@@ -405,17 +422,15 @@ class Config(Run, Data, Text, Tokenizer, Worlds, Loader, Evaluation, Model, Opti
                 f"enable_data_shuffling=false is for text ({', '.join(TEXT_DATASET_TYPES)}), "
                 f"not for dataset_type={self.dataset_type}"
             )
-        is_planned = self.dataset_type == "network" or (
-            self.dataset_type == "grain" and self.grain_file_type in RANDOM_ACCESS_TYPES
-        )
+        is_planned_text = self.dataset_type == "grain" and self.grain_file_type in RANDOM_ACCESS_TYPES
+        grain = f"grain with grain_file_type={' or '.join(RANDOM_ACCESS_TYPES)}"
         for name in ("mixture_schedule", "skip_steps"):
-            if getattr(self, name) and not is_planned:
+            if getattr(self, name) and not is_planned_text and self.dataset_type != "network":
                 raise PingLlmError(
-                    f"{name} needs batches that are a function of their step: dataset_type=network, or grain with "
-                    f"grain_file_type={' or '.join(RANDOM_ACCESS_TYPES)}"
+                    f"{name} needs batches that are a function of their step: dataset_type=network, or {grain}"
                 )
-        if self.skip_documents and (self.dataset_type, self.grain_file_type) != ("grain", "tokens"):
-            raise PingLlmError("skip_documents is for grain_file_type=tokens: make token files with ping-llm tokenize")
+        if self.skip_documents and not is_planned_text:
+            raise PingLlmError(f"skip_documents is for {grain}: make token files of other text with ping-llm tokenize")
         for name in MAXTEXT_ONLY:
             if getattr(self, name) != KEYS[name].default:
                 raise PingLlmError(
@@ -439,6 +454,11 @@ class Config(Run, Data, Text, Tokenizer, Worlds, Loader, Evaluation, Model, Opti
     def to_yaml(self) -> str:
         """The same as a file, which loads to an equal configuration."""
         return yaml.safe_dump(self.to_store(), sort_keys=False, allow_unicode=True, width=math.inf)
+
+    @property
+    def is_crossing(self) -> bool:
+        """Whether contexts hold what others measured to the same destinations."""
+        return bool(self.network_by_destination) and self.network_crossing > 0
 
 
 SECTIONS: Final = tuple(base for base in Config.__bases__ if issubclass(base, Section))

@@ -21,7 +21,10 @@ MAXTEXT_KEYS: Final[dict[str, tuple[Any, str]]] = {
     "packing": (True, _PACKED),
     "use_stream_chunking": (None, "c4_mlperf makes the sequences that MaxText makes where the key is not set"),
     "reset_attention_mask": (True, _PACKED),
-    "grain_packing_type": (None, "text is concatenated and then split; grain_file_type=tokens is packed best-fit"),
+    "grain_packing_type": (
+        None,
+        "ArrayRecord and tokens are packed best-fit; what is read in order is concatenated and then split",
+    ),
     "use_truncation": (False, "a long document continues in the next sequence, and nothing is truncated"),
     "tokenize_train_data": (True, _TOKENS),
     "tokenize_eval_data": (True, f"{_TOKENS}, and of c4_mlperf an eval_split with `tokenized` in its name"),

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ping_llm.batches.batch import PackedTokens, Stages
+from ping_llm.contexts.crossing import Destinations
 from ping_llm.contexts.plan import (
     ABSOLUTE,
     DELTA1,
@@ -20,12 +21,13 @@ from ping_llm.contexts.plan import (
     Samples,
     bare_tokens,
 )
+from ping_llm.contexts.spec import ContextSettings
 from ping_llm.core.compiled import kernel, part_of_kernels, types
 from ping_llm.core.draws import extend, permutation_width, permute_run, uniform
 from ping_llm.core.randomness import Ints, Purpose
 from ping_llm.core.rtt import TOO_LONG_US
 from ping_llm.rows.reader import Picked, RowReader
-from ping_llm.tokens import FIELD_ORDERS, LONGEST_DELTA1_S, TimeKind
+from ping_llm.tokens import FIELD_ORDERS, LONGEST_DELTA1_S, RESULT_LAST, TimeKind
 from ping_llm.tokens.encode import write_measurement
 
 UNTIMED_SHARES: Final = (0.1, 0.9)
@@ -40,7 +42,8 @@ class Segments:
     counts: Ints
     """Measurements of each sample that are used."""
     position: Ints
-    """Of each measurement, in the order in which it is written: its position in the sample's row."""
+    """Of each measurement, in the order in which it is written: its position in the sample's row.
+    Negative from rows by destination: -1 less its position there."""
     field_order: npt.NDArray[np.uint8]
     packed: PackedTokens
 
@@ -51,10 +54,15 @@ class Segments:
 
 
 def write_segments(
-    samples: Samples, sequence: npt.NDArray[np.int32], reader: RowReader, length: int, stages: Stages
+    samples: Samples,
+    sequence: npt.NDArray[np.int32],
+    reader: RowReader,
+    settings: ContextSettings,
+    stages: Stages,
+    destinations: Destinations | None = None,
 ) -> Segments:
-    """Segments of at most `length` tokens in each sequence. Rows that are damaged are an error."""
-    rows = samples.row
+    """Segments of at most `settings.length` tokens in each sequence. Rows that are damaged are an error."""
+    rows, length = samples.row, settings.length
     with stages("read"):
         reader.check(rows)
     with stages("sample"):
@@ -62,13 +70,16 @@ def write_segments(
         first, position, *_ = drawn
     with stages("read"):
         read = reader.pick(rows, first, position, samples.mode != Mode.NONE)
+        source = np.repeat(reader.rows.column("source")[rows], np.diff(first), axis=0)
+        if destinations is not None:
+            drawn, read, source = destinations.cross(samples, drawn, read, source)
     with stages("fill"):
         counts, sizes = np.empty(len(rows), dtype=np.int64), np.empty(len(rows), dtype=np.int32)
         fault = _fill(sequence, samples, drawn, read, length, counts, sizes)
         if fault != _SOUND:
             raise reader.rows.corrupt(int(rows[fault]), "its measurements are not as the index says")
     with stages("encode"):
-        tokens, written, field_order = _write(samples, reader.rows.column("source")[rows], drawn, read, counts, sizes)
+        tokens, written, field_order = _write(samples, source, drawn, read, counts, sizes, settings.result_last)
     packed = PackedTokens(tokens=tokens, sizes=sizes, sequence=sequence)
     return Segments(samples=samples, counts=counts, position=written, field_order=field_order, packed=packed)
 
@@ -299,10 +310,10 @@ _ORDERS: Final = len(FIELD_ORDERS)
 
 
 @kernel(
-    *(SAMPLES, types.uint8[:, ::1], _DRAWN, _READ, _I64, _I32),
+    *(SAMPLES, types.uint8[:, ::1], _DRAWN, _READ, _I64, _I32, types.float64),
     returns=types.Tuple((types.uint16[::1], _I64, _U8)),
 )
-def _write(samples: Any, source: Any, drawn: Any, read: Any, counts: Any, sizes: Any) -> Any:
+def _write(samples: Any, source: Any, drawn: Any, read: Any, counts: Any, sizes: Any, result_last: Any) -> Any:
     """Tokens of the candidates of rank below `counts[s]` of each sample s; the position and field order of each.
 
     A random position is drawn for each measurement. The positions that fall to timed ones are then given to the timed
@@ -320,6 +331,7 @@ def _write(samples: Any, source: Any, drawn: Any, read: Any, counts: Any, sizes:
     at = number = 0
     for s in range(len(counts)):
         is_v6 = samples.family[s] == 6
+        is_result_last = uniform(extend(samples.key[s], Purpose.FIELD_ORDER)) < result_last
         count = with_time = 0
         for i in range(first[s], first[s + 1]):
             used[count] = in_time[with_time] = i  # overwritten if it is not used: cheaper than a branch
@@ -341,8 +353,8 @@ def _write(samples: Any, source: Any, drawn: Any, read: Any, counts: Any, sizes:
                 previous = time_s[i]
                 next_timed += 1
             i &= _INDEX
-            order = np.int64((words[i] >> _U48) * np.uint64(_ORDERS) >> _U16)
-            at = write_measurement(tokens, at, is_v6, source, s, destination, i, rtt_ms[i], kind, value, order)
+            order = RESULT_LAST if is_result_last else np.int64((words[i] >> _U48) * np.uint64(_ORDERS) >> _U16)
+            at = write_measurement(tokens, at, is_v6, source, i, destination, i, rtt_ms[i], kind, value, order)
             written[number], field_orders[number] = position[i], order
             number += 1
     return tokens, written, field_orders

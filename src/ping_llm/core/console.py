@@ -1,14 +1,26 @@
-"""What a person sees while a command works: progress on a terminal, nothing in a pipe or a log."""
+"""What a person sees while a command works: a progress bar on a terminal; in a pipe or a log, a line now and then."""
 
 import logging
+import os
+import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Final, Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TimeElapsedColumn, TimeRemainingColumn
 
-out = Console(highlight=False)
+_NO_LIMIT: Final = 100_000
+
+
+def _width() -> int | None:
+    """A terminal has one, or a person has set it. In a pipe or a file nothing is wrapped."""
+    has_width = (sys.stdout is not None and sys.stdout.isatty()) or "COLUMNS" in os.environ
+    return None if has_width else _NO_LIMIT
+
+
+out = Console(highlight=False, width=_width())
 """Results. Programs read this stream, so nothing else is ever printed to it."""
 
 err = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -43,16 +55,19 @@ def no_progress(amount: float = 1, *, total: float | None = None) -> None:
 
 
 @contextmanager
-def progress(description: str, total: float | None = None) -> Iterator[Advance]:
-    """A progress bar on standard error that is only drawn on a terminal.
+def progress(description: str, total: float | None = None, *, every_s: float = 30.0) -> Iterator[Advance]:
+    """A progress bar on standard error. Where that is no terminal, a line for each half minute that the work takes.
 
     >>> with progress("reading", total=3) as advance:
     ...     for _ in range(3):
     ...         advance()
     """
+    if not err.is_terminal:
+        yield _lines(description, total, every_s)
+        return
     columns = SpinnerColumn(), "{task.description}", BarColumn(), MofNCompleteColumn()
     times = TimeElapsedColumn(), TimeRemainingColumn()
-    with Progress(*columns, *times, console=err, transient=True, disable=not err.is_terminal) as bar:
+    with Progress(*columns, *times, console=err, transient=True) as bar:
         task = bar.add_task(description, total=total)
 
         def advance(amount: float = 1, *, total: float | None = None) -> None:
@@ -61,3 +76,18 @@ def progress(description: str, total: float | None = None) -> Iterator[Advance]:
             bar.advance(task, amount)
 
         yield advance
+
+
+def _lines(description: str, whole: float | None, every_s: float) -> Advance:
+    began = said = time.monotonic()
+    done = 0.0
+
+    def advance(amount: float = 1, *, total: float | None = None) -> None:
+        nonlocal said, done, whole
+        now, done, whole = time.monotonic(), done + amount, whole if total is None else total
+        if now - said >= every_s:
+            said = now
+            share = f" of {whole:,.0f} ({done / whole:.0%})" if whole else ""
+            err.print(f"{description}: {done:,.0f}{share} after {now - began:.0f} s", markup=False)
+
+    return advance

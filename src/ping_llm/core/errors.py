@@ -1,6 +1,7 @@
 """The one exception a user is meant to see: the command line prints its message as a single line and exits non-zero."""
 
 import importlib
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -8,6 +9,10 @@ from typing import Any
 
 class PingLlmError(Exception):
     """Something is wrong with what the user gave us (a file, an option, a folder), and the message says what to do."""
+
+
+class DroppedRowsWarning(UserWarning):
+    """Rows of a history that a Python program gave cannot be used, and the answers do without them."""
 
 
 class MeasurementError(PingLlmError):
@@ -38,6 +43,17 @@ def explained(what: str, *kinds: type[Exception], limit: int = 200) -> Iterator[
         if isinstance(error, PingLlmError) and not kinds:
             raise
         raise PingLlmError(f"{what}: {one_line(error, limit)}") from None
+
+
+@contextmanager
+def options_as_arguments() -> Iterator[None]:
+    """Errors name the options of commands as those who call from Python write them: `--rtt-unit` is rtt_unit."""
+    try:
+        yield
+    except PingLlmError as error:
+        said = re.sub(r"--columns (\w+)=(\w+)", r'columns={"\1": "\2"}', str(error))
+        said = re.sub(r"--([a-z]+(?:-[a-z]+)*)", lambda option: option[1].replace("-", "_"), said)
+        raise type(error)(said) from None
 
 
 def need(module: str, extra: str, what: str) -> Any:

@@ -55,6 +55,7 @@ DROP_REASONS: Final = {
     "zero_rtt": "an RTT of 0, which nothing has: a timeout is an empty cell",
     "absurd_rtt": "an RTT above ten minutes, or infinite",
     "duplicate": "an exact copy of another measurement, its time included",
+    "for_evaluation": "of a source of the evaluation split, in rows by destination",
 }
 """Why a row can be dropped. A row with several faults is counted under the first one in this order."""
 
@@ -175,12 +176,16 @@ def _pton_or_none(kind: socket.AddressFamily, string: str) -> bytes | None:
 
 
 def prefix_numbers(strings: Sequence[str], lengths: Mapping[int, Sequence[int]]) -> npt.NDArray[np.int64]:
-    """[levels, strings]: equal numbers where addresses share a prefix. `lengths` are bits, a level each, by family."""
-    families, packed = parse_addresses(strings)
+    """[levels, strings]: equal numbers where addresses share a prefix. `lengths` are bits, a level each, by family.
+
+    A name shares nothing.
+    """
+    families, packed, _ = parse_nodes(strings)
     bits = np.unpackbits(packed, axis=1)
     numbers = np.empty((len(lengths[4]), len(strings)), dtype=np.int64)
     for level, (bits_4, bits_6) in enumerate(zip(lengths[4], lengths[6], strict=True)):
-        kept = np.arange(bits.shape[1]) < np.where(families == 6, bits_6, bits_4)[:, None]
+        kept_bits = np.select([families == 4, families == 6], [bits_4, bits_6], bits.shape[1])
+        kept = np.arange(bits.shape[1]) < kept_bits[:, None]
         prefix = np.column_stack([families, np.packbits(bits * kept, axis=1)])
         numbers[level] = np.unique(prefix, axis=0, return_inverse=True)[1].reshape(-1)
     return numbers

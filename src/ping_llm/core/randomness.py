@@ -30,6 +30,8 @@ class Purpose(IntEnum):
     SAMPLE = 6
     MEASUREMENT = 7
     SEQUENCE_ORDER = 8
+    FIELD_ORDER = 9
+    CROSSING = 10
 
 
 def mix64(value: Any) -> Any:
@@ -69,8 +71,9 @@ def permute(words: Words, size: Any, position: Any) -> Ints:
     """
     from ping_llm.core.draws import permute_each  # importing Numba takes half a second
 
-    columns = np.broadcast_arrays(words, np.asarray(size, dtype=np.int64), np.asarray(position, dtype=np.int64))
-    flat_words, sizes, positions = (np.ascontiguousarray(column).reshape(-1) for column in columns)
+    columns = words, np.asarray(size, dtype=np.int64), np.asarray(position, dtype=np.int64)
+    shape = np.broadcast_shapes(*(column.shape for column in columns))
+    flat_words, sizes, positions = (np.array(np.broadcast_to(column, shape)).reshape(-1) for column in columns)
     result = np.empty(len(positions), dtype=np.int64)
     permute_each(flat_words, sizes, positions, result)
-    return result.reshape(columns[0].shape)
+    return result.reshape(shape)

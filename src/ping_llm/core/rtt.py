@@ -216,6 +216,13 @@ class RttDistribution(ABC):
     def __len__(self) -> int:
         return len(self.p_failed)
 
+    def __repr__(self) -> str:
+        """The first few answers. Subclasses are data classes with `repr=False`: their fields are large arrays."""
+        some = self.take(slice(0, 3))
+        each = zip(some.median, *some.interval(0.9), some.p_failed, strict=True)
+        texts = [f"{m:.4g} ms ({low:.4g} to {high:.4g}; timeout {p:.2g})" for m, low, high, p in each]
+        return f"<{type(self).__name__} of {len(self):,}: {', '.join(texts + ['…'] * (len(self) > len(some)))}>"
+
     def take(self, rows: Any) -> Self:
         """The questions of a mask, of a slice or of indices."""
         columns = {field.name: getattr(self, field.name) for field in fields(self)}
@@ -229,10 +236,13 @@ class RttDistribution(ABC):
         return self._cdf(self._column(rtt_ms))[:, 0]
 
     def quantile(self, levels: Any) -> Floats:
-        """The RTT that is not exceeded with this probability: [n], or [n, levels] for several levels."""
+        """The RTT that is not exceeded with this probability: [n], or [n, levels] for several levels.
+
+        0 and 1 are none: at these, a distribution says only where its tails were cut off.
+        """
         levels = np.asarray(levels, dtype=np.float64)
-        if not np.all((levels >= 0) & (levels <= 1)):
-            raise ValueError(f"levels of quantiles lie between 0 and 1, not {levels}")
+        if not np.all((levels > 0) & (levels < 1)):
+            raise ValueError(f"levels must lie between 0 and 1, which are none themselves; got {levels}")
         found = self._quantile(np.broadcast_to(np.atleast_1d(levels), (len(self), levels.size)))
         return found.reshape(len(self), *levels.shape)
 
@@ -247,6 +257,8 @@ class RttDistribution(ABC):
 
     def interval(self, share: float = 0.9) -> tuple[Floats, Floats]:
         """Between which RTTs the answer lies with this probability; as likely to be below as above."""
+        if not 0 < share < 1:
+            raise ValueError(f"share must lie between 0 and 1, which are none themselves; got {share}")
         low, high = self.quantile([(1 - share) / 2, (1 + share) / 2]).T
         return low, high
 

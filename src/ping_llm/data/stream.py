@@ -24,7 +24,7 @@ from ping_llm.config import Config
 from ping_llm.core.randomness import Ints, Purpose, key, permute
 from ping_llm.data.documents import EpochStream, Position
 from ping_llm.data.registry import Part, loader_settings
-from ping_llm.data.tokenizer import Tokens, tokenizer_of
+from ping_llm.data.tokenizer import Tokens, tokenization, tokenizer_of
 
 POSITIONS: Final = "positions"
 """Where hosts are, within the identity of a data state: the one entry of it that is theirs to use."""
@@ -53,9 +53,7 @@ def text_identity(config: Config, part: Part) -> dict[str, Any]:
     return {
         "dataset_type": config.dataset_type,
         "column": config.train_data_columns,
-        "tokenizer": tokenizer_of(config).digest,
-        "add_bos": config.add_bos,
-        "add_eos": config.add_eos,
+        **tokenization(config),
         "seed": config.shuffle_seed,
         "global_batch_size": part.batch_size(config),
         "length": config.max_target_length,

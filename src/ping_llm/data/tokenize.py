@@ -16,7 +16,7 @@ from ping_llm.core.errors import PingLlmError
 from ping_llm.core.files import sole_writer, write_atomically
 from ping_llm.data.documents import EpochStream, in_order, int_feature, text_feature
 from ping_llm.data.grain import train_files
-from ping_llm.data.tokenizer import tokenizer_of
+from ping_llm.data.tokenizer import tokenization, tokenizer_of
 from ping_llm.tasks.pool import available_cores, map_in_order, worker_pool
 
 SETTINGS: Final = "tokenized.json"
@@ -69,13 +69,7 @@ def tokenize(
 def _settings(config: Config, *, copies: bool) -> dict[str, Any]:
     if copies:
         return {"column": config.train_data_columns, "vocab_size": config.vocab_size}
-    tokenizer = tokenizer_of(config).digest
-    return {
-        "column": config.train_data_columns,
-        "tokenizer": tokenizer,
-        "add_bos": config.add_bos,
-        "add_eos": config.add_eos,
-    }
+    return {"column": config.train_data_columns, **tokenization(config)}
 
 
 def _tokenized(task: _Task) -> None:

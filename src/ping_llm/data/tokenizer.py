@@ -94,6 +94,11 @@ def tokenizer_of(config: Config) -> Tokenizer:
     return replace(tokenizer, bos=bos, eos=eos)
 
 
+def tokenization(config: Config) -> dict[str, Any]:
+    """What decides the tokens of a document, for what is stored of them."""
+    return {"tokenizer": tokenizer_of(config).digest, "add_bos": config.add_bos, "add_eos": config.add_eos}
+
+
 @lru_cache(maxsize=4)
 def load_tokenizer(kind: str, path: str, access_token: str = "") -> Tokenizer:
     """`kind` is sentencepiece, huggingface or tiktoken; the token is for gated repositories on the Hub."""

@@ -6,9 +6,10 @@ unseen probe   a source of which nothing was learned, from what it measured befo
 disconnected   two nodes that no chain of known measurements links: all those between two halves of the nodes are hidden
 
 What may be learned from and what is asked follows from the split (see `split`). Models get the history, of which they
-may look at what lies strictly before a question, and so do causal baselines. Static baselines are fitted to the part
-for training; for unseen probes also to what these measured before the cut, or they could say nothing about them.
-Distributions around the baselines' answers are learned from the part for training alone.
+may look at what lies strictly before a question, and so do causal baselines. Static baselines are fitted to what of it
+lies before the cut: the part for training, and what unseen probes measured, or they could say nothing about them.
+Distributions around the baselines' answers are learned from the part for training alone. Of large data, baselines get a
+part that is enough for the questions (see `sampling`).
 """
 
 import fnmatch
@@ -19,12 +20,13 @@ from typing import Protocol
 
 import numpy as np
 
-from ping_llm.baselines import standard_baselines
+from ping_llm.baselines import shortcuts, standard_baselines
 from ping_llm.baselines.forecasts import Asked, Rehearsal, forecast
 from ping_llm.baselines.interface import Baseline, fitted
 from ping_llm.core.console import Advance, no_progress
 from ping_llm.core.errors import PingLlmError
 from ping_llm.core.rtt import History, Ints, Observations, Questions, RttDistribution
+from ping_llm.evaluate.sampling import sufficient
 from ping_llm.evaluate.scores import ORACLE, Evaluation, ProtocolResult, ScoredAnswers, Scores
 from ping_llm.evaluate.split import Split, sampled
 from ping_llm.sources.simulator import World
@@ -61,12 +63,13 @@ def evaluate(
     only: Sequence[str] = (),
     advance: Advance = no_progress,
     finished: Callable[[str, Mapping[str, Scores]], None] = lambda name, scores: None,
+    note: Callable[[str], None] = lambda text: None,
 ) -> Evaluation:
     """Ask every model, every baseline and, on simulated data, the truth: at most so many questions of each protocol.
 
     The same split, seed and number of questions ask the same questions. `only` has names or patterns of those who are
     asked. `advance` is told of every predictor that has answered a protocol; `finished`, of every one that has answered
-    all of them, with its scores by protocol.
+    all of them, with its scores by protocol; `note`, of where baselines make do with less than all measurements.
     """
     if baselines is None:
         baselines = standard_baselines(split.nodes, symmetric=is_mesh(split.train), seed=seed)
@@ -87,7 +90,16 @@ def evaluate(
         for protocol, rows in asked.items()
     )
     advance(0, total=len(asked) * len(names))
-    for protocol, name, predicted in chain(baseline_forecasts(split, asked, baselines, seed), of_models):
+    of_baselines: Iterator[tuple[str, str, RttDistribution]] = iter(())
+    if baselines:
+        fitted_to = sufficient(split, asked.values(), seed)
+        if fitted_to is not split:
+            fewer, every = len(fitted_to.train), len(split.train)
+            note(f"baselines are fitted to {fewer:,} of {every:,} measurements: those near the questions")
+        for text in shortcuts(fitted_to.train, baselines):
+            note(text)
+        of_baselines = baseline_forecasts(fitted_to, asked, baselines, seed)
+    for protocol, name, predicted in chain(of_baselines, of_models):
         answers[protocol][name] = ScoredAnswers.of(predicted, asked[protocol])
         advance()
         if all(name in by_name for by_name in answers.values()):
@@ -116,12 +128,11 @@ def baseline_forecasts(
     """Protocol, name and answers."""
     train, history = _timed(split.train), _timed(split.history)
     heard = history if split.timeless else history.take(history.time_s < split.cut_time_s)
-    known_of = {"unseen_probe": (history, heard)}
+    known_of = dict.fromkeys(asked, (history, heard))
     if "disconnected" in asked:
-        known_of["disconnected"] = split.visible(history, "disconnected"), split.visible(train, "disconnected")
+        known_of["disconnected"] = split.visible(history, "disconnected"), split.visible(heard, "disconnected")
     looking_back, learning = (
-        {name: Asked(known_of.get(name, (history, train))[which], rows.questions) for name, rows in asked.items()}
-        for which in range(2)
+        {name: Asked(known_of[name][which], rows.questions) for name, rows in asked.items()} for which in range(2)
     )
     rehearsal = Rehearsal(train, seed)
     for baseline in baselines:

@@ -2,19 +2,20 @@
 
 After the fields of a question come either FAILED, or RTT_START and the two bytes of the RTT code. So P(failed) is read
 off one step, the distribution of the first byte (the coarse answer, four steps per octave) off a second, and that of
-the second byte off a third, for each first byte that has any probability. What many continuations share is read once,
-into a KV cache:
+the second byte off a third, after each of the 81 first bytes that an RTT can have: a probability of every code. What
+many continuations share is read once, into a KV cache:
 
     histories     [n, length]
     questions     [n, k, length]        k about each history
     answers       [n, k, b, length]     b continuations of each question
 
-A sequence attends to what it continues and to itself, nothing else.
+A sequence attends to what it continues and to itself, nothing else. Everything is padded to a few shapes, and a layer
+is compiled once (`lax.scan`): to compile takes seconds per shape, and what is wasted on padding takes less.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, ClassVar, Final, Self
 
 import jax
@@ -24,7 +25,9 @@ import numpy.typing as npt
 from flax import nnx
 
 from ping_llm.config import Config
-from ping_llm.core.rtt import CODE_MS, CODES, Floats, Ints, RttDistribution, decode_rtt, search_rows
+from ping_llm.core.measurements import MAX_RTT_MS
+from ping_llm.core.rtt import CODE_MS, CODES, Floats, Ints, RttDistribution, decode_rtt, encode_rtt, search_rows
+from ping_llm.models.layers import choose_attention
 from ping_llm.models.lm import ModelSettings, Transformer
 from ping_llm.models.lm.transformer import rope_angles
 from ping_llm.predict.prompts import Prompt, Tokens
@@ -32,63 +35,91 @@ from ping_llm.runs.trained import Trained, model_settings
 from ping_llm.tokens import FIRST_BYTE, Role
 
 _BYTES: Final = np.arange(256)
-_NORMALISED: Final = (_BYTES < 8) | (_BYTES & 4 > 0)
-"""First bytes that an RTT code can have: exponent 0, or the mantissa's highest bit set."""
+_LONGEST: Final = int(encode_rtt(MAX_RTT_MS))
+_FIRST_BYTES: Final = np.unique(CODES[CODES <= _LONGEST] >> 8)
+"""Those of RTTs: normalised, and of ten minutes at most."""
+_IS_RTT: Final = (_FIRST_BYTES[:, None] << 8 | _BYTES) <= _LONGEST
+"""Which second bytes can come after each of them."""
 _NEGLIGIBLE: Final = 1e-6
-"""First bytes less likely than this are not looked into."""
+"""After first bytes less likely than this, second bytes are not kept."""
 
-_TOKENS_PER_CALL: Final = 16_384
-_ANSWERS_PER_CALL: Final = 4_096
-_HISTORY_LENGTHS: Final = 128
-_QUESTION_LENGTHS: Final = 16
-"""Sequences are padded to multiples of these: few different shapes are compiled."""
-
-STEADY_QUESTIONS: Final = 16
-_STEADY_SINGLES: Final = 8
-_STEADY_ANSWERS: Final = 44
-"""A third of the first bytes that an RTT code can have."""
-_STEADY_QUESTION_LENGTH: Final = 48
+SHARED_QUESTIONS: Final = 16
+"""About one history, at once."""
+_HISTORIES: Final = 32
+"""Read at once, by a GPU. A processor takes longer for them together than for one after the other."""
+_QUESTION_LENGTH: Final = 48
 """The longest question has 45 tokens: IPv6, with an absolute time."""
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class KVCache:
-    """Keys and values of each layer, [..., length, heads, size], of sequences that were read."""
+class StackedModel:
+    """A transformer whose layers' weights are stacked, so that one compiled layer runs as all of them."""
 
-    layers: list[tuple[jax.Array, jax.Array]]
+    ends_graph: Any = field(metadata={"static": True})
+    layer_graph: Any = field(metadata={"static": True})
+    ends: Any
+    """Weights of what stands before and after the layers."""
+    layers: Any
+
+    @classmethod
+    def of(cls, settings: ModelSettings, weights: Any) -> Self:
+        graph = nnx.split(nnx.eval_shape(lambda: Transformer(settings, nnx.Rngs(0))))[0]
+        model = nnx.merge(graph, weights)
+        layers = [nnx.split(block) for block in model.blocks]
+        model.blocks = nnx.List([])
+        ends_graph, ends = nnx.split(model)
+        stacked = jax.tree.map(lambda *parts: jnp.stack(parts), *(weights for _, weights in layers))
+        return cls(ends_graph, layers[0][0], ends, stacked)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class KVCache:
+    """Keys and values, [layers, ..., length, heads, size], of sequences that were read."""
+
+    keys: jax.Array
+    values: jax.Array
     sizes: jax.Array
     """[...]: tokens of each sequence, without its padding."""
 
 
+@jax.jit
 def extend(
-    graph: Any, weights: Any, before: list[KVCache], tokens: jax.Array, sizes: jax.Array, positions: jax.Array
+    stacked: StackedModel, before: list[KVCache], tokens: jax.Array, sizes: jax.Array, positions: jax.Array
 ) -> tuple[jax.Array, KVCache]:
     """Read sequences, padded at the end. `before` is what they continue: of histories nothing, of questions the
     histories, of answers both.
 
     Gives log-probabilities of what comes after some `positions` [..., m] of each sequence, [..., m, vocabulary].
     """
-    model: Transformer = nnx.merge(graph, weights)
+    model: Transformer = nnx.merge(stacked.ends_graph, stacked.ends)
+    settings = model.settings
     shape, length = tokens.shape[:-1], tokens.shape[-1]
-    layers: list[tuple[jax.Array, jax.Array]] = []
+    is_flash = not before and choose_attention(settings.attention, settings.dtype) == "cudnn"
 
-    def attend(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
-        full = (*shape, length, *query.shape[2:])
-        own_key, own_value = key.reshape(full), value.reshape(full)
-        known = [(*cache.layers[len(layers)], cache.sizes) for cache in before]
-        layers.append((own_key, own_value))
-        return _attend(query.reshape(full), own_key, own_value, known).reshape(query.shape)
+    def layer(x: jax.Array, inputs: Any) -> tuple[jax.Array, Any]:
+        weights, known = inputs
+        own: list[tuple[jax.Array, jax.Array]] = []
+
+        def attend(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
+            full = (*shape, length, *query.shape[2:])
+            own.append((key.reshape(full), value.reshape(full)))
+            if is_flash:
+                return jax.nn.dot_product_attention(query, key, value, is_causal=True, implementation="cudnn")
+            parts = [(*of_layer, cache.sizes) for of_layer, cache in zip(known, before, strict=True)]
+            return _attend(query.reshape(full), *own[0], parts).reshape(query.shape)
+
+        return nnx.merge(stacked.layer_graph, weights)(x, rope, attend), own[0]
 
     begin = sum(cache.sizes.reshape(cache.sizes.shape + (1,) * (len(shape) - cache.sizes.ndim)) for cache in before)
     position = (jnp.broadcast_to(begin, shape)[..., None] + jnp.arange(length)).reshape(-1, length)
-    rope = rope_angles(position, model.settings.head_dim, model.settings.rope_period)
+    rope = rope_angles(position, settings.head_dim, settings.rope_period)
     x = model.embed(tokens.reshape(-1, length))
-    for block in model.blocks:
-        x = block(x, rope, attend)
+    x, (keys, values) = jax.lax.scan(layer, x, (stacked.layers, [(cache.keys, cache.values) for cache in before]))
     x = jnp.take_along_axis(x, positions.reshape(len(x), -1, 1), axis=1)
     logs = jax.nn.log_softmax(model.logits(x))
-    return logs.reshape(*positions.shape, -1), KVCache(layers, sizes)
+    return logs.reshape(*positions.shape, -1), KVCache(keys, values, sizes)
 
 
 def _attend(
@@ -117,7 +148,24 @@ def _attend(
     return attended
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@jax.jit
+def answer(
+    stacked: StackedModel, known: KVCache, questions: jax.Array, sizes: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Of questions [n, k, length] that end with RTT_START: P(failed) [n, k], and probabilities of the first byte
+    [n, k, 81] and of the second after each [n, k, 81, 256]."""
+    # After the last field comes the result's role; after RTT_START, the last token of these, its first byte.
+    positions = jnp.stack([jnp.maximum(sizes - 2, 0), sizes - 1], axis=-1)
+    logs, read = extend(stacked, [known], questions, sizes, positions)
+    branches = jnp.broadcast_to(FIRST_BYTE + _FIRST_BYTES[:, None], (*sizes.shape, len(_FIRST_BYTES), 1))
+    later, _ = extend(stacked, [known, read], branches, jnp.ones_like(branches[..., 0]), jnp.zeros_like(branches))
+    result = jax.nn.softmax(logs[..., 0, np.array([Role.FAILED, Role.RTT_START])])
+    first = jax.nn.softmax(logs[..., 1, FIRST_BYTE + _FIRST_BYTES])
+    second = jax.nn.softmax(later[..., 0, FIRST_BYTE + _BYTES], where=_IS_RTT)
+    return result[..., 0], first, second
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class CodeDistribution(RttDistribution):
     """The probability of an RTT code is that of its first byte times that of its second byte, given the first.
 
@@ -196,116 +244,87 @@ class LanguageModel:
     config: Config
     settings: ModelSettings
     weights: Any
-    steady: bool = False
-    """Whether all questions are padded to the same few shapes. Some work is wasted on padding; but a program that has
-    met each kind of question once compiles nothing any more, which takes seconds per shape."""
 
     @classmethod
     def of(cls, trained: Trained) -> Self:
-        settings = replace(model_settings(trained.config), attention="plain", quantization="none")
+        """As it was trained, or in float32 on a processor, which is slow at anything else."""
+        settings = replace(model_settings(trained.config), attention="auto", quantization="none", remat="none")
+        if jax.default_backend() == "cpu":
+            settings = replace(settings, dtype="float32")
         return cls(config=trained.config, settings=settings, weights=trained.weights)
 
     @cached_property
-    def extend(self) -> Callable[[list[KVCache], Table, Table, Table], tuple[jax.Array, KVCache]]:
-        """The function `extend` with these weights, compiled."""
-        graph = nnx.split(nnx.eval_shape(lambda: Transformer(self.settings, nnx.Rngs(0))))[0]
-        return partial(jax.jit(partial(extend, graph)), self.weights)
+    def stacked(self) -> StackedModel:
+        return StackedModel.of(self.settings, self.weights)
 
-    def read_histories(self, histories: Sequence[Tokens], count: int) -> KVCache:
+    def read_histories(self, histories: Sequence[Tokens], count: int = 1) -> KVCache:
         """Histories, which may be empty, and as many empty ones as make `count`."""
         sizes = np.array([len(history) for history in histories] + [0] * (count - len(histories)), dtype=np.int32)
         tokens = token_table(histories, (count,), self.padded_history(int(sizes.max())))
-        return self.extend([], tokens, sizes, np.zeros((count, 1), dtype=np.int32))[1]
+        return extend(self.stacked, [], tokens, sizes, np.zeros((count, 1), dtype=np.int32))[1]
 
     def padded_history(self, size: int) -> int:
         """The length that a history of so many tokens is padded to."""
-        if not self.steady:
-            return padded(size, _HISTORY_LENGTHS)
-        return min(self.config.max_target_length, max(256, power_of_two(size)))
+        return next(length for length in self.history_lengths if length >= size)
+
+    @property
+    def history_lengths(self) -> tuple[int, ...]:
+        """A quarter of a context, half of one, and all of it."""
+        return tuple(-(-self.config.max_target_length // parts) for parts in (4, 2, 1))
 
     def forecast(self, prompts: Sequence[Prompt]) -> CodeDistribution:
         """The distribution of the result of each prompt's question. Prompts with the same history share the work."""
+        p_failed, first = np.zeros(len(prompts)), np.zeros((len(prompts), 256))
+        kept, second = np.zeros((len(prompts), 256), dtype=np.int64), [np.full((1, 256), 1 / 256, dtype=np.float32)]
+        rows = 1
+        for groups, count in self._batches(prompts):
+            known = self.read_histories([prompts[group[0]].history for group in groups], count)
+            per_call = 1 if count > 1 or len(groups[0]) == 1 else SHARED_QUESTIONS
+            for begin in range(0, len(groups[0]), per_call):
+                numbers = [group[begin : begin + per_call] for group in groups]
+                where = np.array([(n, k) for n, some in enumerate(numbers) for k in range(len(some))]).T
+                asked = np.concatenate(numbers)
+                questions = [np.append(prompts[n].question, np.uint16(Role.RTT_START)) for n in asked.tolist()]
+                sizes = np.ones((count, per_call), dtype=np.int32)
+                sizes[*where] = [len(question) for question in questions]
+                tokens = token_table(questions, sizes.shape, _QUESTION_LENGTH, where)
+                found = answer(self.stacked, known, tokens, sizes)
+                p_failed[asked], of_first, of_second = (np.asarray(part)[*where] for part in found)
+                first[asked[:, None], _FIRST_BYTES] = of_first
+                is_kept = of_first > _NEGLIGIBLE
+                is_kept[:, -1] = True  # not all second bytes are possible there
+                question, byte = np.nonzero(is_kept)
+                kept[asked[question], _FIRST_BYTES[byte]] = rows + np.arange(len(question))
+                second.append(of_second[is_kept])
+                rows += len(question)
+        return CodeDistribution(p_failed=p_failed, first=first, kept=kept, second=np.concatenate(second))
+
+    def _batches(self, prompts: Sequence[Prompt]) -> Iterator[tuple[list[Ints], int]]:
+        """Groups of questions whose histories are read together, and as how many.
+
+        Either one history with all that is asked about it, or many of similar length with a question each: a history
+        is read again for each of a few questions if that is less than to answer what is padding.
+        """
         by_history: dict[bytes, list[int]] = {}
         for number, prompt in enumerate(prompts):
             by_history.setdefault(prompt.history.tobytes(), []).append(number)
-        p_failed, first = np.zeros(len(prompts)), np.zeros((len(prompts), 256))
-        kept, second = np.zeros((len(prompts), 256), dtype=np.int64), [np.full((1, 256), 1 / 256, dtype=np.float32)]
-        for groups in self._batches(prompts, list(by_history.values())):
-            known = self.read_histories([prompts[group[0]].history for group in groups if group], len(groups))
-            longest = padded(max(len(prompts[n].question) for group in groups for n in group) + 1, _QUESTION_LENGTHS)
-            count = STEADY_QUESTIONS if self.steady else max(1, _TOKENS_PER_CALL // (longest * len(groups)))
-            for begin in range(0, max(map(len, groups)), count):
-                some = [group[begin : begin + count] for group in groups]
-                answers, numbers = self._answer(known, prompts, some), [number for group in some for number in group]
-                p_failed[numbers], first[numbers] = answers.p_failed, answers.first
-                kept[numbers] = np.where(answers.kept, answers.kept - 1 + sum(map(len, second)), 0)
-                second.append(answers.second[1:])
-        return CodeDistribution(p_failed=p_failed, first=first, kept=kept, second=np.concatenate(second))
-
-    def _batches(self, prompts: Sequence[Prompt], groups: list[list[int]]) -> Iterator[list[list[int]]]:
-        """Groups of questions whose histories are read together: of similar length, and not too many at once."""
-        if self.steady:  # to read a history again costs less than to answer questions that are padding
-            yield from ([group] for group in groups if len(group) > _STEADY_SINGLES)
-            groups = [[number] for group in groups if len(group) <= _STEADY_SINGLES for number in group]
-        lengths = [self.padded_history(len(prompts[group[0]].history)) for group in groups]
-        for length in sorted(set(lengths)):
-            members = [group for group, size in zip(groups, lengths, strict=True) if size == length]
-            count = steady_histories()[-1] if self.steady else max(1, _TOKENS_PER_CALL // length)
-            for begin in range(0, len(members), count):
-                some = members[begin : begin + count]
-                full = next(n for n in steady_histories() if n >= len(some)) if self.steady else len(some)
-                yield some + [[]] * (full - len(some))
-
-    def _answer(self, known: KVCache, prompts: Sequence[Prompt], groups: list[list[int]]) -> CodeDistribution:
-        """Some questions about each history. Arrays are [histories, questions]; `where` are the indices in use."""
-        most = max(len(group) for group in groups)
-        shape = len(groups), STEADY_QUESTIONS if self.steady and most > 1 else power_of_two(most)
-        where = np.array([(n, k) for n, group in enumerate(groups) for k in range(len(group))]).T
-        questions = [np.append(prompts[n].question, np.uint16(Role.RTT_START)) for group in groups for n in group]
-        sizes = np.ones(shape, dtype=np.int32)
-        sizes[*where] = [len(question) for question in questions]
-        length = padded(int(sizes.max()), _STEADY_QUESTION_LENGTH if self.steady else _QUESTION_LENGTHS)
-        tokens = token_table(questions, shape, length, where)
-        # After the last field comes the result's role; after RTT_START, the last token of these, its first byte.
-        positions = np.stack([np.maximum(sizes - 2, 0), sizes - 1], axis=-1)
-        logs, read = self.extend([known], tokens, sizes, positions)
-        result, first = np.moveaxis(np.asarray(logs, dtype=np.float64)[*where], 1, 0)
-        first = np.where(_NORMALISED, first[:, FIRST_BYTE:], -np.inf)
-        first = np.exp(first - np.logaddexp.reduce(first, axis=1, keepdims=True))
-        failed, answered = result[:, Role.FAILED], result[:, Role.RTT_START]
-        kept, second = self._second_bytes([known, read], first, shape, where)
-        p_failed = np.exp(failed - np.logaddexp(failed, answered))
-        return CodeDistribution(p_failed=p_failed, first=first, kept=kept, second=second)
-
-    def _second_bytes(
-        self, before: list[KVCache], first: Floats, shape: tuple[int, int], where: Ints
-    ) -> tuple[Ints, npt.NDArray[np.float32]]:
-        """Distributions of the second byte after each first byte that matters, and where each question finds them."""
-        question, byte = np.nonzero(first > _NEGLIGIBLE)
-        nth = np.arange(len(question)) - np.searchsorted(question, question)
-        second = np.full((1 + len(question), 256), 1 / 256, dtype=np.float32)
-        fitting = min(int(nth.max()) + 1, max(1, _ANSWERS_PER_CALL // (shape[0] * shape[1])))
-        count = _STEADY_ANSWERS if self.steady else power_of_two(fitting)
-        for begin in range(0, int(nth.max()) + 1, count):
-            now = np.flatnonzero((nth >= begin) & (nth < begin + count))
-            here = *where[:, question[now]], nth[now] - begin
-            tokens = np.zeros((*shape, count, 1), dtype=np.int32)
-            tokens[*here, 0] = FIRST_BYTE + byte[now]
-            logs, _ = self.extend(before, tokens, np.ones((*shape, count), dtype=np.int32), np.zeros_like(tokens))
-            found = np.asarray(logs, dtype=np.float64)[*here, 0, FIRST_BYTE:]
-            second[1 + now] = np.exp(found - np.logaddexp.reduce(found, axis=1, keepdims=True))
-        kept = np.zeros(first.shape, dtype=np.int64)
-        kept[question, byte] = 1 + np.arange(len(question))
-        return kept, second
+        single: dict[int, list[Ints]] = {}
+        per_answer = _QUESTION_LENGTH + len(_FIRST_BYTES)
+        for group in map(np.array, by_history.values()):
+            length = self.padded_history(len(prompts[group[0]].history))
+            if len(group) * (length + per_answer) > length + SHARED_QUESTIONS * per_answer:
+                yield [group], 1
+            else:
+                single.setdefault(length, []).extend(group[:, None])
+        at_once = histories_at_once()[-1]
+        for members in single.values():
+            for begin in range(0, len(members), at_once):
+                some = members[begin : begin + at_once]
+                yield some, at_once if len(some) > 1 else 1
 
 
-def steady_histories() -> tuple[int, ...]:
-    """How many are read at once. A processor takes longer for sixteen together than for one after the other."""
-    return (1,) if jax.default_backend() == "cpu" else (1, 16)
-
-
-def padded(size: int, multiple: int) -> int:
-    return max(multiple, -(-size // multiple) * multiple)
+def histories_at_once() -> tuple[int, ...]:
+    return (1,) if jax.default_backend() == "cpu" else (1, _HISTORIES)
 
 
 def power_of_two(count: int) -> int:

@@ -2,23 +2,27 @@
 
 >>> predictor = Predictor.from_pretrained()                       # the completer that comes with the package
 >>> predictor.predict_df(questions, history="my_pings.csv")       # a data frame with quantiles
->>> predictor.predict(known, questions, nodes).interval(0.9)      # distributions
+>>> predictor.distributions(questions, history="my_pings.csv")    # distributions, one for each question
+>>> predictor.predict(known, questions, nodes).interval(0.9)      # the same, of columns of numbers
 """
 
 import os
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import jax
 import numpy as np
 import pyarrow as pa
 
 from ping_llm.core.cells import time_microseconds
-from ping_llm.core.console import Advance
-from ping_llm.core.errors import PingLlmError, explained
+from ping_llm.core.console import Advance, no_progress
+from ping_llm.core.console import progress as progress_of
+from ping_llm.core.errors import DroppedRowsWarning, PingLlmError, explained, options_as_arguments
 from ping_llm.core.measurements import (
     MAX_TIME_US,
     NAMED,
@@ -30,17 +34,15 @@ from ping_llm.core.measurements import (
 )
 from ping_llm.core.rtt import Floats, Ints, Observations, Questions, RttDistribution
 from ping_llm.models.completer.inference import Completer, PredictionSettings
-from ping_llm.predict.support import Support, widened
+from ping_llm.predict.support import Support, measured_before, widened
 from ping_llm.rows.measurement_set import MeasurementSet, read_observations, rows_observations, table_observations
-from ping_llm.runs.trained import Trained, completer_settings, load_trained
-from ping_llm.sources.columns import AS_FOUND, InputOptions, find_columns
+from ping_llm.runs.trained import SHIPPED, Trained, completer_settings, load_trained
+from ping_llm.sources.columns import AS_FOUND, OPTIONAL_IN_QUESTIONS, InputOptions, find_columns
 from ping_llm.sources.nodes import NO_NODES, Nodes, addresses_of, shown_names
 from ping_llm.storage.cache import cache_folder
 
 if TYPE_CHECKING:
     from ping_llm.predict.language_model import LanguageModel
-
-_COMPILED: Final = {"jax_persistent_cache_min_compile_time_secs": 0.0, "jax_persistent_cache_min_entry_size_bytes": -1}
 
 History = Any
 """A path or glob, several of them, or a data frame."""
@@ -61,10 +63,15 @@ class Predictor:
         `settings` are those of `PredictionSettings`, such as `votes=4` or `context=512`.
         """
         checked = PredictionSettings(**settings)
-        if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):  # the next process takes seconds less
-            for name, value in {"jax_compilation_cache_dir": str(cache_folder() / "compiled"), **_COMPILED}.items():
-                jax.config.update(name, value)  # type: ignore[no-untyped-call]
+        if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
+            keep_compiled(cache_folder() / "compiled")
         return cls(trained=load_trained(where), settings=checked)
+
+    def __repr__(self) -> str:
+        what = "completer" if self.trained.is_completer else "language model"
+        where = "of the package" if self.trained.where == str(SHIPPED) else repr(self.trained.where)
+        set_to = f"; context={self.settings.context}, votes={self.settings.votes}" if self.trained.is_completer else ""
+        return f"Predictor({what} {where}, {self.trained.steps:,} steps{set_to})"
 
     @property
     def name(self) -> str:
@@ -110,7 +117,10 @@ class Predictor:
             return widened(self.model.predict(known, questions, nodes, advance), Support.of(known, questions))
         from ping_llm.predict.prompts import prompts_for
 
-        answers = self.model.forecast(prompts_for(known, questions, nodes, self.trained.config.max_target_length))
+        config = self.trained.config
+        answers = self.model.forecast(
+            prompts_for(known, questions, nodes, config.max_target_length, crossing=config.is_crossing)
+        )
         if advance is not None:
             advance(len(questions))
         return answers
@@ -179,22 +189,54 @@ class Predictor:
         *,
         history: History | None = None,
         quantile_levels: Sequence[float] = (0.1, 0.5, 0.9),
+        progress: bool = False,
         **input_options: Any,
     ) -> Any:
         """A data frame of questions, with the answers in new columns.
 
         `df` has the columns `src_addr` and `dst_addr`, and may have `event_time`; it is one of pandas, Polars or Arrow,
-        and so is the answer. `history` holds known measurements: such a data frame with `rtt` too, or files. How it is
-        to be read is found by looking at it, unless `input_options` say so: those of `InputOptions`, such as
-        `rtt_unit="us"` or `columns={"rtt": "latency_x"}`.
+        and so is the answer. `history` holds known measurements: such a data frame with `rtt` too, or files; rows of it
+        that cannot be used are dropped, with a `DroppedRowsWarning`. How it is to be read is found by looking at it,
+        unless `input_options` say so: those of `InputOptions`, such as `rtt_unit="us"` or `columns={"rtt": "delay_x"}`.
+        `progress` shows how far it is on standard error.
 
         New columns: `p_failed`, `predictions` (the median RTT in ms), and one for each level, named like "0.1"; then
-        what the answer rests on: `pair_measurements`, `src_measurements`, `dst_measurements`, `chain` (hops of the
-        shortest chain of measurements between the two), `extrapolating`, and the `reason` if it is.
+        what the answer rests on: `measured` (the median of the pair's latest 25 answers), `pair_measurements`,
+        `src_measurements`, `dst_measurements`, `chain` (hops of the shortest chain of measurements between the two),
+        `extrapolating`, and the `reason` if it is.
         """
         levels = checked_levels(quantile_levels)
-        measured = load_history(history, InputOptions(**input_options))
-        return _from_arrow(self.answered(_to_arrow(df, "the questions"), measured, levels), df)
+        table, measured = _to_arrow(df, "the questions"), _known(history, input_options)
+        with _shown(progress, "predicting", len(table)) as advance:
+            return _from_arrow(self.answered(table, measured, levels, advance), df)
+
+    def distributions(
+        self, df: Any, *, history: History | None = None, progress: bool = False, **input_options: Any
+    ) -> RttDistribution:
+        """The distribution of the result of each question, in the order of the rows; otherwise as `predict_df`.
+
+        A completer's takes 19 kB of memory for each question.
+        """
+        table, measured = _to_arrow(df, "the questions"), _known(history, input_options)
+        questions, nodes = read_questions(table, measured.nodes, measured.described)
+        with _shown(progress, "predicting", len(table)) as advance:
+            return self.predict(measured.observations, questions, measured.addresses_of(nodes), advance)
+
+    def anomalies(
+        self, history: History, *, last: int | None = None, progress: bool = False, **input_options: Any
+    ) -> pa.Table:
+        """Measurements beside what was expected of them, given those before: see `ping_llm.predict.anomalies`.
+
+        Of the latest `last` (None: of all), in time order.
+        """
+        from ping_llm.predict.anomalies import anomalies
+
+        if last is not None and last < 1:
+            raise PingLlmError(f"last must be at least 1; got {last}")
+        measured = _known(history, input_options)
+        which = np.arange(len(measured.observations))[-(last or 0) :]
+        with _shown(progress, "scoring", len(which)) as advance:
+            return anomalies(self, measured, which, len(which), advance)
 
     def answered(
         self, table: pa.Table, measured: MeasurementSet, levels: Sequence[float], advance: Advance | None = None
@@ -209,7 +251,9 @@ class Predictor:
         for rows, answers in self.in_parts(measured.observations, questions, nodes, support, advance):
             reasons[rows] = support.take(rows).reasons(answers)
             values[:, rows] = np.stack([answers.p_failed, answers.median, *answers.quantile(list(levels)).T])
-        columns = dict(zip(names, map(pa.array, values), strict=True)) | support.columns(reasons)
+        columns = dict(zip(names, map(pa.array, values), strict=True))
+        columns["measured"] = pa.array(measured_before(measured.observations, questions), from_pandas=True)
+        columns |= support.columns(reasons)
         table = table.drop_columns([name for name in columns if name in table.column_names])
         for name, column in columns.items():
             table = table.append_column(name, column)
@@ -226,8 +270,8 @@ class Predictor:
         from ping_llm.predict.suggest import LEVELS, most_informative, shortlist, unmeasured_pairs
 
         if budget < 1:
-            raise PingLlmError(f"a budget of {budget} measurements: at least 1")
-        measured = load_history(history)
+            raise PingLlmError(f"budget must be at least 1; got {budget}")
+        measured = _known(history, {})
         known, nodes = measured.observations, measured.nodes
         if among is not None:
             table = _to_arrow(among, "the candidates")
@@ -244,7 +288,28 @@ class Predictor:
         return answered.take(most_informative(asked, np.log(high / low), known, budget))
 
 
+def keep_compiled(folder: Path) -> None:
+    """Compiled programs, in a folder where the next process finds them: it takes seconds less."""
+    jax.config.update("jax_compilation_cache_dir", str(folder))  # type: ignore[no-untyped-call]
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)  # type: ignore[no-untyped-call]
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)  # type: ignore[no-untyped-call]
+
+
 # Questions, known measurements and answers as tables of pandas, Polars or Arrow.
+
+
+def _shown(progress: bool, what: str, total: int) -> AbstractContextManager[Advance]:
+    return progress_of(what, total) if progress else nullcontext(no_progress)
+
+
+def _known(history: History | None, input_options: Mapping[str, Any]) -> MeasurementSet:
+    """What a Python program gave, which is warned of what was dropped; commands have read theirs and told it."""
+    with options_as_arguments():
+        measured = load_history(history, InputOptions(**input_options))
+    if measured.dropped and measured is not history:
+        reasons = ", ".join(f"{count:,} {reason}" for reason, count in measured.dropped.items())
+        warnings.warn(f"rows of the history that are not used: {reasons}", DroppedRowsWarning, stacklevel=3)
+    return measured
 
 
 def load_history(history: History | None, options: InputOptions = AS_FOUND) -> MeasurementSet:
@@ -263,7 +328,7 @@ def read_questions(
     table: pa.Table, nodes: Sequence[str], described: Nodes = NO_NODES
 ) -> tuple[Questions, tuple[str, ...]]:
     """Questions from the columns of a table, and all nodes: the known ones first, as they were."""
-    named = _named(table, "the questions", optional={"event_time", "ip_version", "rtt"})
+    named = _named(table, "the questions")
     number = {node: index for index, node in enumerate(nodes)}
     shown = shown_names(described)
     time_s = np.full(table.num_rows, np.nan)
@@ -334,10 +399,10 @@ def _from_arrow(table: pa.Table, like: Any) -> Any:
     return table.to_pandas().set_axis(like.index)
 
 
-def _named(table: pa.Table, what: str, optional: set[str]) -> pa.Table:
+def _named(table: pa.Table, what: str) -> pa.Table:
     """The columns that are needed, under the names of the schema; whatever types they have."""
     names = table.column_names
     if len(set(names)) < len(names):
         raise PingLlmError(f"{what}: two columns are called {max(names, key=names.count)!r}: rename or drop one")
-    found = find_columns(names, {}, what, optional=frozenset(optional))
+    found = find_columns(names, {}, what, OPTIONAL_IN_QUESTIONS)
     return table.select(list(found.values())).rename_columns(list(found))

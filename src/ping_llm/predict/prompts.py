@@ -22,16 +22,14 @@ from ping_llm.core.measurements import (
     UNPARSABLE,
     ipv4_mapped,
     of_two_families,
-    parse_addresses,
     parse_nodes,
 )
 from ping_llm.core.rtt import Ints, Observations, Questions
 from ping_llm.rows.format import ProbeRow
-from ping_llm.tokens import FIELD_ORDERS, LONGEST_DELTA1_S, TimeKind, token_counts
+from ping_llm.tokens import FIELD_ORDERS, LONGEST_DELTA1_S, RESULT_LAST, TimeKind, token_counts
 
 Tokens = npt.NDArray[np.uint16]
 
-RESULT_LAST: Final = FIELD_ORDERS.index(("time", "source", "destination", "result"))
 DESTINATION_LAST: Final = FIELD_ORDERS.index(("time", "source", "result", "destination"))
 MIN_TOKENS: Final = 12
 """Of a measurement. Bounds how many fit a context."""
@@ -49,13 +47,24 @@ class Prompt:
     """Of the history that was kept."""
 
 
-def spell(row: ProbeRow, chosen: Ints, *, timed: bool, order: npt.ArrayLike) -> tuple[Tokens, Ints]:
-    """A context of measurements of a row, in order of time: its tokens, and how many each measurement takes."""
+def spell(
+    row: ProbeRow, chosen: Ints, *, timed: bool, order: npt.ArrayLike, sources: npt.NDArray[np.uint8] | None = None
+) -> tuple[Tokens, Ints]:
+    """A context of measurements of a row, in order of time: its tokens, and how many each measurement takes.
+
+    `sources` are those of its measurements, if they are not the row's.
+    """
     from ping_llm.tokens.encode import encode_history
 
     seconds = row.time_us[chosen] // 1_000_000 if timed else None
     return encode_history(
-        row.family, row.source, row.destinations[chosen], row.rtt_ms[chosen], seconds, starts=np.array([0]), order=order
+        row.family,
+        row.source if sources is None else sources[chosen],
+        row.destinations[chosen],
+        row.rtt_ms[chosen],
+        seconds,
+        starts=np.array([0]),
+        order=order,
     )
 
 
@@ -93,10 +102,18 @@ class TokenOffsets:
         return windows
 
 
-def prompt_of(row: ProbeRow, length: int, *, timed: bool, order: int, answer_tokens: int) -> Prompt:
+def prompt_of(
+    row: ProbeRow,
+    length: int,
+    *,
+    timed: bool,
+    order: int,
+    answer_tokens: int,
+    sources: npt.NDArray[np.uint8] | None = None,
+) -> Prompt:
     """Ask for the end of the last measurement of a row, after as many of those before it as fit."""
     chosen = np.arange(TokenOffsets.of(row, timed=timed).first(len(row), length), len(row))
-    tokens, counts = spell(row, chosen, timed=timed, order=order)
+    tokens, counts = spell(row, chosen, timed=timed, order=order, sources=sources)
     begin = len(tokens) - int(counts[-1])
     return Prompt(history=tokens[:begin], question=tokens[begin:-answer_tokens], measurements=len(chosen) - 1)
 
@@ -121,10 +138,11 @@ def with_query(
 class Histories:
     """What each source measured, in time order. Nodes are numbers, `nodes` their addresses.
 
-    An IPv6 address stands in for a name without an address; an IPv4 address at the other end is mapped.
+    An IPv6 address stands in for a name without an address; an IPv4 address at the other end is mapped. `crossing`: a
+    question is asked after what its pair measured, and what others measured to its destination, too.
     """
 
-    def __init__(self, known: Observations, nodes: Sequence[str]) -> None:
+    def __init__(self, known: Observations, nodes: Sequence[str], *, crossing: bool = False) -> None:
         self._families, self._packed, _ = parse_nodes(nodes)
         self._mapped = ipv4_mapped(self._families, self._packed)
         self._nodes = nodes
@@ -132,6 +150,9 @@ class Histories:
         source, destination = (self._families[end[order]] for end in (known.source, known.destination))
         order = order[~of_two_families(source, destination)]
         self._order, self._known = order, known.take(order)
+        self._crossing = crossing
+        # By destination, in time order: in the numbering of `_known`.
+        self._to = np.lexsort((self._known.time_s, self._known.destination)) if crossing else order
         self.row = cache(self._row)
 
     def _row(self, source: int, family: int | None = None) -> tuple[ProbeRow, Ints]:
@@ -164,6 +185,8 @@ class Histories:
         if of_two_families(self._families[[source]], self._families[[destination]])[0]:
             ends = self._nodes[source], self._nodes[destination]
             raise PingLlmError(f"{ends[0]} and {ends[1]} are not of one family: no ping goes from one to the other")
+        if self._crossing:
+            return self._crossing_prompt(source, destination, time_s, length)
         row, _ = self.row(source, family)
         now = int(row.time_us[-1]) + 1_000_000 if len(row) else 0
         if not np.isnan(time_s):
@@ -172,10 +195,73 @@ class Histories:
         question = with_query(row, now, packed, 1.0, length)  # any RTT: its tokens are cut off
         return prompt_of(question, length - _RTT_TOKENS, timed=True, order=RESULT_LAST, answer_tokens=_RTT_TOKENS)
 
+    def _crossing_prompt(self, source: int, destination: int, time_s: float, length: int) -> Prompt:
+        """In time order: what the pair measured last, then each other pair once, the last time: others with the
+        destination, the source with others, and at last others with these."""
+        known, family = self._known, self._family(source)
+        own = self._before(np.arange(*np.searchsorted(known.source, [source, source + 1])), time_s)
+        is_pair = known.destination[own] == destination
+        limit = length // int(token_counts(family, False, TimeKind.DELTA4))
+        parts = [own[is_pair][-(limit // 2) :]]
+        others = self._others(source, destination, time_s)
+        left = limit - len(parts[0])
+        parts.append(others[max(0, len(others) - left // 2) :])
+        left -= len(parts[1])
+        rest = _latest_of_each(own[~is_pair], known.destination)
+        parts.append(rest[max(0, len(rest) - left) :])
+        left -= len(parts[2])
+        for other in known.destination[parts[2][::-1]].tolist():
+            if left > 0:
+                more = self._others(source, other, time_s)[-(-(-left // len(parts[2])) + 1) :][-left:]
+                parts.append(more)
+                left -= len(more)
+        chosen = np.concatenate(parts)
+        chosen = chosen[np.argsort(known.time_s[chosen], kind="stable")]
+        times = np.nan_to_num(known.time_s[chosen], nan=0.0)
+        now = time_s if not np.isnan(time_s) else times[-1] + 1 if len(chosen) else 0.0
+        sources = np.append(known.source[chosen], source)
+        destinations = np.append(known.destination[chosen], destination)
+        if (self._families[sources] == NAMED).any() or (self._families[destinations] == NAMED).any():
+            family = 6
+        packed = (self._packed if family == 4 else self._mapped)[:, : ADDRESS_BYTES[family]]
+        row = ProbeRow(
+            family=family,
+            source=packed[source].tobytes(),
+            destinations=packed[destinations],
+            time_us=(np.append(times, now) * 1e6).round().astype(np.int64),
+            rtt_ms=np.append(known.rtt_ms[chosen], 1.0).astype(np.float32),
+        )
+        return prompt_of(
+            row,
+            length - _RTT_TOKENS,
+            timed=True,
+            order=RESULT_LAST,
+            answer_tokens=_RTT_TOKENS,
+            sources=packed[sources],
+        )
 
-def prompts_for(known: Observations, questions: Questions, nodes: Sequence[str], length: int) -> list[Prompt]:
+    def _others(self, source: int, destination: int, time_s: float) -> Ints:
+        """The latest that each other source measured to a destination."""
+        known = self._known
+        to = self._to[slice(*np.searchsorted(known.destination, [destination, destination + 1], sorter=self._to))]
+        to = self._before(to, time_s)
+        return _latest_of_each(to[known.source[to] != source], known.source)
+
+    def _before(self, rows: Ints, time_s: float) -> Ints:
+        return rows if np.isnan(time_s) else rows[: np.searchsorted(self._known.time_s[rows], time_s)]
+
+
+def _latest_of_each(rows: Ints, ends: Ints) -> Ints:
+    """Of rows in time order, the last one of each end; in time order."""
+    latest = np.unique(ends[rows][::-1], return_index=True)[1]
+    return rows[len(rows) - 1 - np.sort(latest)[::-1]]
+
+
+def prompts_for(
+    known: Observations, questions: Questions, nodes: Sequence[str], length: int, *, crossing: bool = False
+) -> list[Prompt]:
     """One for each question. Without a time, a question comes a second after the last measurement of its source."""
-    histories = Histories(known, nodes)
+    histories = Histories(known, nodes, crossing=crossing)
     columns: list[npt.NDArray[np.generic]] = [questions.source, questions.destination, questions.time_s]
     ends = zip(*(column.tolist() for column in columns), strict=True)
     return [histories.prompt(source, destination, time_s, length) for source, destination, time_s in ends]
@@ -192,7 +278,7 @@ def destination_prompt(
     With a time, what the history has from then on is not used. Without, the context has no times at all.
     """
     packed = pack([source])[0]
-    family = 6 if ":" in source else 4
+    family = 4 if len(packed) == 4 else 6
     if history is not None and history.source != packed.tobytes():
         raise PingLlmError(f"the history is of {history.source_address}, the question of {source}")
     if rtt_ms is not None and not np.isnan(rtt_ms) and not 0 < rtt_ms <= MAX_RTT_MS:
@@ -218,12 +304,13 @@ def destination_prompt(
 
 
 def pack(addresses: Sequence[str]) -> npt.NDArray[np.uint8]:
-    """Bytes of addresses, all of the family of the first, (addresses, 4 or 16)."""
-    families, packed = parse_addresses(addresses)
+    """Bytes of addresses, all of the family of the first, (addresses, 4 or 16). Names have IPv6 addresses."""
+    families, packed, _ = parse_nodes(addresses)
+    families = np.where(families == NAMED, np.uint8(6), families)
     bad = np.flatnonzero((families == UNPARSABLE) | (families != families[:1]))
     if len(bad):
         which = addresses[int(bad[0])]
         if families[bad[0]] == UNPARSABLE:
-            raise PingLlmError(f"{which!r} is not an IPv4 or IPv6 address")
+            raise PingLlmError(f"{which!r} is neither an address nor a name")
         raise PingLlmError(f"{which} is of another family than {addresses[0]}")
     return packed[:, : ADDRESS_BYTES[int(families[0])]] if len(families) else packed

@@ -22,14 +22,21 @@ import numpy as np
 from ping_llm.core.errors import PingLlmError
 from ping_llm.core.measurements import ADDRESS_BYTES, format_address
 from ping_llm.core.rtt import Floats, Ints
-from ping_llm.predict.language_model import KVCache, LanguageModel, Table, power_of_two, token_table
-from ping_llm.predict.prompts import RESULT_LAST, Prompt, TokenOffsets, Tokens, destination_prompt, pack, spell
+from ping_llm.predict.language_model import (
+    KVCache,
+    LanguageModel,
+    Table,
+    extend,
+    histories_at_once,
+    power_of_two,
+    token_table,
+)
+from ping_llm.predict.prompts import Prompt, TokenOffsets, Tokens, destination_prompt, pack, spell
 from ping_llm.rows.format import ProbeRow
-from ping_llm.tokens import FIELD_ORDERS, FIRST_BYTE
+from ping_llm.tokens import FIELD_ORDERS, FIRST_BYTE, RESULT_LAST
 
 _QUESTION_LENGTH: Final = 64
 """More than the longest measurement has."""
-_TOKENS_PER_CALL: Final = 4096
 _OCTET: Final = re.compile("25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9]")
 _GROUP: Final = re.compile("[0-9a-fA-F]{1,4}")
 
@@ -115,7 +122,7 @@ def rank(
     *,
     history: ProbeRow | None = None,
     time_s: float | None = None,
-    per_call: int = 256,
+    per_call: int = 64,
 ) -> Floats:
     """Natural logarithm of the probability of each candidate, as `destinations` has it. `per_call` are read at once."""
     prompt = destination_prompt(source, rtt_ms, history, time_s, model.config.max_target_length)
@@ -124,8 +131,7 @@ def rank(
     scores = next_byte[packed[:, 0]]
     for begin in range(0, len(packed), per_call):
         some = packed[begin : begin + per_call]
-        count = per_call if model.steady else power_of_two(len(some))
-        tokens = np.zeros((1, 1, count, packed.shape[1]), dtype=np.int32)
+        tokens = np.zeros((1, 1, per_call, packed.shape[1]), dtype=np.int32)
         tokens[0, 0, : len(some)] = some + np.int32(FIRST_BYTE)
         later = _log_probabilities(model, before, tokens, only_bytes=True)[0, 0, : len(some)]
         scores[begin : begin + len(some)] += later.sum(axis=1)
@@ -135,17 +141,18 @@ def rank(
 def _read_prompt(model: LanguageModel, prompt: Prompt, prefix: bytes) -> tuple[list[KVCache], Floats]:
     """What was read up to some byte of the destination, and log-probabilities of the byte that comes next, [256]."""
     question = np.append(prompt.question, np.frombuffer(prefix, dtype=np.uint8) + np.uint16(FIRST_BYTE))
-    known = model.read_histories([prompt.history], 1)
+    known = model.read_histories([prompt.history])
     size = np.array([[len(question)]], dtype=np.int32)
     tokens = token_table([question], (1,), _QUESTION_LENGTH)
-    logs, read = model.extend([known], tokens[None], size, size[..., None] - 1)
+    logs, read = extend(model.stacked, [known], tokens[None], size, size[..., None] - 1)
     return [known, read], np.asarray(_among_bytes(logs), dtype=np.float64)[0, 0, 0]
 
 
 def _no_bytes(like: KVCache, beam: int, length: int) -> KVCache:
     """A cache with room for the bytes of each prefix of the beam."""
-    layers = jax.tree.map(lambda part: jnp.zeros((1, 1, beam, length, *part.shape[-2:]), part.dtype), like.layers)
-    return KVCache(layers, jnp.zeros((1, 1, beam), jnp.int32))
+    layers, *_, heads, size = like.keys.shape
+    empty = jnp.zeros((layers, 1, 1, beam, length, heads, size), like.keys.dtype)
+    return KVCache(empty, empty, jnp.zeros((1, 1, beam), jnp.int32))
 
 
 def _read_byte(
@@ -158,19 +165,22 @@ def _read_byte(
     tokens = np.zeros((*shape, 1), dtype=np.int32)
     tokens[0, 0, : len(byte), 0] = FIRST_BYTE + byte
     path = _taken(path, of)
-    logs, read = model.extend([*before, path], tokens, np.ones(shape, np.int32), np.zeros_like(tokens))
+    logs, read = extend(model.stacked, [*before, path], tokens, np.ones(shape, np.int32), np.zeros_like(tokens))
     return _appended(path, read, index), np.asarray(_among_bytes(logs), dtype=np.float64)[0, 0, : len(byte), 0]
 
 
 @jax.jit
 def _taken(path: KVCache, parent: jax.Array) -> KVCache:
-    return jax.tree.map(lambda part: part[:, :, parent], path)
+    return KVCache(path.keys[:, :, :, parent], path.values[:, :, :, parent], path.sizes)
 
 
 @jax.jit
 def _appended(path: KVCache, read: KVCache, index: jax.Array) -> KVCache:
-    layers = jax.tree.map(lambda part, new: part.at[:, :, :, index].set(new[:, :, :, 0]), path.layers, read.layers)
-    return KVCache(layers, path.sizes + 1)
+    keys, values = (
+        old.at[:, :, :, :, index].set(new[:, :, :, :, 0])
+        for old, new in ((path.keys, read.keys), (path.values, read.values))
+    )
+    return KVCache(keys, values, path.sizes + 1)
 
 
 def _log_probabilities(
@@ -182,7 +192,7 @@ def _log_probabilities(
     """
     sizes = np.full(tokens.shape[:-1], tokens.shape[-1], dtype=np.int32)
     positions = np.broadcast_to(np.arange(tokens.shape[-1] - 1, dtype=np.int32), tokens[..., 1:].shape)
-    logs, _ = model.extend(before, tokens, sizes, positions)
+    logs, _ = extend(model.stacked, before, tokens, sizes, positions)
     target = tokens[..., 1:, None]
     if only_bytes:
         logs, target = _among_bytes(logs), target - FIRST_BYTE
@@ -242,23 +252,15 @@ def score_rows(model: LanguageModel, rows: Sequence[ProbeRow], *, timed: bool = 
 def _sequence_nats(model: LanguageModel, sequences: Sequence[Tokens]) -> list[Floats]:
     """NLL of the tokens of each sequence, 0 for its first. Sequences of similar length are read together."""
     found = [np.zeros(len(tokens)) for tokens in sequences]
-    longest = model.config.max_target_length
-    lengths = np.array([longest if model.steady else _table_length(len(tokens), longest) for tokens in sequences])
+    lengths, per_call = np.array([model.padded_history(len(tokens)) for tokens in sequences]), histories_at_once()[-1]
     for length in np.unique(lengths).tolist():
-        members, per_call = np.flatnonzero(lengths == length), max(1, _TOKENS_PER_CALL // length)
+        members = np.flatnonzero(lengths == length)
         for begin in range(0, len(members), per_call):
             some = members[begin : begin + per_call].tolist()
-            count = per_call if model.steady else power_of_two(len(some))
-            logs = _log_probabilities(model, [], token_table([sequences[i] for i in some], (count,), length))
+            logs = _log_probabilities(model, [], token_table([sequences[i] for i in some], (per_call,), length))
             for i, of_sequence in zip(some, logs, strict=False):
                 found[i][1:] = -of_sequence[: len(found[i]) - 1]
     return found
-
-
-def _table_length(size: int, longest: int) -> int:
-    """64, 96, 128, 192, 256, …: a power of two, or three quarters of one."""
-    length = power_of_two(max(size, 64))
-    return min(longest, length * 3 // 4 if 64 < size <= length * 3 // 4 else length)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -296,7 +298,7 @@ def field_order_likelihoods(model: LanguageModel, row: ProbeRow, index: int, *, 
     ]
     tokens, counts = written[0]
     size = int(counts[-1])
-    known = model.read_histories([tokens[:-size]], 1)
+    known = model.read_histories([tokens[:-size]])
     shape = (power_of_two(len(written)),)
     questions = token_table([tokens[-size:] for tokens, _ in written], shape, _QUESTION_LENGTH)
     logs = _log_probabilities(model, [known], questions[None])[0, : len(written), : size - 1]

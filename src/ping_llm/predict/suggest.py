@@ -26,7 +26,7 @@ _FEWEST_CANDIDATES: Final = 1_000
 def unmeasured_pairs(known: Observations, nodes: Sequence[str]) -> Questions:
     """Pairs of a source and a destination of the history of which nothing is known in either direction."""
     if not len(known):
-        raise PingLlmError("there are no measurements to add to: give --history")
+        raise PingLlmError("the history has no measurements to add to")
     sources, destinations = np.unique(known.source), np.unique(known.destination)
     count = len(sources) * len(destinations)
     number = np.arange(count) if count <= _MAX_PAIRS else np.random.default_rng(0).integers(0, count, _MAX_PAIRS)

@@ -17,6 +17,8 @@ from ping_llm.core.rtt import Floats, History, Ints, Observations, Questions, Rt
 from ping_llm.models.completer.inference import BinDistribution
 
 NO_CHAIN: Final = -1
+_LATEST: Final = 25
+"""Measurements of a pair whose median is what was measured."""
 _AT_ONCE: Final = 256
 """Sources from which paths are followed together, a byte for each of them and each node."""
 
@@ -81,6 +83,17 @@ class Support:
             "extrapolating": reason.is_valid(),
             "reason": reason,
         }
+
+
+def measured_before(known: Observations, questions: Questions) -> Floats:
+    """The median of the latest answers of each pair, in either direction, before its time; NaN where there are none."""
+    known, pairs = known.answered, questions.unordered_pair
+    time_s = np.where(np.isnan(known.time_s), -np.inf, known.time_s)
+    history = History.about(pairs, known.unordered_pair, time_s, known.rtt_ms)
+    start, stop = history.span(pairs, questions.time_s)
+    found, some = np.full(len(questions), np.nan), stop > start
+    found[some] = np.nanmedian(history.latest(start[some], stop[some], _LATEST), axis=1)
+    return found
 
 
 def _counts(keys: Ints, times: Floats, asked: Ints, before: Floats) -> Ints:

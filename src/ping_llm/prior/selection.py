@@ -26,6 +26,7 @@ history of any size. A test holds the two to the same choice.
 
 import zlib
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any, Final, NamedTuple
 
 import jax
@@ -37,7 +38,7 @@ from scipy.sparse.csgraph import dijkstra  # type: ignore[import-untyped]
 
 from ping_llm.core.measurements import UNPARSABLE, parse_addresses, source_hash
 from ping_llm.core.randomness import mix64
-from ping_llm.core.rtt import MIN_RTT_MS, Ints, Observations
+from ping_llm.core.rtt import MIN_RTT_MS, Floats, Ints, Observations
 from ping_llm.prior.prng import Columns
 
 # mypy: disallow-untyped-calls=False
@@ -285,18 +286,31 @@ class ContextIndex:
         self.counts = np.diff(self.starts, append=len(self.pair))
         self.low, self.high = low[self.rank][self.starts], high[self.rank][self.starts]
         self.fastest = _least_so_far(np.fmin(self.rtt_ms, FAR_MS).astype(np.float32), self.pair)  # failed: far
-        self._usable: tuple[float, Ints] | None = None
+        self._usable = np.zeros(len(self.starts), np.int64)
+        self._counted = 0
+        """Of the rows in time order, how many are counted there."""
 
     def __len__(self) -> int:
         return len(self.pair)
 
     def usable(self, time_s: float) -> Ints:
         """Of each pair, how many measurements were made strictly before."""
-        if np.isnan(time_s) or not len(self.pair):
+        if np.isnan(time_s):
             return self.counts
-        if self._usable is None or self._usable[0] != time_s:
-            self._usable = time_s, np.add.reduceat(self.time_s < time_s, self.starts, dtype=np.int64)
-        return self._usable[1]
+        before = int(np.searchsorted(self._times, time_s))
+        changed = self._in_time_order[min(before, self._counted) : max(before, self._counted)]  # few, of the next time
+        change = np.bincount(self.pair[changed], minlength=len(self.starts))
+        self._usable = self._usable + (change if before > self._counted else -change)
+        self._counted = before
+        return self._usable
+
+    @cached_property
+    def _in_time_order(self) -> Ints:
+        return np.argsort(self.time_s, kind="stable")
+
+    @cached_property
+    def _times(self) -> Floats:
+        return self.time_s[self._in_time_order]
 
     def sample(self, time_s: float, room: int) -> Ints:
         """Rows of the whole or of a part drawn for nobody: the latest of each pair, in an order that depends on the
@@ -345,26 +359,32 @@ class ContextIndex:
         usable = self.usable(time_s)
         pairs = np.flatnonzero(usable)
         usable = usable[pairs]
-        class_, distance = self._distances(pairs, usable, sources, destinations)
-        parts = [np.flatnonzero(class_ == number) for number in range(UNKNOWN)]
+        parts, distances = self._distances(pairs, usable, sources, destinations)
         count = [int(usable[part].sum()) for part in parts]
         own, shared, rest, more_shared, more_own = map(int, quotas(count, room, np, is_shared=is_shared))
+        numbers = own + more_own, shared + more_shared, rest
         of_own, of_shared, of_rest = (
-            self._best(pairs[part], usable[part], None if class_number == OWN else distance[:, part], number)
-            for class_number, part, number in zip(
-                range(UNKNOWN), parts, (own + more_own, shared + more_shared, rest), strict=True
-            )
+            self._best(pairs[part], usable[part], distance, number)
+            for part, distance, number in zip(parts, distances, numbers, strict=True)
         )
         return np.concatenate([of_own[:own], of_shared[:shared], of_rest, of_shared[shared:], of_own[own:]])
 
-    def _distances(self, pairs: Ints, usable: Ints, sources: Ints, destinations: Ints) -> tuple[Ints, Singles]:
-        """Of pairs their class, and how far their measurements count as being: from low to high, from high to low."""
+    def _distances(
+        self, pairs: Ints, usable: Ints, sources: Ints, destinations: Ints
+    ) -> tuple[list[Ints], tuple[Singles | None, ...]]:
+        """Rows of the pairs of each class, and how far their measurements count as being: from low to high, from high
+        to low."""
         low, high, rtt = self.low[pairs], self.high[pairs], self.fastest[self.starts[pairs] + usable - 1]
         ends = self._target(sources), self._target(destinations)
         class_, shared, stand_in, _ = score_pairs(low, high, rtt, *ends)
-        is_end = ends[0].is_target | ends[1].is_target
+        parts = [np.flatnonzero(class_ == number) for number in range(UNKNOWN)]
+        is_end, low, high = ends[0].is_target | ends[1].is_target, low[parts[SHARED]], high[parts[SHARED]]
         thirds = np.where(is_end[low], high, low), np.where(is_end[high], low, high)
-        return class_, np.stack([np.where(class_ == OTHERS, stand_in, shared[third]) for third in thirds])
+        return parts, (
+            None,
+            shared[np.stack(thirds)],
+            np.broadcast_to(stand_in[parts[OTHERS]], (2, len(parts[OTHERS]))),
+        )
 
     def _target(self, targets: Ints) -> Target:
         """Arrays of the measured nodes."""
@@ -383,10 +403,12 @@ class ContextIndex:
             return np.zeros(0, np.int64)
         rounds = np.minimum(usable, count)
         if distance is not None:  # at least `count` measurements have keys up to the worst
-            nearest, farthest = _keys(distance.min(axis=0)), _keys(distance.max(axis=0))
+            nearest, farthest = _keys(np.minimum(*distance)), _keys(np.maximum(*distance))
             worst = np.partition(farthest, count - 1)[count - 1] if count <= len(pairs) else _WORST_KEY
-            in_reach = (worst - nearest) // _TWICE + 1  # rounds whose keys are not above the worst
-            rounds = np.where(in_reach > MAX_ROUNDS, usable, np.clip(in_reach, 0, usable))
+            near = np.flatnonzero(nearest <= worst)
+            pairs, usable, distance = pairs[near], usable[near], distance[:, near]
+            in_reach = (worst - nearest[near]) // _TWICE + 1  # rounds whose keys are not above the worst
+            rounds = np.where(in_reach > MAX_ROUNDS, usable, np.minimum(in_reach, usable))
         member = np.repeat(np.arange(len(rounds)), rounds)
         round_ = np.arange(len(member)) - np.repeat(np.cumsum(rounds) - rounds, rounds)
         rows = (self.starts[pairs] + usable - 1)[member] - round_
@@ -395,8 +417,8 @@ class ContextIndex:
             backwards = (self.source[rows] != self.low[pairs[member]]).astype(np.int64)
             keys = _keys(distance[backwards, member]) + np.minimum(round_, MAX_ROUNDS) * _TWICE
         if count < len(rows):
-            near = keys <= np.partition(keys, count - 1)[count - 1]
-            rows, keys = rows[near], keys[near]
+            best = keys <= np.partition(keys, count - 1)[count - 1]
+            rows, keys = rows[best], keys[best]
         return rows[np.lexsort((self.rank[rows], keys))][:count]
 
     def columns(self, rows: Ints, time_s: float, slots: int) -> Arrays:

@@ -1,23 +1,14 @@
-"""The page: templates filled with what is known of a run, style and scripts in one file that asks for no other.
+"""The page of a run, or of several: templates filled with what is known of them."""
 
-Jinja escapes every text that it is given, and a content security policy allows just the scripts of this package, by
-their hashes: text that got through the escaping would not run either.
-"""
-
-import base64
-import hashlib
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from functools import cache
 from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from ping_llm import __version__
 from ping_llm.batches.report import draw
 from ping_llm.config import KEYS
 from ping_llm.config.keys import TEXT_DATASET_TYPES
@@ -29,6 +20,7 @@ from ping_llm.data.stream import TEXT_STAGES
 from ping_llm.evaluate.scores import SCORE_COLUMNS
 from ping_llm.report.charts import training_charts
 from ping_llm.report.formatting import SI, duration, number, percent, short
+from ping_llm.report.rendering import environment, rendered
 from ping_llm.report.run import DATA_FILE, Run
 from ping_llm.report.sections import compared_evaluations, differing_keys, evaluation_of, fingerprint, sequences_of
 
@@ -42,7 +34,6 @@ _SCRIPTS: Final = ("uPlot.min.js", "chart.js", "report.js")
 
 def page_of(runs: Sequence[Run], *, with_sequences: bool = True) -> str:
     """The report of a run, or of several side by side. `with_sequences=False` leaves out what holds addresses."""
-    scripts = [_file(name) for name in _SCRIPTS]
     for run, label in zip(runs, distinct_labels(runs), strict=True):
         run.label = label
     values: dict[str, Any] = {
@@ -50,36 +41,15 @@ def page_of(runs: Sequence[Run], *, with_sequences: bool = True) -> str:
         "charts": training_charts(runs),
         "window": max(run.window for run in runs),
         "now": datetime.now(UTC),
-        "style": Markup("").join(_file(name) for name in _STYLES),
-        "scripts": scripts,
-        "hashes": [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts],
     }
     if len(runs) == 1:
         left_out = "Left out of this report: sequences hold addresses."
         values["protocols"] = evaluation_of(runs[0])
         values["sequences"] = sequences_of(runs[0]) if with_sequences else left_out
-        return _environment().get_template("run.html").render(values)
+        return rendered("run.html", _STYLES, _SCRIPTS, values)
     values["protocols"] = compared_evaluations(runs)
     values["differing"], values["same"] = differing_keys(runs)
-    return _environment().get_template("comparison.html").render(values)
-
-
-@cache
-def _environment() -> Environment:
-    environment = Environment(
-        loader=PackageLoader("ping_llm.report"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
-    environment.filters |= {own.__name__: own for own in (number, percent, short, duration, fingerprint)}
-    environment.filters |= {"thousands": "{:,}".format, "backticks": _backticks, "pipeline_graph": _pipeline_graph}
-    environment.globals |= {"KEYS": KEYS, "SI": SI, "SCORE_COLUMNS": SCORE_COLUMNS, "version": __version__}
-    environment.globals |= {"COMPLETER_DATA": COMPLETER_DATA, "TEXT_DATASET_TYPES": TEXT_DATASET_TYPES}
-    environment.globals |= {"STAGES": STAGES, "TEXT_STAGES": TEXT_STAGES}
-    return environment
+    return rendered("comparison.html", _STYLES, _SCRIPTS, values)
 
 
 def _backticks(text: str) -> Markup:
@@ -95,6 +65,14 @@ def _pipeline_graph(report: dict[str, Any]) -> Markup:
     return Markup(draw(report).replace("<svg ", f'<svg role="img" aria-label="{name}" ', 1))
 
 
+_ENVIRONMENT: Final = environment()
+_ENVIRONMENT.filters |= {own.__name__: own for own in (number, percent, short, duration, fingerprint)}
+_ENVIRONMENT.filters |= {"backticks": _backticks, "pipeline_graph": _pipeline_graph}
+_ENVIRONMENT.globals |= {"KEYS": KEYS, "SI": SI, "SCORE_COLUMNS": SCORE_COLUMNS}
+_ENVIRONMENT.globals |= {"COMPLETER_DATA": COMPLETER_DATA, "TEXT_DATASET_TYPES": TEXT_DATASET_TYPES}
+_ENVIRONMENT.globals |= {"STAGES": STAGES, "TEXT_STAGES": TEXT_STAGES}
+
+
 def distinct_labels(runs: Sequence[Run]) -> list[str]:
     """The names of the folders, with as much of the path as tells them apart."""
     parts = [run.folder.resolve().parts for run in runs]
@@ -103,11 +81,6 @@ def distinct_labels(runs: Sequence[Run]) -> list[str]:
         if len(set(names)) == len(names):
             return names
     return [f"{run.name} ({number})" for number, run in enumerate(runs, 1)]
-
-
-@cache
-def _file(name: str) -> Markup:
-    return Markup((Path(__file__).parent / "static" / name).read_text(encoding="utf-8"))
 
 
 def write_report(

@@ -5,7 +5,7 @@ names last, so that the numbers do not depend on how the measurements were order
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -29,10 +29,10 @@ from ping_llm.core.randomness import mix64
 from ping_llm.core.rtt import Ints, Observations
 from ping_llm.rows.dataset import RowSet
 from ping_llm.rows.format import ProbeRow
-from ping_llm.sources import NODES_FILE, files
+from ping_llm.sources import files
 from ping_llm.sources.columns import AS_FOUND, OPTIONAL_WITHOUT_TIME, InputOptions, check_rtts, understand
 from ping_llm.sources.files import Piece, RawBatch
-from ping_llm.sources.nodes import NO_NODES, Nodes, addresses_of, read_nodes, shown_names
+from ping_llm.sources.nodes import NO_NODES, Nodes, addresses_of, read_nodes, shown_in_rows, shown_names
 from ping_llm.sources.reading import Reading
 from ping_llm.storage import Location, locate
 
@@ -150,7 +150,9 @@ def _checked(
     nodes, known = _joined(parts, is_timed=is_timed)
     if is_timed:
         known, dropped["duplicate"] = without_copies(known)
-    nodes, known, described = _described(nodes, known, read_nodes(options.nodes) if options.nodes else {})
+    described = read_nodes(options.nodes) if options.nodes else NO_NODES
+    names = shown_names(described)
+    nodes, known = _renamed(nodes, known, lambda node: names.get(node, node))
     failed = np.isnan(known.rtt_ms)
     begin_s, end_s = (float(known.time_s[0]), float(known.time_s[-1])) if is_timed and len(known) else (None, None)
     reading = Reading(
@@ -174,39 +176,42 @@ def _checked(
 
 
 def without_copies(known: Observations) -> tuple[Observations, int]:
-    """Each measurement once, and how many were exact copies of an earlier one: of the same pair, time and result."""
-    rtt = known.rtt_ms.astype(np.float32).view(np.uint32).astype(np.uint64)
-    columns = (known.time_s.view(np.uint64), known.pair.astype(np.uint64), rtt)
-    key = np.zeros(len(known), dtype=np.uint64)
+    """Measurements in time order, each once, and how many were exact copies of an earlier one: of its pair, time and
+    result."""
+    same_time = known.time_s[1:] == known.time_s[:-1]
+    near = np.flatnonzero(np.append(same_time, False) | np.append(False, same_time))  # all others are no copies
+    some = known.take(near)
+    rtt = some.rtt_ms.astype(np.float32).view(np.uint32).astype(np.uint64)
+    columns = (some.time_s.view(np.uint64), some.pair.astype(np.uint64), rtt)
+    key = np.zeros(len(some), dtype=np.uint64)
     for column in columns:
         key = mix64(key ^ column)
     order = np.argsort(key, kind="stable")
-    same = np.logical_and.reduce([column[order[1:]] == column[order[:-1]] for column in columns])
-    if not same.any():
+    is_copy = np.logical_and.reduce([column[order[1:]] == column[order[:-1]] for column in columns])
+    if not is_copy.any():
         return known, 0
     keep = np.ones(len(known), dtype=bool)
-    keep[order[1:][same]] = False
-    return known.take(keep), int(same.sum())
+    keep[near[order[1:][is_copy]]] = False
+    return known.take(keep), int(is_copy.sum())
 
 
-def _described(
-    nodes: tuple[str, ...], known: Observations, described: Nodes
-) -> tuple[tuple[str, ...], Observations, Nodes]:
-    """Nodes under the names that a nodes file has for their addresses."""
-    names = shown_names(described)
-    if not names.keys() & set(nodes):
-        return nodes, known, described
+def _renamed(
+    nodes: tuple[str, ...], known: Observations, shown: Callable[[str], str]
+) -> tuple[tuple[str, ...], Observations]:
+    """Under other names, which may be the same for several nodes."""
+    renamed = [shown(node) for node in nodes]
+    if renamed == list(nodes):
+        return nodes, known
     number: dict[str, int] = {}
-    ids = np.array([number.setdefault(names.get(node, node), len(number)) for node in nodes], dtype=np.int64)
-    return tuple(number), replace(known, source=ids[known.source], destination=ids[known.destination]), described
+    ids = np.array([number.setdefault(node, len(number)) for node in renamed], dtype=np.int64)
+    return tuple(number), replace(known, source=ids[known.source], destination=ids[known.destination])
 
 
 def rows_observations(
     folder: Path | str | Location, split: str, *, on_progress: Advance = no_progress, batch_rows: int = BATCH_ROWS
 ) -> MeasurementSet:
     """The measurements of one split of prepared rows. `on_progress` is told how many were read."""
-    names = locate(folder) / NODES_FILE
-    described: Nodes = read_nodes(str(names)) if names.exists() else NO_NODES
+    described, shown = shown_in_rows(locate(folder))
     parts: list[ValidMeasurements] = []
     with RowSet(folder, split) as rows:
         on_progress(0, total=rows.info.measurements)
@@ -219,9 +224,7 @@ def rows_observations(
                     parts.append(_of_rows([rows[row] for row in some.tolist()], family, rows.column("source")[some]))
                     on_progress(len(parts[-1]))
     nodes, known = _joined(parts)
-    if described:  # an IPv4 address that was measured with a name is among the IPv6 addresses
-        nodes = tuple(node.removeprefix("::ffff:") if "." in node else node for node in nodes)
-    nodes, known, described = _described(nodes, known, described)
+    nodes, known = _renamed(nodes, known, shown)
     return MeasurementSet(nodes=nodes, observations=known, described=described)
 
 

@@ -22,7 +22,7 @@ from ping_llm.models.completer.model import loss_sums as completer_sums
 from ping_llm.models.layers import LayerSettings, choose_attention, is_hopper_or_newer
 from ping_llm.models.lm import Transformer
 from ping_llm.models.lm.float8 import choose_quantization
-from ping_llm.models.lm.transformer import Sums, loss_sums
+from ping_llm.models.lm.transformer import Sums, loss_sums, rtt_weights
 from ping_llm.prior.fine_tuning import measured_batch
 from ping_llm.prior.prng import Columns
 from ping_llm.prior.worlds import Batch, WorldSettings, worlds_of
@@ -74,7 +74,9 @@ def _language_model(config: Config) -> Task:
 
     def sums(model: Transformer, batch: DeviceBatch, data: None, max_segments: int) -> Sums:
         logits = model(batch["inputs"], batch["inputs_position"], batch["inputs_segmentation"], max_segments)
-        values = loss_sums(logits, batch["targets"], batch["targets_segmentation"], config.z_loss_multiplier)
+        weights = None if config.rtt_loss_weight == 1 else rtt_weights(batch["inputs"], config.rtt_loss_weight)
+        segments = batch["targets_segmentation"]
+        values = loss_sums(logits, batch["targets"], segments, config.z_loss_multiplier, weights)
         return {**values, "real_tokens": jnp.sum(batch["inputs_segmentation"] > 0, dtype=jnp.int32)}
 
     parameters, flops = size_of(config)

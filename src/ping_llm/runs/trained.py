@@ -9,7 +9,7 @@ README.md                            the model card
 import json
 import logging
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -49,7 +49,7 @@ class Trained:
     """A model that was trained, whichever it is."""
 
     config: Config
-    weights: Any
+    weights: Any = field(repr=False)
     """State of the module that `task_of(config).make` makes."""
     steps: int
     where: str
@@ -229,6 +229,8 @@ def model_settings(config: Config) -> ModelSettings:
         **_of_either(config),
         vocabulary=vocabulary(config),
         rope_period=config.rope_max_timescale,
+        qk_norm=config.use_qk_norm,
+        byte_features=config.byte_features,
         logits_soft_cap=config.final_logits_soft_cap,
         quantization=config.quantization,
         remat=config.remat_policy,

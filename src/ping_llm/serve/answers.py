@@ -25,7 +25,7 @@ from ping_llm.core.measurements import can_measure
 from ping_llm.core.rtt import Floats, Ints, Observations, Questions, RttDistribution
 from ping_llm.models.completer.inference import Completer
 from ping_llm.predict import scoring
-from ping_llm.predict.language_model import STEADY_QUESTIONS, LanguageModel
+from ping_llm.predict.language_model import SHARED_QUESTIONS, LanguageModel
 from ping_llm.predict.predictor import Predictor
 from ping_llm.predict.prompts import MIN_TOKENS, Histories, Prompt, prompts_for
 from ping_llm.predict.scoring import LikelyAddresses
@@ -71,10 +71,7 @@ def steady_predictor(where: Any, context: int) -> Predictor:
     may need anew. A CPU computes contexts no faster together than one by one."""
     per_call = 1 if jax.default_backend() == "cpu" else 16
     settings = {"context": context, "whole": context, "clusters": 0, "contexts_per_call": per_call}
-    predictor = Predictor.from_pretrained(where, **settings)
-    if isinstance(predictor.model, LanguageModel):
-        vars(predictor)["model"] = replace(predictor.model, steady=True)
-    return predictor
+    return Predictor.from_pretrained(where, **settings)
 
 
 class ModelAnswers:
@@ -234,9 +231,10 @@ class ModelAnswers:
         """Compute each kind of query once, a single prediction first: a shape that was met is compiled."""
         yield None
         if isinstance(self.model, LanguageModel):
-            lengths = sorted({self.model.padded_history(size) for size in range(1, self.max_tokens, 64)})
-            histories = [_example(family, length * 5 // 8) for family in (4, 6) for length in lengths]
-            counts: tuple[int, ...] = (1, 2, STEADY_QUESTIONS)
+            histories = [
+                _example(family, length * 5 // 8) for family in (4, 6) for length in self.model.history_lengths
+            ]
+            counts: tuple[int, ...] = (1, 2, SHARED_QUESTIONS)
         else:
             histories = [_example(4, tokens) for tokens in (self.max_context * _TOKENS[4], _TOKENS[4])]
             counts = (1, 2, 17)  # one of each of the shapes
@@ -251,7 +249,8 @@ class ModelAnswers:
             known = KnownMeasurements(history=history)
             job = self.destinations(source, 10.0, [] if is_search else candidates, known, np.nan, 1)
             yield from self._without_waiting(job)
-        yield from self._without_waiting(self.anomaly_scores(histories[0], 1, np.inf))
+        for history in histories:
+            yield from self._without_waiting(self.anomaly_scores(history, 1, np.inf))
 
     def _without_waiting(self, job: Job) -> Job:
         """A job whose forecasts are not computed together with those of others, who would have to wait for them."""

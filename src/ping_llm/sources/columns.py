@@ -51,6 +51,7 @@ COLUMN_NAMES: Final = {
 
 OPTIONAL_COLUMNS: Final = frozenset({"ip_version"})
 OPTIONAL_WITHOUT_TIME: Final = OPTIONAL_COLUMNS | {"event_time"}  # for readers to whom a table of RTTs is enough
+OPTIONAL_IN_QUESTIONS: Final = OPTIONAL_WITHOUT_TIME | {"rtt"}
 
 STATED_RANGE_MS: Final = (0.005, 20_000.0)
 """What the median RTT of a table may be if its unit is known: from within a rack to beyond the patience of any tool."""

@@ -1,13 +1,15 @@
 """The nodes file: what is known of nodes that measurements name. Columns name, address, latitude, longitude, as."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from ping_llm.core.errors import PingLlmError
 from ping_llm.core.measurements import NAMED, UNPARSABLE, format_address, parse_nodes
+from ping_llm.sources import NODES_FILE
 from ping_llm.sources.columns import split_unit, words
 from ping_llm.sources.tables import read_cells
+from ping_llm.storage import Location
 
 _COLUMNS: Final = {
     "name": words("name node node_name host hostname host_name site probe probe_id prb_id id label"),
@@ -88,6 +90,20 @@ def shown_names(nodes: Nodes) -> dict[str, str]:
         if node.address is not None:
             names.setdefault(node.address, node.name)
     return names
+
+
+def shown_in_rows(folder: Location) -> tuple[Nodes, Callable[[str], str]]:
+    """What is known of the names in prepared rows, and what to show for an address there."""
+    if not (folder / NODES_FILE).exists():
+        return NO_NODES, lambda address: address
+    nodes = read_nodes(str(folder / NODES_FILE))
+    names = shown_names(nodes)
+
+    def shown(address: str) -> str:  # an IPv4 address that was measured with a name is among the IPv6 addresses
+        address = address.removeprefix("::ffff:") if "." in address else address
+        return names.get(address, address)
+
+    return nodes, shown
 
 
 def write_nodes(addresses: Mapping[str, str]) -> str:

@@ -10,17 +10,27 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 from pyarrow import csv as arrow_csv
 
 from ping_llm.core.cells import DATE, MISSING_TEXT, split_units
-from ping_llm.core.errors import MeasurementError, PingLlmError
+from ping_llm.core.errors import MeasurementError, PingLlmError, explained
 from ping_llm.core.measurements import UNPARSABLE, parse_addresses, parse_nodes
-from ping_llm.sources.columns import COLUMN_NAMES, InputOptions, Understood, find_columns, split_unit, understand
+from ping_llm.sources.columns import (
+    COLUMN_NAMES,
+    OPTIONAL_IN_QUESTIONS,
+    InputOptions,
+    Understood,
+    find_columns,
+    split_unit,
+    understand,
+)
 from ping_llm.sources.files import BLOCK_BYTES, Piece, Plan, RawBatch, open_text, readable
 
 _DELIMITERS: Final = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars", " ": "spaces"}
@@ -49,19 +59,20 @@ def is_csv(start: bytes) -> bool:
 
 
 def plan_csv(whole: Piece, options: InputOptions, piece_rows: int, optional: frozenset[str]) -> Plan:
-    with open_text(whole.path) as stream:
+    layout, found = look_at(_first_lines(whole.path), options, whole.path, optional)
+    piece = replace(whole, columns=found.columns, spelling=found.spelling, layout=layout, understood=found.said)
+    return None, [piece]
+
+
+def _first_lines(path: str) -> list[str]:
+    with open_text(path) as stream:
         start = stream.read(BLOCK_BYTES)
     try:  # what was read may end in the middle of a character
         text = start.decode("utf-8-sig", errors="strict" if len(start) < BLOCK_BYTES else "ignore")
     except UnicodeDecodeError as error:
-        raise PingLlmError(
-            f"cannot read {whole.path}: not UTF-8 text ({error.reason} at byte {error.start})"
-        ) from error
+        raise PingLlmError(f"cannot read {path}: not UTF-8 text ({error.reason} at byte {error.start})") from error
     lines = re.split("\r\n|\n|\r", text)
-    if len(start) == BLOCK_BYTES:
-        lines = lines[:-1] or lines
-    layout, found = look_at(lines, options, whole.path, optional)
-    return None, [replace(whole, columns=found.columns, spelling=found.spelling, layout=layout, understood=found.said)]
+    return lines[:-1] or lines if len(start) == BLOCK_BYTES else lines
 
 
 def look_at(
@@ -379,3 +390,19 @@ def read_cells(path: str) -> tuple[list[str], list[list[str]]]:
     if not rows:
         raise PingLlmError(f"{path} is empty")
     return [cell.strip() for cell in rows[0]], rows[1:]
+
+
+def read_table(path: Path) -> pa.Table:
+    """A table of questions as it is, with all its columns; nodes are text."""
+    with explained(f"cannot read {path}", OSError, pa.ArrowException, csv.Error):
+        if path.suffix == ".parquet":
+            return pq.read_table(path)
+        lines = _first_lines(str(path))
+        delimiter = _delimiter(lines[:200])
+        ends = find_columns(next(_cells(lines, delimiter), []), {}, str(path), OPTIONAL_IN_QUESTIONS)
+        kinds = {name: pa.string() for column, name in ends.items() if column in ("src_addr", "dst_addr")}
+        return arrow_csv.read_csv(
+            open_text(str(path)),
+            parse_options=arrow_csv.ParseOptions(delimiter=delimiter),
+            convert_options=arrow_csv.ConvertOptions(column_types=kinds),
+        )

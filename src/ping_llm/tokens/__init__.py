@@ -69,6 +69,8 @@ LONGEST_DELTA1_S: Final = 255
 FIELDS: Final = tuple(ROLES_OF)
 FIELD_ORDERS: Final = tuple(permutations(FIELDS))
 """All 24 orders. A measurement without a time has each order of its three fields in four of them."""
+RESULT_LAST: Final = FIELD_ORDERS.index(("time", "source", "destination", "result"))
+"""The order in which a result is asked for."""
 
 _TIME_TOKENS: Final = np.array([0, *(1 + size for size in ROLES_OF["time"].values())])
 

@@ -160,7 +160,7 @@ class _Run:
             StopRequest() as stop,
             self.loader,
             on_device(self.loader, batch_sharding(self.mesh)) as batches,
-            progress("training", total=c.steps) as advance,
+            progress("training", total=c.steps, every_s=math.inf) as advance,  # steps have lines
         ):
             advance(self.step)
             while self.step < c.steps:

@@ -225,13 +225,14 @@ def data_state(loader: TrainLoader, begun_with: DataState, step: int) -> DataSta
 
 _FIXED: Final = (
     "base_num_decoder_layers", "base_emb_dim", "base_num_query_heads", "head_dim", "base_mlp_dim", "rope_max_timescale",
-    "final_logits_soft_cap", "weight_dtype", "init_weights_seed", "opt_type", "completer_identity",
+    "final_logits_soft_cap", "use_qk_norm", "byte_features", "weight_dtype", "init_weights_seed", "opt_type",
+    "completer_identity",
 )  # fmt: skip
 """Weights and optimizer state mean nothing with other values. (The data is checked by its own state.)"""
 
 _NOTED: Final = (
     "learning_rate", "learning_rate_schedule", "steps", "dtype", "quantization", "adam_weight_decay",
-    "z_loss_multiplier",
+    "z_loss_multiplier", "rtt_loss_weight",
 )  # fmt: skip
 """May change, but the run is then not the one it would have been."""
 

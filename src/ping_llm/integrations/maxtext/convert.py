@@ -132,6 +132,10 @@ def maxtext_keys(config: Config) -> dict[str, Any]:
             f"final_logits_soft_cap={config.final_logits_soft_cap:g}: MaxText squeezes logits only where they share "
             "the embedding's matrix, which ours do not"
         )
+    if config.use_qk_norm or config.byte_features:
+        raise PingLlmError(
+            "use_qk_norm and byte_features: MaxText has no such model; only without them it is converted"
+        )
     if config.rope_max_timescale != int(config.rope_max_timescale):
         raise PingLlmError(f"rope_max_timescale={config.rope_max_timescale:g}: MaxText takes whole numbers only")
     return _MUST_BE | {name: getattr(config, name) for name in _SAME_NAME} | {

@@ -7,8 +7,7 @@ on the first of them; with `expansion_factor_real_data`, or less than one sequen
 import json
 import logging
 import weakref
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from typing import Any, Final, NamedTuple, Self
 
 import jax
@@ -18,7 +17,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from ping_llm.batches.loader import Loader
 from ping_llm.batches.source import BatchSource
-from ping_llm.batches.spec import Batch, DataState, EvalLoader
+from ping_llm.batches.spec import Batch, DataState
 from ping_llm.config import Config
 from ping_llm.core.errors import PingLlmError
 from ping_llm.data.registry import make_eval_loader, make_train_loader
@@ -36,7 +35,7 @@ _SAME_IN_MAXTEXT: Final = (
 
 _SAME_OF_TEXT: Final = (
     "grain_file_type", "grain_train_files", "grain_eval_files", "grain_train_mixture_config_path", "vocab_size",
-    "add_bos", "add_eos", "max_segments_per_seq", "enable_data_shuffling",
+    "add_bos", "add_eos", "enable_data_shuffling",
 )  # fmt: skip
 """More of them, for `dataset_type=text`."""
 
@@ -169,27 +168,11 @@ class LocalBatches(ElasticIterator):  # type: ignore[misc]
             self.loader.restore(self._start)
 
 
-class TextEvaluation:
-    """Documents of the evaluation data, which are read in order, from their beginning each time."""
-
-    def __init__(self, loader: EvalLoader, make: Callable[[], EvalLoader]) -> None:
-        self.loader, self._make = loader, make
-
-    def __next__(self) -> Batch:
-        return next(self.loader)
-
-    def reset(self) -> None:
-        self.loader.close()
-        self.loader = self._make()
-
-
 class NetworkIterator:
     """Global batches, checked. MaxText saves and restores `local_iterator`."""
 
-    def __init__(
-        self, local: LocalBatches | TextEvaluation, share: Share, config: Any, *, pads_at_the_end: bool
-    ) -> None:
-        self.local_iterator: Any = local
+    def __init__(self, local: LocalBatches, share: Share, config: Any, *, pads_at_the_end: bool) -> None:
+        self.local_iterator = local
         self._share = share
         self._length = config.max_target_length
         self._vocabulary = config.vocab_size
@@ -252,10 +235,9 @@ def make_eval_iterator(config: Any, global_mesh: Any) -> NetworkIterator:
         grain_debug_mode=False,
         grain_visualization_dir="",
     )
-    make = partial(make_eval_loader, keys, host=share.host, hosts=share.hosts)
-    loader = make()
-    local = LocalBatches(loader) if isinstance(loader, Loader) else TextEvaluation(loader, make)
-    return NetworkIterator(local, share, config, pads_at_the_end=config.generate_padding_batch_eval)
+    loader = make_eval_loader(keys, host=share.host, hosts=share.hosts)
+    assert isinstance(loader, Loader)
+    return NetworkIterator(LocalBatches(loader), share, config, pads_at_the_end=config.generate_padding_batch_eval)
 
 
 def close_all() -> None:

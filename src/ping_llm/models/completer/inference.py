@@ -309,7 +309,7 @@ _FALL: Final = 1.5
 """Power of the RTT by which probability falls off outside of the bins; above 1, so that there is a mean."""
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class BinDistribution(RttDistribution):
     probability: npt.NDArray[np.floating[Any]]
     """[n, bins], each row sums to 1."""

@@ -27,10 +27,12 @@ from flax import nnx
 
 from ping_llm.models.layers import Layer, LayerSettings, choose_attention, linear, rms_norm
 from ping_llm.models.lm import float8
-from ping_llm.tokens import VOCABULARY_SIZE
+from ping_llm.tokens import FIRST_BYTE, VOCABULARY_SIZE, Role
 
 _VOCABULARY_MULTIPLE: Final = 64
 """Tensor cores are fastest on round sizes. The rows that pad the embedding stand for no token and are cut off."""
+_TYPICAL_TOKENS: Final = 16
+"""Of a measurement."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +41,9 @@ class ModelSettings(LayerSettings):
 
     vocabulary: int = VOCABULARY_SIZE
     rope_period: float = 10_000.0
+    qk_norm: bool = False
+    byte_features: int = 0
+    """Cosines of a byte's value that embedding and head have beside the token: near values are alike from the start."""
     logits_soft_cap: float = 0.0
     """Logits are squeezed into ± this by tanh; 0 = not."""
     quantization: str = "none"
@@ -53,7 +58,7 @@ class ModelSettings(LayerSettings):
     @property
     def parameters(self) -> int:
         """Without the rows that pad the embedding."""
-        return self.layer_parameters + 2 * self.vocabulary * self.width
+        return self.layer_parameters + 2 * (self.vocabulary + self.byte_features) * self.width
 
     def flops_per_token(self, length: int) -> int:
         """Of a training step, by the usual convention: 6 per parameter, and causal attention over the whole sequence.
@@ -67,22 +72,40 @@ class ModelSettings(LayerSettings):
 Sums = dict[str, jax.Array]
 
 
-def loss_sums(logits: jax.Array, targets: jax.Array, targets_segmentation: jax.Array, z_loss: float = 0.0) -> Sums:
+def loss_sums(
+    logits: jax.Array,
+    targets: jax.Array,
+    targets_segmentation: jax.Array,
+    z_loss: float = 0.0,
+    weights: jax.Array | None = None,
+) -> Sums:
     """Cross entropy of the next token, over the positions that have a target.
 
-    Sums, not means, so that parts of a batch (micro-batches, hosts, evaluation batches) add up exactly. `z_loss` pulls
-    the logarithm of the softmax's normalizer to zero, which keeps logits from drifting; `cross_entropy` is without it.
+    Sums, not means, so that parts of a batch (micro-batches, hosts, evaluation batches) add up exactly. `weights` say
+    how much each position counts in the objective. `z_loss` pulls the logarithm of the softmax's normalizer to zero,
+    which keeps logits from drifting. `cross_entropy` is without either.
     """
     counted = targets_segmentation > 0
     normalizer = jax.nn.logsumexp(logits, axis=-1)
     right = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
-    cross_entropy = jnp.sum(jnp.where(counted, normalizer - right, 0.0))
+    each = jnp.where(counted, normalizer - right, 0.0)
+    cross_entropy = jnp.sum(each)
     penalty = z_loss * jnp.sum(jnp.where(counted, normalizer**2, 0.0)) if z_loss else 0.0
     return {
-        "objective": cross_entropy + penalty,
+        "objective": (cross_entropy if weights is None else jnp.sum(weights * each)) + penalty,
         "cross_entropy": cross_entropy,
         "targets": jnp.sum(counted, dtype=jnp.int32),
     }
+
+
+def rtt_weights(inputs: jax.Array, weight: float) -> jax.Array:
+    """Weights of the loss in which the two bytes of an RTT count `weight` times as much as any other token.
+
+    Their mean over the tokens of an IPv4 measurement is about 1, so that gradients keep their size.
+    """
+    starts = inputs == Role.RTT_START
+    is_rtt = starts | jnp.pad(starts, ((0, 0), (1, 0)))[:, :-1]
+    return jnp.where(is_rtt, weight, 1.0) * (_TYPICAL_TOKENS / (_TYPICAL_TOKENS - 2 + 2 * weight))
 
 
 class Segments(NamedTuple):
@@ -145,11 +168,17 @@ def apply_rope(x: jax.Array, cosine: jax.Array, sine: jax.Array) -> jax.Array:
 
 
 class Block(Layer):
-    """A layer with RoPE."""
+    """A layer with RoPE, and RMSNorm of queries and keys if the model has it."""
+
+    def __init__(self, settings: ModelSettings, rngs: nnx.Rngs) -> None:
+        super().__init__(settings, rngs)
+        self.qk_norm = settings.qk_norm
 
     def __call__(self, x: jax.Array, rope: Rope, attention: Callable[..., jax.Array]) -> jax.Array:
         """`attention` takes query, key and value, [batch, length, heads, head size] each."""
         query, key, value = self.query_key_value(x)
+        if self.qk_norm:
+            query, key = rms_norm(query), rms_norm(key)
         return self.add(x, attention(apply_rope(query, *rope), apply_rope(key, *rope), value))
 
 
@@ -167,6 +196,13 @@ class Float8Block(Block):
         return float8.normed_swiglu(x, self.gate_up.kernel[...], self.down.kernel[...])
 
 
+def byte_cosines(settings: ModelSettings) -> jax.Array:
+    """[padded vocabulary, byte features]: cosines of each byte's value, zeros for roles and padding."""
+    wave = jnp.arange(1, settings.byte_features + 1)
+    cosines = jnp.cos(jnp.pi / 256 * (jnp.arange(256)[:, None] + 0.5) * wave) * (2 / settings.byte_features) ** 0.5
+    return jnp.zeros((settings.padded_vocabulary, settings.byte_features)).at[FIRST_BYTE:VOCABULARY_SIZE].set(cosines)
+
+
 class Transformer(nnx.Module):
     """The language model. Call it with a batch's inputs, positions and segments."""
 
@@ -174,10 +210,14 @@ class Transformer(nnx.Module):
         self.settings = settings
         table = nnx.initializers.normal(0.02)
         shape = settings.padded_vocabulary, settings.width
-        self.embedding = nnx.Param(table(rngs.params(), shape, jnp.dtype(settings.weight_dtype)))
+        shape_dtype = jnp.dtype(settings.weight_dtype)
+        self.embedding = nnx.Param(table(rngs.params(), shape, shape_dtype))
         kind = Float8Block if settings.quantization == "fp8" else Block
         self.blocks = nnx.List([kind(settings, rngs) for _ in range(settings.layers)])
         self.head = linear(settings, settings.width, settings.padded_vocabulary, rngs)
+        if settings.byte_features:
+            self.byte_embedding = nnx.Param(table(rngs.params(), (settings.byte_features, settings.width), shape_dtype))
+            self.byte_head = linear(settings, settings.width, settings.byte_features, rngs)
 
     def __call__(self, tokens: jax.Array, position: jax.Array, segmentation: jax.Array, max_segments: int) -> jax.Array:
         """Logits, float32 [batch, length, vocabulary]. No sequence may have more than `max_segments` segments."""
@@ -196,10 +236,16 @@ class Transformer(nnx.Module):
         return self.logits(x)
 
     def embed(self, tokens: jax.Array) -> jax.Array:
-        dtype = jnp.dtype(self.settings.dtype)
-        return jax.nn.one_hot(tokens, self.settings.padded_vocabulary, dtype=dtype) @ self.embedding[...].astype(dtype)
+        dtype, table = jnp.dtype(self.settings.dtype), self.embedding[...]
+        if self.settings.byte_features:
+            table += byte_cosines(self.settings) @ self.byte_embedding[...]
+        return jax.nn.one_hot(tokens, self.settings.padded_vocabulary, dtype=dtype) @ table.astype(dtype)
 
     def logits(self, x: jax.Array) -> jax.Array:
         s = self.settings
-        logits = self.head(rms_norm(x))[..., : s.vocabulary].astype(jnp.float32)
+        x = rms_norm(x)
+        logits = self.head(x)
+        if s.byte_features:
+            logits += self.byte_head(x) @ byte_cosines(s).T.astype(logits.dtype)
+        logits = logits[..., : s.vocabulary].astype(jnp.float32)
         return s.logits_soft_cap * jnp.tanh(logits / s.logits_soft_cap) if s.logits_soft_cap else logits

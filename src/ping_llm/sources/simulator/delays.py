@@ -17,7 +17,7 @@ from ping_llm.sources.simulator.settings import SimulatorSettings
 from ping_llm.sources.simulator.topology import Columns, Endpoints, Geography, great_circle_km, key_words
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class DelayDistribution(RttDistribution):
     """What is true of n measurements before they are made: a mixture of log-normal delays above a floor."""
 
