@@ -334,6 +334,7 @@ packets_received=1i,packets_transmitted=2i,percent_packet_loss=50,result_code=0i
 1535747258000000000
 ping,host=ams\\ 2,url=203.0.113.9 packets_received=0i,packets_transmitted=1i,percent_packet_loss=100,result_code=0i \
 1535747259
+http_response,host=ams1,method=GET,server=http://198.51.100.1 response_time=0.4,result_code=0i 1535747259000000000
 cpu,host=ams1,cpu=cpu0 usage_idle=97.2,note="a, b = c" 1535747259000000000
 > ping,host=ams1,url=https://one.example.com/ rtt_ms=7.5 1535747260000
 net_response,host=ams1,port=443,protocol=tcp,result=success,server=198.51.100.1 response_time=0.0123,result_code=0i,\

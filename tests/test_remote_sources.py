@@ -1,7 +1,6 @@
 """Measurements from servers: Prometheus and RIPE Atlas, which stand-ins on this machine play."""
 
 import json
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +16,7 @@ from typer.testing import CliRunner
 from atlas_fixtures import ping, written
 from format_samples import PROMETHEUS_VECTOR, A
 from ping_llm.cli.main import app
+from ping_llm.cli.predict import stamps
 from ping_llm.core.errors import PingLlmError
 from ping_llm.rows.measurement_set import read_observations
 from ping_llm.sources import files, remote
@@ -63,7 +63,7 @@ def standing_in(answer: Callable[[str, Query], Answer]) -> Iterator[StandIn]:
 
 @pytest.fixture(autouse=True)
 def _fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    remote.download.cache_clear()
+    remote.refresh()
     monkeypatch.setenv("PING_LLM_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("PING_LLM_STORAGE_WAIT_S", "0.001")
 
@@ -114,6 +114,20 @@ def test_a_long_range_is_asked_for_in_parts_that_do_not_overlap() -> None:
     assert known.observations.time_s.tolist() == [1714557600.0 + number for number in range(25_001)]
 
 
+def test_times_of_which_the_server_has_nothing_are_passed_over() -> None:
+    nothing = b'{"status":"success","data":{"resultType":"matrix","result":[]}}'
+    first_day = 1714557600
+
+    def answer(path: str, query: Query) -> Answer:
+        return range_answer(path, query) if float(query["start"]) >= first_day else (200, nothing)
+
+    with standing_in(answer) as server:
+        source = f"prometheus+http://{server.host}/?step=1&start={first_day - 20_000}&end="
+        assert len(read_observations([f"{source}{first_day + 9}"]).observations) == 10
+        with pytest.raises(PingLlmError, match="or the server has nothing of that time"):
+            files.expand([f"{source}{first_day - 10}"])
+
+
 def test_passing_trouble_is_tried_again() -> None:
     trouble: list[Answer] = [
         (503, b"starting"),
@@ -126,6 +140,17 @@ def test_passing_trouble_is_tried_again() -> None:
         assert len(server.asked) == 5
     assert known.observations.rtt_ms.tolist() == [15.0]
     assert known.nodes == ("127.0.0.1", A)  # where no label says who pings: the host of the server
+
+
+def test_a_server_that_is_watched_is_asked_again() -> None:
+    with standing_in(range_answer) as server:
+        source = f"prometheus+http://{server.host}/?start=-10m"
+        before = stamps([source])
+        (old,) = files.expand([source])
+        assert len(server.asked) == 1
+        assert stamps([source]) != before
+        assert len(server.asked) == 2
+        assert not old.exists()
 
 
 def test_credentials_are_sent_to_their_server_and_shown_to_nobody() -> None:
@@ -242,7 +267,7 @@ def test_a_download_resumes_and_what_is_there_is_not_asked_for_again(monkeypatch
         assert len(read_observations([source]).observations) == 12
         assert pages_asked(server) == [(START + 6 * HOUR, START + 12 * HOUR - 1)]
         server.asked.clear()
-        remote.download.cache_clear()
+        remote.refresh()
         longer = files.expand([f"atlas:1001?start={START}&stop={START + 13 * HOUR}"])
         assert pages_asked(server) == [(START + 12 * HOUR, START + 13 * HOUR - 1)]
         assert len(longer) == 3
@@ -253,14 +278,12 @@ def test_pages_whose_results_may_still_arrive_are_fetched_again(monkeypatch: pyt
         monkeypatch.setenv("PING_LLM_ATLAS_URL", f"http://{server.host}/api/v2")
         start = int(time.time()) // HOUR * HOUR - 3 * HOUR
         first = files.expand([f"atlas:1001?start={start}&stop=-1s&page=1h"])
-        for page in first:  # an hour passes
-            os.utime(page.local, (time.time() - HOUR, time.time() - HOUR))
-        remote.download.cache_clear()
+        remote.refresh()
         server.asked.clear()
-        files.expand([f"atlas:1001?start={start}&stop=-1s&page=1h"])
+        assert files.expand([f"atlas:1001?start={start}&stop=-1s&page=1h"]) == first
         asked = [page[0] for page in pages_asked(server)]
         assert asked
-        assert min(asked) >= start + HOUR  # the first page was settled when it came
+        assert min(asked) >= start + 2 * HOUR  # what ended more than an hour ago is settled
 
 
 def test_without_times_the_last_day_of_a_measurement_that_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,14 +9,12 @@ was interrupted, or is asked again, fetches only what is missing. PING_LLM_ATLAS
 PING_LLM_ATLAS_KEY an API key for measurements that are not public.
 """
 
-import atexit
 import base64
 import hashlib
 import http.client
 import json
 import os
 import re
-import shutil
 import tempfile
 import time
 import urllib.error
@@ -46,9 +44,18 @@ def download(source: str) -> tuple[Path, ...]:
     """The files that a source gives. Asked again, this process gets the same files."""
     if source.lower().startswith("atlas:"):
         return tuple(_atlas(source))
-    folder = Path(tempfile.mkdtemp(prefix="ping-llm-prometheus-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return tuple(prometheus(source, folder))
+    _folders.append(tempfile.TemporaryDirectory(prefix="ping-llm-prometheus-"))  # until the process ends
+    return tuple(prometheus(source, Path(_folders[-1].name)))
+
+
+_folders: list[tempfile.TemporaryDirectory[str]] = []
+
+
+def refresh() -> None:
+    """Ask the servers anew from now on."""
+    download.cache_clear()
+    while _folders:
+        _folders.pop().cleanup()
 
 
 # Prometheus.
@@ -57,6 +64,7 @@ _DEFAULT_QUERY: Final = (
     '{__name__=~"probe_success|probe_duration_seconds|probe_icmp_duration_seconds|ping_rtt_seconds'
     '|smokeping_requests_total|smokeping_response_duration_seconds_(sum|count)"}'
 )
+_EMPTY: Final = 500  # bytes: an answer without series is shorter
 _MAX_STEPS: Final = 10_000  # Prometheus answers at most 11,000 points of a series
 
 
@@ -80,7 +88,8 @@ def prometheus(source: str, folder: Path) -> Iterator[Path]:
             path = folder / f"prometheus-{url.hostname}-{number:05d}.json"
             _fetch(f"{address}?{urlencode(query)}", path, _credentials(url), _public(url))
             advance()
-            yield path
+            if path.stat().st_size > _EMPTY or b'"result":[]' not in path.read_bytes():
+                yield path
 
 
 def _credentials(url: SplitResult) -> dict[str, str]:
@@ -127,8 +136,9 @@ def _atlas(source: str) -> Iterator[Path]:
     pages = list(_pages(start, stop, page, aligned=True))
     with progress(f"downloading {name}", total=len(pages)) as advance:
         for first, last in pages:
-            path = folder / f"atlas-{text}-{int(first)}-{int(last)}.json"
-            if not (path.exists() and path.stat().st_mtime >= last + _SETTLED_S):
+            is_open = last + _SETTLED_S > now
+            path = folder / f"atlas-{text}-{int(first)}-{'open' if is_open else int(last)}.json"
+            if is_open or not path.exists():
                 # Both ends of a range are in the answer, and times are whole seconds.
                 window = {"start": int(first), "stop": int(last) - 1, "format": "json", **probes}
                 _fetch(f"{base}/measurements/{text}/results/?{urlencode(window)}", path, headers, name, end=b"]")

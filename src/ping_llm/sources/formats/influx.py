@@ -14,10 +14,10 @@ _TARGETS: Final = ("url", "target", "destination", "dst", "dst_addr", "server")
 _RTTS: Final = {"average_response_ms": 1.0, "rtt_ms": 1.0, "rtt_avg": 1.0, "rtt": 1.0, "response_time": 1000.0}
 """Fields that hold an RTT, and the milliseconds of one unit of theirs (`response_time` is of `net_response`)."""
 
-# Commas, spaces and equals signs in names are escaped; strings are in quotes.
+# Commas, spaces and equals signs in names are escaped; strings are in quotes. Times of HTTP and DNS are no RTTs.
 _ESCAPED: Final = r"(?:\\.|[^\\,= ])+"
 _LINE: Final = re.compile(
-    rf"(?:\\.|[^\\, #])(?:\\.|[^\\, ])*+(?P<tags>(?:,{_ESCAPED}={_ESCAPED})*+)"
+    rf"(?!http|dns)(?:\\.|[^\\, #])(?:\\.|[^\\, ])*+(?P<tags>(?:,{_ESCAPED}={_ESCAPED})*+)"
     r" +(?P<fields>(?:\\.|\"(?:\\.|[^\"\\])*+\"|[^\\\" ])++)(?: +(?P<time>-?\d+))?\s*"
 )
 _PAIR: Final = re.compile(r"((?:\\.|[^\\,=])+)=(\"(?:\\.|[^\"\\])*\"|(?:\\.|[^\\,])*),?")
