@@ -20,10 +20,14 @@ from typer.testing import CliRunner
 
 from ping_llm.cli.main import app
 from ping_llm.core.errors import PingLlmError
+from ping_llm.core.measurements import spelled_addresses
+from ping_llm.core.rtt import Questions
 from ping_llm.predict.predictor import load_history
+from ping_llm.predict.prompts import Histories, prompts_for
 from ping_llm.rows.measurement_set import MeasurementSet, joined, read_observations, rows_observations
 from ping_llm.rows.prepare import PrepareSettings, prepare
 from ping_llm.sources.columns import InputOptions
+from ping_llm.tokens.decode import decode
 from split_fixtures import Measurement, plain
 
 TIME = 1_714_564_800  # 2024-05-01 12:00 UTC
@@ -316,6 +320,26 @@ def test_names_survive_preparation(tmp_path: Path, with_nodes_file: bool) -> Non
     assert manifest.written == 36
     parts = [rows_observations(tmp_path / "rows", split) for split in ("train", "eval")]
     assert found(joined([part for part in parts if part.nodes])) == found(read(tmp_path / "pings"))
+
+
+def test_the_language_model_reads_names_by_what_stands_in_for_them(tmp_path: Path) -> None:
+    rows = [(TIME, "10.0.0.1", "192.0.2.1", 5.0), (TIME + 1, "10.0.0.1", "lon", 7.0), (TIME + 2, "nyc", "lon", 9.0)]
+    (tmp_path / "pings").write_text(csv(rows))
+    measured = read(tmp_path / "pings")
+    number = {node: i for i, node in enumerate(measured.nodes)}
+    lon, nyc = spelled_addresses(["lon", "nyc"])
+
+    def prompted(source: str, destination: str) -> list[tuple[str, str]]:
+        ends = {"source": np.array([number[source]]), "destination": np.array([number[destination]])}
+        questions = Questions(**ends, time_s=np.array([np.nan]))
+        (prompt,) = prompts_for(measured.observations, questions, measured.nodes, 1024)
+        return [(one.source, one.destination) for one in decode(prompt.history).measurements]
+
+    assert prompted("10.0.0.1", "192.0.2.1") == [("10.0.0.1", "192.0.2.1")]
+    assert prompted("10.0.0.1", "lon") == [("::ffff:10.0.0.1", "::ffff:192.0.2.1"), ("::ffff:10.0.0.1", lon)]
+    assert prompted("nyc", "192.0.2.1") == [(nyc, lon)]
+    own = Histories(measured.observations, measured.nodes).own(number["10.0.0.1"])
+    assert (own.source_address, len(own)) == ("10.0.0.1", 1)
 
 
 # Matrices.

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from ping_llm.rows.measurement_set import MeasurementSet
     from ping_llm.sources.columns import InputOptions
+    from ping_llm.sources.reading import Reading
 
 # Input.
 MeasurementFiles = Annotated[list[str], Argument(help="Measurement files, folders or globs.")]
@@ -112,9 +113,20 @@ def read_measurements(files: Sequence[str] | None, how: "InputOptions") -> "Meas
     is_long = sum(file.size() or 0 for file in expand(files)) > _QUICKLY_READ_BYTES  # a device has no size
     with progress("reading") if is_long else nullcontext(no_progress) as advance:
         measured = read_observations(files, options=how, on_progress=advance)
-    for line in measured.reading.lines if measured.reading else ():
-        err.print(line, markup=False)
+    if measured.reading:
+        tell(measured.reading)
     return measured
+
+
+def as_read(measured: "MeasurementSet") -> dict[str, Any]:
+    """The same for the JSON of a result."""
+    return {"reading": measured.reading.to_json()} if measured.reading else {}
+
+
+def tell(reading: "Reading") -> None:
+    """What was understood of the input, on standard error."""
+    for line in reading.lines:
+        err.print(line, markup=False)
 
 
 def show(value: Any, json_output: bool, *texts: Any) -> None:

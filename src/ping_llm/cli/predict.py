@@ -93,7 +93,7 @@ def predict(
         return answered
 
     answered = answers(table, known)
-    _show(answered, levels, json_output, known.nodes if matrix else None, is_written=output is not None)
+    _show(answered, known, levels, json_output, as_matrix=matrix, is_written=output is not None)
     if watch is None:
         return
     printed: dict[tuple[Any, ...], dict[str, Any]] = {}
@@ -104,24 +104,25 @@ def predict(
             if changed := _changed(printed, answered, levels):
                 if not json_output:
                     out.print(f"\n{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC: {len(changed):,} changed", markup=False)
-                _show(answered.take(changed), levels, json_output)
+                _show(answered.take(changed), known, levels, json_output)
 
 
 def _show(
     answered: "pa.Table",
+    known: "MeasurementSet",
     levels: list[float],
     json_output: bool,
-    matrix_of: "Sequence[str] | None" = None,
     *,
+    as_matrix: bool = False,
     is_written: bool = False,
 ) -> None:
     from ping_llm.cli import answers
     from ping_llm.predict.matrix import Matrix
 
     if json_output:
-        return options.show({"predictions": answered.to_pylist()}, True)
-    if matrix_of is not None and not is_written:
-        matrix = Matrix.of(answered, levels, matrix_of)
+        return options.show({"predictions": answered.to_pylist(), **options.as_read(known)}, True)
+    if as_matrix and not is_written:
+        matrix = Matrix.of(answered, levels, known.nodes)
         return options.show(None, False, answers.heat_map(matrix) if out.is_terminal else answers.plain_matrix(matrix))
     if not is_written or len(answered) <= answers.ROWS_SHOWN:
         options.show(None, False, *answers.answers_table(answered, levels))
@@ -309,17 +310,20 @@ def complete(
 
         ping-llm complete --checkpoint runs/ping-llm/my-run --src 192.0.2.1 --prefix 193.0.
     """
+    from ping_llm.core.measurements import spelled_addresses
     from ping_llm.predict import scoring
     from ping_llm.predict.predictor import Predictor
     from ping_llm.predict.prompts import Histories
 
     model = Predictor.from_pretrained(checkpoint).language_model
     measured = options.read_measurements(history, columns)
+    (source,) = spelled_addresses(measured.addresses_of([src]))
     own = None  # what the source itself measured
     if src in measured.nodes:
-        own, _ = Histories(measured.observations, measured.nodes).row(measured.nodes.index(src))
-    found = scoring.destinations(model, src, rtt, history=own, count=count, beam=beam, prefix=prefix)
-    pairs = list(zip(found.addresses, found.probability.tolist(), strict=True))
+        own = Histories(measured.observations, measured.addresses_of()).own(measured.nodes.index(src))
+    found = scoring.destinations(model, source, rtt, history=own, count=count, beam=beam, prefix=prefix)
+    names = dict(zip(spelled_addresses(measured.addresses_of()), measured.nodes, strict=True))
+    pairs = [(names.get(a, a), chance) for a, chance in zip(found.addresses, found.probability.tolist(), strict=True)]
     likely = [{"address": address, "probability": chance} for address, chance in pairs]
     lines = [f"{chance:9.4%}  {address}" for address, chance in pairs]
     lines.append(f"{found.covered:.1%} of the probability lies in what was looked at")

@@ -139,6 +139,15 @@ def node_text(text: str) -> str:
     return next(iter(names.values()), None) or format_address(int(families[0]), packed[0].tobytes())
 
 
+def spelled_addresses(nodes: Sequence[str]) -> list[str]:
+    """The address of each node, or the one that stands in for its name."""
+    families, packed, _ = parse_nodes(nodes)
+    return [
+        format_address(4 if family == 4 else 6, one.tobytes())
+        for family, one in zip(families.tolist(), packed, strict=True)
+    ]
+
+
 def can_measure(nodes: Sequence[str], other: str) -> npt.NDArray[np.bool_]:
     """Which nodes may measure another one: not those with an address of the other family."""
     families, _, _ = parse_nodes([*nodes, other])

@@ -174,6 +174,11 @@ class Histories:
         )
         return row, self._order[rows]
 
+    def own(self, source: int) -> ProbeRow:
+        """The measurements of a source under its own address, which is of one family."""
+        row, _ = self.row(source, self._family(source))
+        return row
+
     def _family(self, node: int) -> int:
         if self._families[node] == UNPARSABLE:
             raise PingLlmError(f"{self._nodes[node]!r} is neither an address nor a name")

@@ -147,10 +147,14 @@ def make_plan(settings: PrepareSettings) -> Plan:
     return Plan(settings=settings, files=tuple(file for file, _ in described), pieces=pieces)
 
 
-def prepare(settings: PrepareSettings, on_timing: OnTiming | None = None) -> tuple[Manifest, bool]:
+def prepare(
+    settings: PrepareSettings,
+    on_timing: OnTiming | None = None,
+    on_reading: Callable[[Reading], None] = lambda reading: None,
+) -> tuple[Manifest, bool]:
     """Make the dataset, or finish making it. Also says whether anything had to be done.
 
-    `on_timing` is told what each task of this run took.
+    `on_timing` is told what each task of this run took, `on_reading` what the input was taken for.
     """
     plan = make_plan(settings)
     output, work = locate(settings.output), _locate_work(settings, plan.digest)
@@ -167,7 +171,7 @@ def prepare(settings: PrepareSettings, on_timing: OnTiming | None = None) -> tup
                 return manifest, False
             _adopt(work, output.absolute(), plan.digest, overwrite=settings.overwrite)
             try:
-                manifest = _run(plan, engine, work, on_timing or (lambda timing: None))
+                manifest = _run(plan, engine, work, on_timing or (lambda timing: None), on_reading)
             except MeasurementError:  # which no rerun would finish, and which must not stand in the way of better input
                 work.delete_tree()
                 raise
@@ -236,7 +240,9 @@ _STAGES: Final = {
 """By what is made: the name of the stage in timings, and for people."""
 
 
-def _run(plan: Plan, engine: Engine, work: Location, on_timing: OnTiming) -> Manifest:
+def _run(
+    plan: Plan, engine: Engine, work: Location, on_timing: OnTiming, on_reading: Callable[[Reading], None]
+) -> Manifest:
     settings, pieces = plan.settings, plan.pieces
 
     def markers(kind: str, function: Callable[[Any], Marker], inputs: Iterable[Any], total: int) -> list[Marker]:
@@ -259,8 +265,7 @@ def _run(plan: Plan, engine: Engine, work: Location, on_timing: OnTiming) -> Man
     groups = settings.sizes.piece_groups(pieces)
     parts = markers("run", partition, groups, len(groups))
     account, reading = _account(plan, parts)
-    if not reading.used:
-        reading.check(allow_bad_rows=True)
+    on_reading(reading)
     reading.check(allow_bad_rows=settings.input_options.allow_bad_rows)
     kept = reading.used
 

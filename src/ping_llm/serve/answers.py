@@ -191,7 +191,7 @@ class ModelAnswers:
         """The time, and what the source measured before it, as the language model takes them."""
         measured, history = known.latest([source], time_s, self.max_context), None
         if source in measured.nodes:
-            history, _ = Histories(measured.observations, measured.addresses_of()).row(measured.nodes.index(source))
+            history = Histories(measured.observations, measured.addresses_of()).own(measured.nodes.index(source))
         return {"history": history, "time_s": None if np.isnan(time_s) else time_s}
 
     def anomaly_scores(self, measured: MeasurementSet, max_scored: int, seconds: float) -> Job:

@@ -41,9 +41,11 @@ class Reading:
         if self.begin_s is not None and self.end_s is not None:
             both = (f"{datetime.fromtimestamp(s, UTC):%Y-%m-%d %H:%M:%S}" for s in (self.begin_s, self.end_s))
             times = " to ".join(both) + " UTC"
-        used = f"{self.used:,} of {self.rows:,} rows used, {self.timeouts:,} of them timeouts"
+        result = f"{self.used:,} of {self.rows:,} rows used"
+        if self.nodes:  # else they were not counted
+            result += f", {self.timeouts:,} of them timeouts; {self.nodes:,} nodes{named}; {times}"
         left_out = f"; left out: {self.in_words(2)}" if self.dropped else ""
-        return f"read: {shown or 'measurements'}", f"{used}; {self.nodes:,} nodes{named}; {times}{left_out}"
+        return f"read: {shown or 'measurements'}", result + left_out
 
     def in_words(self, examples: int) -> str:
         """What was left out, most first; with examples of so many reasons."""

@@ -262,7 +262,7 @@ def _matrix(
     layout: Layout, header: list[str], rows: Sequence[Sequence[str]], options: InputOptions, what: str
 ) -> tuple[Layout, Understood]:
     triples = list(_triples(header, rows))
-    corner = header[0] or "cells"
+    corner = header[0] if split_unit(header[0])[1] else "cells"
     names = {"src_addr": "first column", "dst_addr": "first row", "rtt": corner}
     sample = {name: pa.array([one[i] for one in triples], pa.string()) for i, name in enumerate(names.values())}
     found = understand(

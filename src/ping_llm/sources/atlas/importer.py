@@ -28,6 +28,7 @@ from ping_llm.core.console import Advance, no_progress
 from ping_llm.core.errors import PingLlmError, explained
 from ping_llm.core.files import STAGING, file_sha256, sole_writer, staged_files
 from ping_llm.sources.atlas.chunks import ATLAS_SCHEMA, DEFAULT_SIZES, Counts, ReadSizes, parse_file
+from ping_llm.sources.files import distinct
 from ping_llm.storage import Location, locate
 from ping_llm.tasks.engines import EngineChoice, OnTiming
 from ping_llm.tasks.pool import available_cores, map_in_order, side_by_side, worker_pool
@@ -71,6 +72,7 @@ class ImportReport(Counts):
     files: tuple[str, ...]  # the Parquet files
     skipped: int = 0  # inputs that were done before and have not changed
     failures: dict[str, str] = field(default_factory=dict)  # inputs that could not be read, and why
+    copies: dict[str, str] = field(default_factory=dict)  # inputs that were left out, and what they are copies of
 
     def __post_init__(self) -> None:
         for one in self.inputs:
@@ -123,6 +125,8 @@ def import_atlas(
     inputs = _inputs([locate(Path(file)) for file in files], packets)
     if len({Path(one.file).resolve() for one in inputs}) < len(inputs):
         raise PingLlmError("an input file is given twice; its measurements would count double")
+    _, copies = distinct([locate(one.file) for one in inputs])
+    inputs = [one for one in inputs if one.file not in copies]
     if (folder / LEDGER).is_dir():
         raise PingLlmError(f"{folder}: holds files imported one by one; add --per-file, or choose another folder")
     total = sum(one.bytes for one in inputs)
@@ -137,7 +141,8 @@ def import_atlas(
         with closing(_batches(inputs, parse, workers, on_progress, staging)) as batches:  # ends the workers, too
             files_written = write_measurements(batches, staging, rows_per_file=rows_per_file)
         names = tuple(path.name for path in files_written)
-        report = ImportReport(seconds=time.perf_counter() - started, files=names, inputs=inputs)
+        seconds = time.perf_counter() - started
+        report = ImportReport(seconds=seconds, files=names, inputs=inputs, copies=copies)
         if not report.measurements:
             reasons = ", ".join(f"{reason} {count:,}" for reason, count in report.dropped.items())
             raise PingLlmError(f"no ping measurement in {report.results:,} results" + (reasons and f" ({reasons})"))
