@@ -124,6 +124,12 @@ def test_a_file_that_is_called_after_its_target_does_not_say_who_pings(tmp_path:
         assert {row["src_addr"] for row in rows if row["dst_addr"] == A} == {"localhost"}
 
 
+def test_the_user_names_the_unit_of_an_expression(tmp_path: Path) -> None:
+    options = InputOptions(rtt_unit="ms")
+    known = read_observations([written(SAMPLES["prometheus_vector"], tmp_path)], options=options)
+    assert known.observations.rtt_ms.tolist() == pytest.approx([0.015])
+
+
 def test_the_user_names_the_vantage_point_or_the_label_that_holds_it(tmp_path: Path) -> None:
     fping = read_table(written(SAMPLES["fping_each"], tmp_path), {"src_addr": "fra2"})
     assert set(fping["src_addr"].to_pylist()) == {"fra2"}
