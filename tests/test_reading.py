@@ -367,6 +367,21 @@ def test_a_matrix_may_be_of_other_destinations_and_in_microseconds(tmp_path: Pat
     np.testing.assert_allclose(measured.observations.rtt_ms, [7.1, 9, np.nan, 11])
 
 
+def test_a_matrix_may_be_wider_than_what_is_looked_at_first(tmp_path: Path) -> None:
+    names = [f"node-{i:04}.example.net" for i in range(4_000)]
+    rows = [["", *names], *([name, *["7.1"] * len(names)] for name in names[:3])]
+    (tmp_path / "pings").write_text(table(rows))
+    measured = read(tmp_path / "pings")
+    assert (len(measured.nodes), len(measured.observations)) == (4_000, 3 * 3_999)
+
+
+def test_a_matrix_may_be_a_data_frame() -> None:
+    frame = pd.DataFrame([[np.nan, 7.1], [7.3, np.nan]], index=["lon", "nyc"], columns=["lon", "nyc"])
+    for history in (frame, pa.Table.from_pandas(frame.reset_index(names="node"))):
+        measured = load_history(history)
+        assert {m[:2] for m in plain(measured.nodes, measured.observations)} == {("lon", "nyc"), ("nyc", "lon")}
+
+
 # Without a header; and RIPE Atlas results by any name.
 
 

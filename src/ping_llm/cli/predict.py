@@ -25,8 +25,8 @@ _MAX_QUESTIONS = 1_000_000
 
 def predict(
     history: options.History = None,
-    src: Annotated[list[str] | None, Option(help="Source address; may be repeated.")] = None,
-    dst: Annotated[list[str] | None, Option(help="Destination address; may be repeated.")] = None,
+    src: Annotated[list[str] | None, Option(help="Source: an address or a name; may be repeated.")] = None,
+    dst: Annotated[list[str] | None, Option(help="Destination; may be repeated.")] = None,
     questions: Annotated[
         Path | None, Option(help="File of questions instead: src_addr, dst_addr, and event_time if it matters.")
     ] = None,
@@ -51,7 +51,7 @@ def predict(
     """Predict RTTs that were not measured, from measurements that were.
 
     Works without any training: the completer that comes with ping-llm was trained on simulated Internets only and reads
-    your measurements as context. Of addresses it only sees which share a prefix, so private ones and stand-ins will do.
+    your measurements as context. Of addresses it only sees which share a prefix, so private ones and names will do.
     Every answer is a distribution: its quantiles, and the probability of a timeout.
 
     The completer looks at a history of up to 2,047 measurements whole. Of a longer one, it looks at what is most
@@ -265,7 +265,7 @@ def suggest(
 
 # What only a language model can answer.
 
-Source = Annotated[str, Option("--src", help="Source address.")]
+Source = Annotated[str, Option("--src", help="Source: an address or a name.")]
 Rtt = Annotated[float | None, Option(help="RTT in ms; `nan`: a timeout.", show_default="any")]
 Count = Annotated[int, Option(min=1, help="How many to show.")]
 Beam = Annotated[int, Option(min=1, help="Width of the beam search over addresses.")]

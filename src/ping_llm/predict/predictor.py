@@ -321,6 +321,8 @@ def load_history(history: History | None, options: InputOptions = AS_FOUND) -> M
     paths = [history] if isinstance(history, str | Path) else history
     if isinstance(paths, Sequence) and all(isinstance(path, str | Path) for path in paths):
         return read_observations(paths, options=options)
+    if hasattr(history, "iloc") and history.index.inferred_type == "string":  # a matrix of pandas
+        history = history.reset_index()
     return table_observations(_to_arrow(history, "the history"), options, "the history")
 
 

@@ -30,10 +30,11 @@ from ping_llm.core.rtt import Ints, Observations
 from ping_llm.rows.dataset import RowSet
 from ping_llm.rows.format import ProbeRow
 from ping_llm.sources import files
-from ping_llm.sources.columns import AS_FOUND, OPTIONAL_WITHOUT_TIME, InputOptions, check_rtts, understand
+from ping_llm.sources.columns import AS_FOUND, OPTIONAL_WITHOUT_TIME, InputOptions, check_rtts, find_columns, understand
 from ping_llm.sources.files import Piece, RawBatch
 from ping_llm.sources.nodes import NO_NODES, Nodes, addresses_of, read_nodes, shown_in_rows, shown_names
 from ping_llm.sources.reading import Reading
+from ping_llm.sources.tables import melted
 from ping_llm.storage import Location, locate
 
 BATCH_ROWS: Final = 1_000_000  # measurements in work at once; the memory beyond the result grows with it
@@ -110,6 +111,12 @@ def table_observations(
     if len(set(names)) < len(names):
         raise PingLlmError(f"{what}: two columns are called {max(names, key=names.count)!r}: rename or drop one")
     with explained(what, TypeError):
+        try:
+            find_columns(names, options.columns, what, OPTIONAL_WITHOUT_TIME)
+        except PingLlmError:
+            if (matrix := melted(table)) is None:
+                raise
+            table, names = matrix, matrix.column_names
         sample = {name: table[name].slice(0, BATCH_ROWS).combine_chunks() for name in names}
         found = understand(names, sample, options, what, OPTIONAL_WITHOUT_TIME)
         piece = Piece(path=what, format="table", columns=found.columns, bytes=0, spelling=found.spelling)

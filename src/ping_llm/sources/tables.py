@@ -34,6 +34,8 @@ from ping_llm.sources.columns import (
 from ping_llm.sources.files import BLOCK_BYTES, Piece, Plan, RawBatch, open_text, readable
 
 _DELIMITERS: Final = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars", " ": "spaces"}
+_FEW_LINES: Final = 10
+_MOST_BYTES: Final = 16 << 20  # in which there must be so many lines
 _BYTES_PER_ROW: Final = 60  # a short line; only sets how many rows a block gives, so a batch never exceeds its size
 _UNMEASURED: Final = MISSING_TEXT - {"*", "timeout", "timed out", "lost", "failed", "unreachable", "no reply"} | {"nan"}
 _TIME_OF_DAY: Final = re.compile(r"^\d{1,2}:\d{2}(:\d{2}([.,]\d+)?)?\s*([AaPp][Mm])?$")
@@ -67,12 +69,15 @@ def plan_csv(whole: Piece, options: InputOptions, piece_rows: int, optional: fro
 def _first_lines(path: str) -> list[str]:
     with open_text(path) as stream:
         start = stream.read(BLOCK_BYTES)
+        while start.count(b"\n") < _FEW_LINES and len(start) < _MOST_BYTES and (more := stream.read(len(start))):
+            start += more  # a wide matrix
+        is_whole = not stream.read(1)
     try:  # what was read may end in the middle of a character
-        text = start.decode("utf-8-sig", errors="strict" if len(start) < BLOCK_BYTES else "ignore")
+        text = start.decode("utf-8-sig", errors="strict" if is_whole else "ignore")
     except UnicodeDecodeError as error:
         raise PingLlmError(f"cannot read {path}: not UTF-8 text ({error.reason} at byte {error.start})") from error
     lines = re.split("\r\n|\n|\r", text)
-    return lines[:-1] or lines if len(start) == BLOCK_BYTES else lines
+    return lines if is_whole else lines[:-1] or lines
 
 
 def look_at(
@@ -280,6 +285,16 @@ def _triples(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[t
             text = cell.strip()
             if destination != source and text.lower() not in _UNMEASURED and not text.startswith("-"):
                 yield source, destination, text
+
+
+def melted(table: pa.Table) -> pa.Table | None:
+    """A matrix in the form of a data frame as a table with a row for each measurement; None if it is no matrix."""
+    cells = [["" if cell is None else str(cell) for cell in column.to_pylist()] for column in table.columns]
+    rows = list(zip(*cells, strict=True))
+    if table.num_columns > table.num_rows * 100 + 1000 or not _is_matrix(table.column_names, rows):
+        return None
+    columns = zip(*_triples(table.column_names, rows), strict=True)
+    return pa.table(dict(zip(("src_addr", "dst_addr", "rtt"), map(list, columns), strict=True)))
 
 
 # Reading.
