@@ -97,7 +97,9 @@ def tokenize(
 
 
 def import_atlas(
-    files: Annotated[list[str], Argument(help="Result files: JSON array or lines, plain, .gz or .bz2.")],
+    files: Annotated[
+        list[str], Argument(help="Result files (JSON array or lines, plain, .gz or .bz2), or atlas:NUMBER.")
+    ],
     output: options.OutputLocation,
     packets: Annotated[str, Option(help="`min`: the least RTT of each result; `each`: of each packet.")] = "min",
     per_file: Annotated[bool, Option("--per-file", help="A file per input: a rerun does what is missing.")] = False,
@@ -121,11 +123,15 @@ def import_atlas(
 
         ping-llm import atlas ping-2024-05-01T*.bz2 --output data/raw
         ping-llm import atlas results.json --packets each --output data/raw --json
+        ping-llm import atlas 'atlas:1001?start=2024-05-01&stop=2024-05-02' --output data/raw
         ping-llm import atlas dumps/*.bz2 --per-file --engine ray --address head:6379 --output s3://bucket/raw
     """
-    from ping_llm.sources import atlas
+    from ping_llm.sources import atlas, remote
     from ping_llm.storage import locate
     from ping_llm.tasks.engines import EngineChoice
+
+    pages = {file: remote.download(file) for file in files if file.lower().startswith("atlas:")}
+    files = [str(one) for file in files for one in pages.get(file, (file,))]
 
     by_file = per_file or engine != "local"
     if not by_file and (address is not None or timings is not None):
@@ -176,7 +182,7 @@ def prepare(
     overwrite: options.Overwrite = False,
     json_output: options.Json = False,
 ) -> None:
-    """Turn measurement files (Parquet, CSV, RIPE Atlas JSON) into probe rows, the form that training reads.
+    """Turn measurement files (Parquet, CSV, RIPE Atlas JSON, output of ping tools) into probe rows, for training.
 
     A probe row is one source's history in time order. Every measurement that can be used is in the rows; the others are
     dropped, counted by reason and reported. If the command is interrupted, run it again: it resumes.

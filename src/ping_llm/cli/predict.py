@@ -70,7 +70,7 @@ def predict(
 
         ping-llm predict --history my_pings.csv --src 192.0.2.1 --dst 198.51.100.7
         ping-llm predict --history my_pings.csv --matrix --output predicted.html
-        ping-llm predict --history my_pings.csv --matrix --watch 10
+        ping-llm predict --history 'prometheus+http://prom:9090/?start=-6h' --matrix --watch 10
         ping-llm predict --history 'data/*.parquet' --questions questions.csv --time 2024-05-01T12:00Z --json
     """
     from ping_llm.predict.predictor import Predictor, checked_levels
@@ -164,8 +164,10 @@ def followed(
 
 
 def stamps(history: Sequence[str]) -> object:
+    from ping_llm.sources import remote
     from ping_llm.sources.files import expand
 
+    remote.refresh()
     return [(str(file), stat.size, stat.mtime_ns) for file in expand(history) for stat in (file.stat(),)]
 
 

@@ -138,6 +138,8 @@ def _checked(
     for piece, raw in batches:
         understood[piece.understood or piece.format] = None
         batch = raw.batch
+        if piece.format == "tool" and batch.column("event_time").null_count == batch.num_rows:
+            batch = batch.drop_columns(["event_time"])  # the tool does not write times
         is_timed = "event_time" in batch.schema.names
         if not is_timed:
             batch = batch.append_column("event_time", pa.array(np.zeros(batch.num_rows, dtype=np.int64)))

@@ -178,6 +178,8 @@ def read_upload(content: bytes, limit: int) -> MeasurementSet:
     start = content[:64].lstrip(b"\xef\xbb\xbf \t\r\n")
     if start.startswith(_COMPRESSED):
         raise PingLlmError("the file is compressed: unpack it first")
+    if content.startswith(b"RRD\0"):  # no program is run over strangers' bytes
+        raise PingLlmError("a round-robin database: upload the output of rrdtool dump")
     if content.startswith(b"PAR1"):
         _check_parquet(content, limit)
     else:

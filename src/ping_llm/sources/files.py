@@ -43,16 +43,22 @@ class Format:
 
 FORMATS: Final = {
     "parquet": Format(module=__name__, suffixes=(".parquet", ".pq")),
+    "tool": Format(module="ping_llm.sources.formats.adapter", suffixes=(".rrd",)),  # of `formats.READERS`
     "atlas": Format(module="ping_llm.sources.atlas.chunks", suffixes=(".json", ".jsonl", ".ndjson")),
     "objects": Format(module="ping_llm.sources.objects"),
     "csv": Format(module="ping_llm.sources.tables", suffixes=(".csv", ".tsv")),
 }
 """A file is of the first format whose `is_NAME` says so."""
 
+SERVERS: Final = ("prometheus+http://", "prometheus+https://", "atlas:")
+"""What begins like this is not the name of a file: see `remote`."""
+
 BLOCK_BYTES: Final = 1 << 16
 """Of a file, what tells its format and how it is to be read."""
 
-_KNOWN_NAMES: Final = "Parquet, CSV and other text tables, JSON, RIPE Atlas results; also as .gz, .bz2 or .zst"
+_KNOWN_NAMES: Final = (
+    "Parquet, CSV and other text tables, JSON, RIPE Atlas results, what ping tools write; also as .gz, .bz2 or .zst"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,6 +106,11 @@ def expand(patterns: Iterable[str]) -> list[Location]:
     """The files that the given paths, folders and globs name, sorted, each once. They may be local or remote."""
     found: dict[str, Location] = {}
     for pattern in patterns:
+        if pattern.lower().startswith(SERVERS):
+            from ping_llm.sources.remote import download
+
+            found.update({str(path): locate(path) for path in download(pattern)})
+            continue
         where = locate(pattern)
         if where.is_dir():
             matches = _files_of(where)
@@ -107,7 +118,7 @@ def expand(patterns: Iterable[str]) -> list[Location]:
             raise PingLlmError(f"no input file matches {pattern!r}")
         found.update({str(file): file for file in matches})
     if not found:
-        raise PingLlmError("no input file was given")
+        raise PingLlmError("no input file was given, or the server has nothing of that time")
     return [found[name] for name in sorted(found)]
 
 
@@ -141,7 +152,14 @@ def _files_of(folder: Location) -> list[Location]:
         files[name] for name in files.keys() - {WORLD_FILE, ROWS_FILE, NODES_FILE} if _format_by_name(name)
     ]:
         return measured
+    if logs := [file for file in files.values() if _is_of_tool(file)]:
+        return logs
     raise PingLlmError(f"the folder {folder} holds no measurement file ({_KNOWN_NAMES})")
+
+
+def _is_of_tool(path: Location) -> bool:
+    with readable(path), open_text(str(path)) as stream:
+        return bool(_function("is", "tool")(stream.read(BLOCK_BYTES)))
 
 
 def _matching(pattern: Location) -> list[Location]:
