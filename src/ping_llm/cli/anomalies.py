@@ -78,7 +78,7 @@ def anomalies(
     scores = scored["bits"].to_numpy() if score is Score.BITS else -np.log2(scored["tail"].to_numpy())
     shown = scored.append_column("score", pa.array(scores)).take(highest(scores, top))
     result: dict[str, Any] = {"measurements": len(scored), "score": score, "mean_score": float(np.nanmean(scores))}
-    result |= {"timeouts": scored["rtt"].null_count}
+    result |= {"timeouts": scored["rtt"].null_count, **options.as_read(measured)}
     result |= {} if np.isnan(chances).any() else {"expected_timeouts": float(chances.sum())}
     tables = [_as_shown(shown)]
     if timeline:

@@ -147,6 +147,8 @@ def import_atlas(
     )
     dropped = (f"dropped {n:,} {why}, the first at {report.examples[why]}" for why, n in report.dropped.items())
     options.show(report.to_json(), json_output, text, *dropped)
+    for copy, original in report.copies.items():
+        err.print(f"{copy} is a copy of {original} and was imported once", markup=False)
     for file, reason in report.failures.items():
         err.print(f"not imported: {reason}" if file in reason else f"not imported: {file}: {reason}", markup=False)
     if failed := len(report.failures):
@@ -202,7 +204,7 @@ def prepare(
         max_row_bytes=int(max_row_size_mb * MIB),
         train_ratio=train_ratio,
         by=by,
-        columns=options.renamed(columns),
+        input_options=columns,
         strict=strict,
         overwrite=overwrite,
         workers=workers,
@@ -213,7 +215,7 @@ def prepare(
     )
     measured: list[Timing] = []
     with _timings_to(timings, measured) as on_timing:
-        _, worked = run(settings, on_timing)
+        _, worked = run(settings, on_timing, options.tell)
     summary, stages = summarise(locate(output)), stages_of(measured)
     for stage in stages if engine != "local" and not json_output else ():
         slowest = stage["slowest"]

@@ -133,7 +133,7 @@ def evaluate(
     options.show(found.to_json(), json_output, tables(found))
 
 
-def _split_of(data: Sequence[str], rows: Path | None, columns: list[str] | None) -> "Split":
+def _split_of(data: Sequence[str], rows: Path | None, columns: options.Columns) -> "Split":
     from ping_llm.evaluate.split import read_split, split
     from ping_llm.rows.manifest import Manifest
     from ping_llm.rows.measurement_set import joined, rows_observations

@@ -18,7 +18,7 @@ def serve(
     checkpoint: AnyCheckpoint = None,
     rows: Annotated[list[str] | None, Option(help="Known measurements: rows or files; may be repeated.")] = None,
     nodes: Annotated[
-        Path | None, Option(help="CSV with the locations of nodes, for the map: address, latitude, longitude, name.")
+        str | None, Option(help="File of what names are, and where, for the map: name, address, latitude, longitude.")
     ] = None,
     host: Annotated[str, Option(help="Address to listen at.")] = "127.0.0.1",
     port: Annotated[int, Option(min=0, max=65535, help="Port to listen at; 0: any that is free.")] = 8000,

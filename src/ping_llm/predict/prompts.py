@@ -14,7 +14,16 @@ import numpy as np
 import numpy.typing as npt
 
 from ping_llm.core.errors import PingLlmError
-from ping_llm.core.measurements import ADDRESS_BYTES, MAX_RTT_MS, MAX_TIME_US, UNPARSABLE, parse_addresses
+from ping_llm.core.measurements import (
+    ADDRESS_BYTES,
+    MAX_RTT_MS,
+    MAX_TIME_US,
+    NAMED,
+    UNPARSABLE,
+    ipv4_mapped,
+    of_two_families,
+    parse_nodes,
+)
 from ping_llm.core.rtt import Ints, Observations, Questions
 from ping_llm.rows.format import ProbeRow
 from ping_llm.tokens import FIELD_ORDERS, LONGEST_DELTA1_S, RESULT_LAST, TimeKind, token_counts
@@ -129,51 +138,65 @@ def with_query(
 class Histories:
     """What each source measured, in time order. Nodes are numbers, `nodes` their addresses.
 
-    `crossing`: a question is asked after what its pair measured, and what others measured to its destination, too.
+    An IPv6 address stands in for a name without an address; an IPv4 address at the other end is mapped. `crossing`: a
+    question is asked after what its pair measured, and what others measured to its destination, too.
     """
 
     def __init__(self, known: Observations, nodes: Sequence[str], *, crossing: bool = False) -> None:
-        self._families, self._packed = parse_addresses(nodes)
+        self._families, self._packed, _ = parse_nodes(nodes)
+        self._mapped = ipv4_mapped(self._families, self._packed)
         self._nodes = nodes
         order = np.lexsort((known.time_s, known.source))
-        order = order[self._families[known.source[order]] == self._families[known.destination[order]]]
+        source, destination = (self._families[end[order]] for end in (known.source, known.destination))
+        order = order[~of_two_families(source, destination)]
         self._order, self._known = order, known.take(order)
         self._crossing = crossing
         # By destination, in time order: in the numbering of `_known`.
         self._to = np.lexsort((self._known.time_s, self._known.destination)) if crossing else order
         self.row = cache(self._row)
 
-    def _row(self, source: int) -> tuple[ProbeRow, Ints]:
-        """The measurements of a source, and which of the known ones they are."""
-        family = self._family(source)
-        start, stop = np.searchsorted(self._known.source, [source, source + 1])
-        own = self._known.take(slice(start, stop))
+    def _row(self, source: int, family: int | None = None) -> tuple[ProbeRow, Ints]:
+        """The measurements of a source, and which of the known ones they are. An IPv4 row has none with names."""
+        rows = np.arange(*np.searchsorted(self._known.source, [source, source + 1]))
+        is_named = self._families[self._known.destination[rows]] == NAMED
+        if family is None:
+            family = 6 if is_named.any() else self._family(source)
+        if family == 4:
+            rows = rows[~is_named]
+        own = self._known.take(rows)
+        packed = (self._packed if family == 4 else self._mapped)[:, : ADDRESS_BYTES[family]]
         row = ProbeRow(
             family=family,
-            source=self._packed[source, : ADDRESS_BYTES[family]].tobytes(),
-            destinations=self._packed[own.destination, : ADDRESS_BYTES[family]],
+            source=packed[source].tobytes(),
+            destinations=packed[own.destination],
             time_us=(np.nan_to_num(own.time_s, nan=0.0) * 1e6).round().astype(np.int64),
             rtt_ms=own.rtt_ms.astype(np.float32),
         )
-        return row, self._order[start:stop]
+        return row, self._order[rows]
+
+    def own(self, source: int) -> ProbeRow:
+        """The measurements of a source under its own address, which is of one family."""
+        row, _ = self.row(source, self._family(source))
+        return row
 
     def _family(self, node: int) -> int:
         if self._families[node] == UNPARSABLE:
-            raise PingLlmError(f"{self._nodes[node]!r} is not an address, and the language model reads addresses")
-        return int(self._families[node])
+            raise PingLlmError(f"{self._nodes[node]!r} is neither an address nor a name")
+        return 4 if self._families[node] == 4 else 6
 
     def prompt(self, source: int, destination: int, time_s: float, length: int) -> Prompt:
         """What the source measured strictly before, as much of the latest as fits, and the question."""
-        if self._family(source) != self._family(destination):
+        family = max(self._family(source), self._family(destination))
+        if of_two_families(self._families[[source]], self._families[[destination]])[0]:
             ends = self._nodes[source], self._nodes[destination]
             raise PingLlmError(f"{ends[0]} and {ends[1]} are not of one family: no ping goes from one to the other")
         if self._crossing:
             return self._crossing_prompt(source, destination, time_s, length)
-        row, _ = self.row(source)
+        row, _ = self.row(source, family)
         now = int(row.time_us[-1]) + 1_000_000 if len(row) else 0
         if not np.isnan(time_s):
             now = round(time_s * 1e6)
-        packed = self._packed[destination, : ADDRESS_BYTES[row.family]]
+        packed = (self._packed if family == 4 else self._mapped)[destination, : ADDRESS_BYTES[family]]
         question = with_query(row, now, packed, 1.0, length)  # any RTT: its tokens are cut off
         return prompt_of(question, length - _RTT_TOKENS, timed=True, order=RESULT_LAST, answer_tokens=_RTT_TOKENS)
 
@@ -201,11 +224,15 @@ class Histories:
         chosen = chosen[np.argsort(known.time_s[chosen], kind="stable")]
         times = np.nan_to_num(known.time_s[chosen], nan=0.0)
         now = time_s if not np.isnan(time_s) else times[-1] + 1 if len(chosen) else 0.0
-        width = ADDRESS_BYTES[family]
+        sources = np.append(known.source[chosen], source)
+        destinations = np.append(known.destination[chosen], destination)
+        if (self._families[sources] == NAMED).any() or (self._families[destinations] == NAMED).any():
+            family = 6
+        packed = (self._packed if family == 4 else self._mapped)[:, : ADDRESS_BYTES[family]]
         row = ProbeRow(
             family=family,
-            source=self._packed[source, :width].tobytes(),
-            destinations=self._packed[np.append(known.destination[chosen], destination), :width],
+            source=packed[source].tobytes(),
+            destinations=packed[destinations],
             time_us=(np.append(times, now) * 1e6).round().astype(np.int64),
             rtt_ms=np.append(known.rtt_ms[chosen], 1.0).astype(np.float32),
         )
@@ -215,7 +242,7 @@ class Histories:
             timed=True,
             order=RESULT_LAST,
             answer_tokens=_RTT_TOKENS,
-            sources=self._packed[np.append(known.source[chosen], source), :width],
+            sources=packed[sources],
         )
 
     def _others(self, source: int, destination: int, time_s: float) -> Ints:
@@ -256,7 +283,7 @@ def destination_prompt(
     With a time, what the history has from then on is not used. Without, the context has no times at all.
     """
     packed = pack([source])[0]
-    family = 6 if ":" in source else 4
+    family = 4 if len(packed) == 4 else 6
     if history is not None and history.source != packed.tobytes():
         raise PingLlmError(f"the history is of {history.source_address}, the question of {source}")
     if rtt_ms is not None and not np.isnan(rtt_ms) and not 0 < rtt_ms <= MAX_RTT_MS:
@@ -282,12 +309,13 @@ def destination_prompt(
 
 
 def pack(addresses: Sequence[str]) -> npt.NDArray[np.uint8]:
-    """Bytes of addresses, all of the family of the first, (addresses, 4 or 16)."""
-    families, packed = parse_addresses(addresses)
+    """Bytes of addresses, all of the family of the first, (addresses, 4 or 16). Names have IPv6 addresses."""
+    families, packed, _ = parse_nodes(addresses)
+    families = np.where(families == NAMED, np.uint8(6), families)
     bad = np.flatnonzero((families == UNPARSABLE) | (families != families[:1]))
     if len(bad):
         which = addresses[int(bad[0])]
         if families[bad[0]] == UNPARSABLE:
-            raise PingLlmError(f"{which!r} is not an IPv4 or IPv6 address")
+            raise PingLlmError(f"{which!r} is neither an address nor a name")
         raise PingLlmError(f"{which} is of another family than {addresses[0]}")
     return packed[:, : ADDRESS_BYTES[int(families[0])]] if len(families) else packed

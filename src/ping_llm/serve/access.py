@@ -67,7 +67,7 @@ class Limits:
 class ServeSettings:
     checkpoint: Path | None = None  # None: the completer that comes with the package
     rows: tuple[str, ...] = ()  # prepared rows or measurement files: the known measurements
-    nodes: Path | None = None  # a file of their locations
+    nodes: str | None = None  # a file of their addresses and locations
     host: str = "127.0.0.1"
     port: int = 8000
     token: str | None = field(default=None, repr=False)

@@ -7,7 +7,13 @@ from pydantic import BaseModel, ConfigDict, Field
 from ping_llm.serve.access import Limits
 
 AddressText = Annotated[
-    str, Field(min_length=1, max_length=60, description="IPv4 or IPv6 address.", json_schema_extra={"format": "ip"})
+    str,
+    Field(
+        min_length=1,
+        max_length=255,
+        description="IPv4 or IPv6 address, or a name that measurements have.",
+        json_schema_extra={"format": "node"},
+    ),
 ]
 Time = Annotated[
     Annotated[str, Field(max_length=60)] | float | None,

@@ -78,7 +78,7 @@ function matrixCard(found, places, state) {
   const progress = h("p", { class: "note", role: "status" });
   const legend = h("div", { class: "legend", "aria-hidden": "true" });
   const answers = sources.map(() => []);
-  const place = Object.fromEntries(places.map((one) => [one.address, one]));
+  const place = Object.fromEntries(places.flatMap((one) => [[one.address, one], [one.name, one]]));
   const name = (node) => place[node]?.name || node;
   const link = (source, destination) => address({ ...read(), view: "predict", src: source, dst: destination });
   const cells = sources.map((source, row) => destinations.map((destination, at) => {
