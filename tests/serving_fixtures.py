@@ -18,21 +18,28 @@ from ping_llm.rows.measurement_set import MeasurementSet
 from ping_llm.serve.access import Limits, ServeSettings
 from ping_llm.serve.answers import ModelAnswers, ModelThread
 from ping_llm.serve.api import Service
+from ping_llm.serve.schemas import Place
 from ping_llm.serve.server import listen, make_app, server_config
 from ping_llm.serve.store import MeasurementStore, read_store
+from ping_llm.serve.watch import Watcher, WatchSettings
 
 SOURCE, DESTINATION, OTHER = "192.0.2.1", "192.0.2.2", "192.0.2.3"
 NODES = (SOURCE, DESTINATION, OTHER, "198.51.100.7", "2001:db8::1", "2001:db8::2")
 BINS = 256
+PLACES = [
+    Place(address=SOURCE, name="Here", latitude=50.1, longitude=8.7),
+    Place(address=DESTINATION, name="There", latitude=-33.9, longitude=151.2),
+]
 
 
 class MedianOfSource(Completer):
-    """Instead of a trained model: a peak at the median of what is known of the source, 50 ms if that is nothing."""
+    """Instead of a trained model: a peak at the median of what was known of the source, 50 ms if that is nothing."""
 
     def in_parts(self, known: Observations, questions: Any, nodes: Any = None, advance: Any = None) -> Iterator[Any]:
         centres = Bins(BINS).centres
         for row in range(len(questions)):
             own = known.take((known.source == questions.source[row]) & ~np.isnan(known.rtt_ms))
+            own = own.take(~(own.time_s >= questions.time_s[row]))
             peak = np.log(max(np.median(own.rtt_ms), 0.05)) if len(own) else np.log(50.0)
             shape = np.exp(-(((centres - peak) / 0.2) ** 2))
             probability = (shape / shape.sum())[None]
@@ -68,11 +75,15 @@ def some_store(times: bool = True) -> MeasurementStore:
 
 @contextmanager
 def service(
-    answers: ModelAnswers | None, store: MeasurementStore | None, limits: Limits, *, warm: bool = True
+    answers: ModelAnswers | None = None,
+    store: MeasurementStore | None = None,
+    limits: Limits | None = None,
+    **more: Any,
 ) -> Iterator[Service]:
-    answers = answers or quick_answers()
+    answers, limits = answers or quick_answers(), limits or Limits()
     with ModelThread(answers.forecast, limits.waiting) as thread:
-        yield Service(model=answers, store=store or read_store([]), thread=thread, limits=limits, warm=warm)
+        about = {"warm": True, **more}
+        yield Service(model=answers, store=store or read_store([]), thread=thread, limits=limits, **about)
 
 
 @contextmanager
@@ -82,12 +93,13 @@ def running(
     limits: Limits | None = None,
     *,
     warm: bool = True,
+    places: Sequence[Place] = (),
     **settings: Any,
 ) -> Iterator[TestClient]:
     """Requests to a server, as a client on this machine would send them."""
     serving = ServeSettings(limits=limits or Limits(), **settings)
     with (
-        service(answers, store, serving.limits, warm=warm) as shared,
+        service(answers, store, serving.limits, warm=warm, places=places) as shared,
         TestClient(make_app(shared, serving), base_url="http://127.0.0.1:8000") as client,
     ):
         yield client
@@ -95,11 +107,21 @@ def running(
 
 @contextmanager
 def listening(
-    limits: Limits | None = None, store: MeasurementStore | None = None, token: str | None = None
+    limits: Limits | None = None,
+    store: MeasurementStore | None = None,
+    token: str | None = None,
+    watch: WatchSettings | None = None,
+    places: Sequence[Place] = (),
 ) -> Iterator[tuple[str, int]]:
     """A server with a stand-in for the model, at a port of this machine."""
     settings = ServeSettings(limits=limits or Limits(), token=token)
-    with service(None, store, settings.limits) as shared, listen("127.0.0.1", 0) as listener:
+    with (
+        service(None, store, settings.limits, places=places) as shared,
+        Watcher(shared, watch or WatchSettings()) as watcher,
+        listen("127.0.0.1", 0) as listener,
+    ):
+        if watch is not None:
+            watcher.start()
         server = uvicorn.Server(server_config(shared, settings))
         server.config.timeout_graceful_shutdown = 1
         worker = threading.Thread(target=server.run, kwargs={"sockets": [listener]})

@@ -13,7 +13,7 @@ pytest.importorskip("playwright", reason="Playwright for Python is not installed
 
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
-from serving_fixtures import DESTINATION, OTHER, SOURCE, csv, listening, some_store
+from serving_fixtures import DESTINATION, OTHER, PLACES, SOURCE, csv, listening, some_store
 
 CHROMIUM = Path("/usr/bin/chromium")
 TOKEN = "correct-horse-battery-staple"
@@ -31,7 +31,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
-    with listening(store=some_store()) as (host, port):
+    with listening(store=some_store(), places=PLACES) as (host, port):
         yield f"http://{host}:{port}"
 
 
@@ -39,6 +39,9 @@ def address() -> Iterator[str]:
 def bare() -> Iterator[str]:
     with listening() as (host, port):
         yield f"http://{host}:{port}"
+
+
+COMPARED = f"#predict?src={SOURCE}&dst={DESTINATION}&dst2={OTHER}"
 
 
 class Visit:
@@ -136,7 +139,7 @@ def test_a_bad_address_is_named_at_its_field(visit: Visit, address: str) -> None
     page.get_by_role("combobox", name="Source").fill("192.0.2.999")
     page.get_by_role("combobox", name="Destination").fill(DESTINATION)
     page.get_by_role("button", name="Predict").click()
-    expect(page.get_by_text("“192.0.2.999” is not an IPv4 or IPv6 address.")).to_be_visible()
+    expect(page.get_by_text("“192.0.2.999” is neither an address nor a name.")).to_be_visible()
     expect(page.get_by_role("combobox", name="Source")).to_be_focused()
     assert not [url for url in visit.requested if "/predict" in url.replace("predict.js", "")]
 
@@ -153,7 +156,8 @@ def test_markup_in_an_address_is_shown_as_text(visit: Visit, address: str, text:
     page.evaluate(
         "text => { location.hash = `predict?src=${encodeURIComponent(text)}&dst=${encodeURIComponent(text)}` }", text
     )
-    expect(page.get_by_text(f"“{text}” is not an IPv4 or IPv6 address.").first).to_be_visible()
+    expect(page.locator(".results > *").first).to_be_visible()
+    expect(page.get_by_role("combobox", name="Source")).to_have_value(text)
     assert page.locator("main img, main script").count() == 0
 
 
@@ -175,6 +179,114 @@ def test_destinations_are_ranked(visit: Visit, address: str) -> None:
     expect(chart.get_by_role("row")).to_have_count(3)
     bars = [bar.bounding_box() for bar in chart.locator("tbody .range.inner").all()]
     assert all(bar and bar["width"] > 5 for bar in bars), "intervals are drawn"
+
+
+def test_a_cell_of_the_matrix_says_what_it_is_and_opens_its_pair(visit: Visit, address: str) -> None:
+    page = visit.page
+    page.goto(f"{address}/#matrix")
+    cells = page.locator(".heat td a")
+    expect(cells).to_have_count(2)
+    expect(cells.nth(1)).to_have_text("30")
+    cells.nth(1).hover()
+    expect(page.locator(".matrix-figure output")).to_contain_text("measured 30.0 ms, 10 times; predicted")
+    page.get_by_label("Show", exact=True).select_option("predicted")
+    expect(cells.nth(1)).to_have_text("10")  # what the stand-in for a model says of all destinations of a source
+    cells.nth(1).click()
+    expect(page.locator(".headline")).to_be_visible()
+    assert f"dst={OTHER}" in page.url
+
+
+def test_the_map_shows_the_places_that_are_known(visit: Visit, address: str) -> None:
+    page = visit.page
+    page.goto(f"{address}/#matrix")
+    expect(page.locator(".map circle")).to_have_count(2)
+    page.locator(".map a").focus()
+    expect(page.locator(".map-figure output")).to_contain_text("Here → There: measured 10.0 ms")
+    expect(page.locator(".heat thead")).to_contain_text("There")
+
+
+def test_a_range_of_time_is_shown_alone(visit: Visit, address: str) -> None:
+    page = visit.page
+    page.goto(f"{address}/#matrix")
+    page.get_by_label("Measured from (optional)").fill("2023-11-14T22:31:20Z")
+    page.get_by_role("button", name="Show").click()
+    expect(page.locator(".heat td a")).to_have_count(2)
+    page.locator(".heat td a").first.hover()
+    expect(page.locator(".matrix-figure output")).to_contain_text("1 time;")
+    page.get_by_label("Measured from (optional)").fill("soon")
+    page.get_by_role("button", name="Show").click()
+    expect(page.get_by_text("Write a time such as")).to_be_visible()
+    expect(page.locator(".heat")).to_have_count(0)
+
+
+def test_two_pairs_are_compared(visit: Visit, address: str) -> None:
+    page = visit.page
+    page.goto(f"{address}/{pair()}")
+    expect(page.locator(".headline")).to_be_visible()
+    page.get_by_text("Compare with another pair or time").click()
+    page.get_by_label("Destination of B").fill(OTHER)
+    page.get_by_label("Time of B").fill("2023-11-14T22:13:20Z")
+    page.get_by_role("button", name="Predict").click()
+    expect(page.locator(".compared")).to_contain_text("The median of B is 40")
+    expect(page.locator(".compared")).to_contain_text(f"B: {SOURCE} → {OTHER}, 2023-11-14 22:13:20 UTC")
+    expect(page.locator(".density-figure")).to_be_visible()
+    expect(page.locator(".series-figure")).to_have_count(2)
+
+
+@pytest.mark.parametrize(
+    ("view", "name", "head"),
+    [
+        (pair(), "density", "from,to,probability,not longer"),
+        (pair(), "series", "time,RTT"),
+        (f"#rank?src={SOURCE}", "rank", "source,destination,median,"),
+        (f"#find?src={SOURCE}&rtt=20", "find", "dst_addr,probability,"),
+        ("#matrix", "matrix", "source,destination,measured,times,median,"),
+        ("#anomalies?last=9", "worst", "pair,bits,RTT,expected,"),
+    ],
+)
+def test_every_table_can_be_saved(visit: Visit, address: str, view: str, name: str, head: str) -> None:
+    page = visit.page
+    page.goto(f"{address}/{view}")
+    with page.expect_download() as saved:
+        page.get_by_role("button", name=f"Download {name} as CSV").click()
+    assert saved.value.suggested_filename == f"ping-llm-{name}.csv"
+    lines = saved.value.path().read_text().splitlines()
+    assert lines[0].startswith(head)
+    with page.expect_download() as saved:
+        page.get_by_role("button", name=f"Download {name} as JSON").click()
+    rows = json.loads(saved.value.path().read_text())
+    assert len(rows) == len(lines) - 1 > 1
+    assert ",".join(rows[0]).startswith(head)
+
+
+def test_what_to_measure_next_is_suggested(visit: Visit, bare: str) -> None:
+    page = visit.page
+    page.goto(f"{bare}/#suggest")
+    page.get_by_role("link", name="try an example").click()
+    expect(page.locator(".suggest-figure")).to_contain_text("Measure 1 pair next")
+    expect(page.locator(".suggest-figure")).to_contain_text("192.0.2.1 → 192.0.2.70")
+
+
+def test_the_servers_own_measurements_are_scored(visit: Visit, address: str) -> None:
+    page = visit.page
+    page.goto(f"{address}/#anomalies")
+    page.get_by_role("combobox", name="Source").fill(SOURCE)
+    page.get_by_label("Score the latest").fill("6")
+    page.get_by_role("button", name="Score them").click()
+    expect(page.get_by_text("6 measurements of 20 scored.")).to_be_visible()
+    expect(page.locator(".worst")).to_contain_text("expected")
+    page.get_by_label("What to score").select_option("A file")
+    expect(page.get_by_label("File of measurements")).to_be_visible()
+
+
+def test_an_answer_does_not_stand_beside_a_question_that_cannot_be_asked(visit: Visit, address: str) -> None:
+    page = visit.page
+    page.goto(f"{address}/{pair()}")
+    expect(page.locator(".headline")).to_be_visible()
+    page.get_by_role("combobox", name="Destination").fill("10.0.0")
+    page.get_by_role("button", name="Predict").click()
+    expect(page.locator(".headline")).to_have_count(0)
+    expect(page.get_by_text("Something is missing or wrong: see the form.")).to_be_visible()
 
 
 def test_an_uploaded_file_is_scored_and_its_name_is_text(visit: Visit, bare: str) -> None:
@@ -246,7 +358,8 @@ def test_a_token_is_asked_for_and_never_part_of_an_address(browser: Browser) -> 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize(
-    "view", [pair(), f"#find?src={SOURCE}&rtt=20", f"#rank?src={SOURCE}", "#anomalies", "#predict"]
+    "view",
+    [pair(), f"#find?src={SOURCE}&rtt=20", f"#rank?src={SOURCE}", "#anomalies?last=9", "#predict", "#matrix", COMPARED],
 )
 def test_on_a_phone_everything_fits(browser: Browser, address: str, view: str, scheme: Any) -> None:
     page = browser.new_page(viewport={"width": 390, "height": 844}, color_scheme=scheme)

@@ -1,6 +1,7 @@
 """The JSON API: what each route answers, and how it says no."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,10 @@ pytest.importorskip("fastapi", reason="ping-llm serve needs the extra `serve`")
 
 from starlette.testclient import TestClient
 
+from ping_llm.core.errors import PingLlmError
+from ping_llm.serve.server import read_places
 from ping_llm.serve.store import MeasurementStore
-from serving_fixtures import DESTINATION, FILE, OTHER, SOURCE, csv, good, question, refused, running, some_store
+from serving_fixtures import DESTINATION, FILE, OTHER, PLACES, SOURCE, csv, good, question, refused, running, some_store
 
 
 @pytest.fixture(scope="module")
@@ -165,6 +168,87 @@ class TestRows:
         assert good(bare.get("/api/v1/model"))["rows"] is None
 
 
+class TestRange:
+    BEGIN = "2023-11-14T22:18:20Z"  # the sixth measurement
+
+    def test_a_history_can_be_of_a_range_of_time(self, client: TestClient) -> None:
+        asked = {"src_addr": SOURCE, "begin": self.BEGIN, "end": "2023-11-14T22:20:20Z"}
+        found = good(client.get("/api/v1/history", params=asked))
+        assert found["event_time"] == [1_700_000_000 + 60 * n for n in (5, 6, 7)]
+        assert "not a time" in refused(client.get("/api/v1/history", params=asked | {"end": "soon"}), 422)
+
+    def test_the_matrix_has_medians_and_numbers_of_measurements(self, client: TestClient) -> None:
+        found = good(client.post("/api/v1/matrix", json={}))
+        assert found == {
+            "sources": [SOURCE],
+            "destinations": [DESTINATION, OTHER],
+            "median": [[10, 30]],
+            "measurements": [[10, 10]],
+        }
+        late = good(client.post("/api/v1/matrix", json={"begin": "2023-11-14T22:31:20Z", "count": 1}))
+        assert (late["destinations"], late["measurements"]) == ([DESTINATION], [[1]])
+        assert not good(client.post("/api/v1/matrix", json={"begin": "2030-01-01"}))["sources"]
+
+    def test_a_median_is_between_the_two_in_the_middle_and_timeouts_have_none(self, bare: TestClient) -> None:
+        rtts: dict[str, list[float | None]] = {DESTINATION: [5, None, 9, 1, 3], OTHER: [None, None]}
+        history = [question(destination=end, rtt=rtt) for end, own in rtts.items() for rtt in own]
+        found = good(bare.post("/api/v1/matrix", json={"history": history}))
+        assert found["median"] == [[4, None]]
+        assert found["measurements"] == [[5, 2]]
+
+    def test_without_any_measurement_there_is_no_matrix(self, bare: TestClient) -> None:
+        assert good(bare.post("/api/v1/matrix", json={}))["median"] == []
+
+
+class TestSuggest:
+    def test_pairs_that_were_never_measured_come_with_their_predictions(self, bare: TestClient) -> None:
+        pairs = [("192.0.2.1", "192.0.2.2", 9), ("192.0.2.2", "192.0.2.3", 8), ("192.0.2.3", "192.0.2.4", 7)]
+        history = [question(source, destination, rtt=rtt) for source, destination, rtt in pairs]
+        found = good(bare.post("/api/v1/suggest", json={"history": history, "budget": 2}))
+        assert found["complete"]
+        measured = {frozenset(pair[:2]) for pair in pairs}
+        suggested = [{one["src_addr"], one["dst_addr"]} for one in found["suggestions"]]
+        assert len(suggested) == 2
+        assert not measured & {frozenset(pair) for pair in suggested}
+        assert all(one["support"]["pair_measurements"] == 0 for one in found["suggestions"])
+
+    def test_where_all_was_measured_there_is_nothing_to_suggest(self, client: TestClient) -> None:
+        assert good(client.post("/api/v1/suggest", json={})) == {"suggestions": [], "complete": True}
+
+    def test_without_measurements_it_says_so(self, bare: TestClient) -> None:
+        assert "measurements" in refused(bare.post("/api/v1/suggest", json={}), 422)
+
+
+class TestOwnRows:
+    def test_the_servers_rows_are_scored_beside_what_was_expected(self, client: TestClient) -> None:
+        found = good(client.post("/api/v1/anomalies/rows", json={"src_addr": SOURCE, "dst_addr": OTHER, "last": 4}))
+        assert found["total"] == 10
+        assert found["dst_addr"] == [OTHER] * 4
+        assert found["complete"]
+        for low, expected, high in zip(found["low"], found["expected"], found["high"], strict=True):
+            assert low < expected < high
+
+    def test_a_range_without_measurements_is_said_so(self, client: TestClient) -> None:
+        assert "no such" in refused(client.post("/api/v1/anomalies/rows", json={"begin": "2030-01-01"}), 422)
+        assert "needs a source" in refused(client.post("/api/v1/anomalies/rows", json={"dst_addr": OTHER}), 422)
+
+
+def test_places_are_those_that_the_server_was_given() -> None:
+    with running(store=some_store(), places=PLACES) as client:
+        assert [one["name"] for one in good(client.get("/api/v1/places"))["places"]] == ["Here", "There"]
+        assert good(client.get("/api/v1/model"))["places"] == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [("a,b\n1,2\n", "no column name"), ("name,latitude,longitude\nhere,95,3\n", "degrees"), ("", "nodes.csv")],
+)
+def test_a_file_without_places_is_one_line(tmp_path: Path, text: str, says: str) -> None:
+    (tmp_path / "nodes.csv").write_text(text)
+    with pytest.raises(PingLlmError, match=says):
+        read_places(str(tmp_path / "nodes.csv"))
+
+
 @pytest.mark.parametrize(("limit", "kept"), [(20, range(20)), (7, range(14, 20)), (2, [18, 19]), (1, [19])])
 def test_a_completer_gets_as_many_of_the_latest_of_every_pair_as_there_is_room_for(limit: int, kept: Any) -> None:
     store = MeasurementStore(some_store().measured, max_for_completer=limit)
@@ -177,16 +261,16 @@ class TestFiles:
 
     def test_measurements_of_a_csv_file_come_back_as_columns(self, bare: TestClient) -> None:
         content = csv([*self.ROWS, ("2024-05-01T01:00:00Z", "192.0.2", DESTINATION, 1)])
-        found = good(bare.post("/api/v1/measurements", content=content, headers=FILE))
+        found = good(bare.post("/api/v1/read", content=content, headers=FILE))
         assert found["rtt"][:3] == [10, 11, 12]
         assert found["dropped"] == {"bad_src_addr": 1}
 
     def test_json_lines_and_lists_are_understood(self, bare: TestClient) -> None:
         lines = b'{"src": "192.0.2.1", "dst": "192.0.2.2", "rtt": 5}\n{"src": "192.0.2.1", "dst": "192.0.2.2"}\n'
-        found = good(bare.post("/api/v1/measurements", content=lines, headers=FILE))
+        found = good(bare.post("/api/v1/read", content=lines, headers=FILE))
         assert found["rtt"] == [5.0, None]
         as_list = b"[" + lines.strip().replace(b"\n", b",") + b"]"
-        assert good(bare.post("/api/v1/measurements", content=as_list, headers=FILE)) == found
+        assert good(bare.post("/api/v1/read", content=as_list, headers=FILE)) == found
 
     def test_atlas_results_are_understood(self, bare: TestClient) -> None:
         result = (
@@ -194,7 +278,7 @@ class TestFiles:
             b'"dst_addr":"192.0.2.2","from":"192.0.2.1","sent":1,"rcvd":1,"min":7.5,"max":7.5,"avg":7.5,'
             b'"result":[{"rtt":7.5}]}\n'
         )
-        found = good(bare.post("/api/v1/measurements", content=result, headers=FILE))
+        found = good(bare.post("/api/v1/read", content=result, headers=FILE))
         assert found["rtt"] == [7.5]
 
     def test_anomalies_are_scored_for_the_latest_of_a_file(self, bare: TestClient) -> None:
@@ -226,7 +310,7 @@ class TestFiles:
     def test_what_is_no_file_of_measurements_is_refused_in_one_line(
         self, bare: TestClient, content: bytes, says: str
     ) -> None:
-        message = refused(bare.post("/api/v1/measurements", content=content, headers=FILE), 422)
+        message = refused(bare.post("/api/v1/read", content=content, headers=FILE), 422)
         assert says in message
         assert "/tmp" not in message
         assert "--columns" not in message

@@ -100,7 +100,7 @@ def table(store: MeasurementStore) -> pa.Table:
 def test_answers_are_those_of_the_python_api(
     client: TestClient, store: MeasurementStore, answers: ModelAnswers
 ) -> None:
-    questions = pairs(store, 6)
+    questions: list[dict[str, Any]] = [*pairs(store, 6)]
     found = good(client.post("/api/v1/predict", json={"questions": questions, "quantiles": [0.9]}))["predictions"]
     expected = answers.predictor.predict_df(
         pa.Table.from_pylist(questions), history=table(store), quantile_levels=[0.9]
@@ -160,7 +160,8 @@ def test_anomaly_scores_are_those_of_the_python_api(
 
 @pytest.fixture(scope="module")
 def completer(store: MeasurementStore) -> Iterator[TestClient]:
-    answers = ModelAnswers(steady_predictor(None, 64))
+    settings: dict[str, Any] = {"context": 64, "whole": 128, "clusters": 0, "contexts_per_call": 1}
+    answers = ModelAnswers(Predictor.from_pretrained(**settings))
     for _ in answers.warm_up():
         pass
     with running(answers, store) as client:
@@ -172,9 +173,24 @@ def test_the_completer_compiles_nothing_either_and_grows_to_its_own_answer(
 ) -> None:
     questions = pairs(store, 3)
     found = good(completer.post("/api/v1/predict", json={"questions": questions}))["predictions"]
-    steps = good(completer.post("/api/v1/context", json={"question": questions[0], "sizes": [0, 5, 63]}))["steps"]
-    assert steps[-1]["median"] == pytest.approx(found[0]["median"], rel=0.1)
+    steps = good(completer.post("/api/v1/context", json={"question": questions[0]}))["steps"]
+    assert steps[-1]["median"] == pytest.approx(found[0]["median"], rel=1e-3)
+    assert len({step["median"] for step in steps}) > 2
     good(
         completer.post("/api/v1/predict", json={"questions": [{"src_addr": "203.0.113.1", "dst_addr": "203.0.113.2"}]})
     )
     assert compiled == []
+
+
+def test_the_server_answers_as_the_command_line_does(store: MeasurementStore) -> None:
+    questions: list[dict[str, Any]] = [*pairs(store, 6)]
+    questions[-1]["event_time"] = float(store.measured.observations.time_s[len(store) // 2])
+    with running(ModelAnswers(steady_predictor(None, 1024)), store) as client:
+        found = good(client.post("/api/v1/predict", json={"questions": questions}))["predictions"]
+    asked = pa.Table.from_pylist([{"event_time": None} | one for one in questions])
+    expected = Predictor.from_pretrained().predict_df(asked, history=store.measured).to_pylist()
+    for one, other in zip(found, expected, strict=True):
+        assert one["median"] == pytest.approx(other["predictions"], rel=1e-3)
+        assert one["quantiles"]["0.9"] == pytest.approx(other["0.9"], rel=1e-3)
+        assert one["p_failed"] == pytest.approx(other["p_failed"], rel=1e-3)
+        assert one["support"]["chain"] == other["chain"]

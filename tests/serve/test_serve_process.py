@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -104,6 +105,9 @@ class TestCommand:
             (["--token", "x" * 20, "--token-file", "y"], "not both"),
             (["--token-file", "no/such/file"], "cannot read the token file"),
             (["--token", "short"], "at least 16"),
+            (["--host", "0.0.0.0", "--open-to-all", "--accept"], "need a token"),
+            (["--follow", "no/such/file"], "no such file"),
+            (["--watch", "no/such/file"], "cannot read no/such/file"),
         ],
     )
     def test_mistakes_are_one_line_before_anything_is_loaded(self, options: list[str], says: str) -> None:
@@ -117,13 +121,19 @@ class TestCommand:
     def test_the_completer_of_the_package_answers_from_a_file_until_ctrl_c(self, tmp_path: Path) -> None:
         file = tmp_path / "pings.csv"
         rows = [(1_700_000_000 + n, f"192.0.2.{1 + n % 5}", f"192.0.2.{6 + n % 3}", 20 + n % 5) for n in range(40)]
-        file.write_bytes(csv(rows))
+        file.write_bytes(csv(rows) + b"\n")
         with listen("127.0.0.1", 0) as free:
             port = free.getsockname()[1]
-        command = [sys.executable, "-m", "ping_llm", "serve", "--port", str(port), "--rows", str(file)]
-        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        command = [sys.executable, "-m", "ping_llm", "serve", "--port", str(port), "--follow", str(file)]
+        with subprocess.Popen([*command, "--refresh", "1"], stderr=subprocess.PIPE, text=True) as process:
             try:
-                found = _first_answer(port, process)
+                _wait_for(lambda: "ping_llm_known_measurements 40.0" in _metrics(port), process)
+                found = post(port, json.dumps({"questions": [question("192.0.2.1", "192.0.2.6")]}).encode())
+                with file.open("a") as more:
+                    more.write("1700001000,192.0.2.1,192.0.2.6,700\n")
+                _wait_for(lambda: "ping_llm_known_measurements 41.0" in _metrics(port), process)
+                pair = '{destination="192.0.2.6",source="192.0.2.1"}'
+                _wait_for(lambda: f"ping_llm_anomalies_total{pair} 1.0" in _metrics(port), process)
                 process.send_signal(signal.SIGINT)
                 _, log = process.communicate(timeout=20)
             finally:
@@ -135,11 +145,18 @@ class TestCommand:
         assert "Traceback" not in log
 
 
-def _first_answer(port: int, process: "subprocess.Popen[str]") -> dict[str, object]:
-    end = time.monotonic() + 90
+def _metrics(port: int) -> str:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as reply:
+        return str(reply.read(), "utf-8")
+
+
+def _wait_for(is_so: Callable[[], bool], process: "subprocess.Popen[str]") -> None:
+    end = time.monotonic() + 120
     while time.monotonic() < end and process.poll() is None:
         try:
-            return post(port, json.dumps({"questions": [question("192.0.2.1", "192.0.2.6")]}).encode())
+            if is_so():
+                return
         except OSError:
-            time.sleep(0.1)
-    raise AssertionError("the server did not answer")
+            pass  # it is not there yet
+        time.sleep(0.1)
+    raise AssertionError("the server did not answer as expected")

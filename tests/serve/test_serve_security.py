@@ -49,11 +49,11 @@ def guarded() -> Iterator[TestClient]:
 
 class TestLimits:
     def test_a_large_body_is_refused_by_what_it_announces(self, small: TestClient) -> None:
-        assert "2,000 bytes" in refused(small.post("/api/v1/measurements", content=b"x" * 2_001, headers=FILE), 413)
+        assert "2,000 bytes" in refused(small.post("/api/v1/read", content=b"x" * 2_001, headers=FILE), 413)
 
     def test_a_large_body_that_announces_nothing_is_cut_off_while_it_arrives(self, small: TestClient) -> None:
         pieces = (b"x" * 500 for _ in range(100))
-        refused(small.post("/api/v1/measurements", content=pieces, headers=FILE), 413)
+        refused(small.post("/api/v1/read", content=pieces, headers=FILE), 413)
 
     def test_too_many_questions_and_measurements_are_refused(self, small: TestClient) -> None:
         assert "4 questions" in refused(small.post("/api/v1/predict", json={"questions": [question()] * 4}), 413)
@@ -63,7 +63,7 @@ class TestLimits:
         four = {"src_addr": SOURCE, "dst_addrs": [f"192.0.2.{n}" for n in range(4)]}
         refused(small.post("/api/v1/rank", json=four), 413)
         lines = csv([(SOURCE, "192.0.2.2", 1)] * 6, "src_addr,dst_addr,rtt")
-        refused(small.post("/api/v1/measurements", content=lines, headers=FILE), 413)
+        refused(small.post("/api/v1/read", content=lines, headers=FILE), 413)
         refused(small.post("/api/v1/anomalies/file", content=lines, headers=FILE), 413)
 
     def test_a_small_file_that_unpacks_to_millions_of_rows_is_not_unpacked(self) -> None:
@@ -74,7 +74,7 @@ class TestLimits:
         pq.write_table(pa.table({"src_addr": address, "dst_addr": address, "rtt": codes}), content, compression="zstd")
         assert len(content.getvalue()) < 100_000
         with running() as client:
-            message = refused(client.post("/api/v1/measurements", content=content.getvalue(), headers=FILE), 413)
+            message = refused(client.post("/api/v1/read", content=content.getvalue(), headers=FILE), 413)
         assert "3,000,000 measurements" in message
 
     def test_an_answer_that_takes_too_long_is_given_up(self) -> None:
@@ -121,7 +121,7 @@ class TestMalformed:
         refused(client.post("/api/v1/predict", content=body, headers={"Content-Type": "application/json"}), 422)
 
     def test_nesting_without_end_is_refused(self, client: TestClient) -> None:
-        for path, headers in (("predict", {"Content-Type": "application/json"}), ("measurements", FILE)):
+        for path, headers in (("predict", {"Content-Type": "application/json"}), ("read", FILE)):
             reply = client.post(f"/api/v1/{path}", content=b"[" * 100_000, headers=headers)
             assert reply.status_code in {400, 422}
             assert list(reply.json()) == ["error"]
@@ -286,7 +286,7 @@ def test_markup_in_addresses_comes_back_as_json_text_only(client: TestClient, te
     replies = [
         client.post("/api/v1/predict", json={"questions": [question(text)]}),
         client.get("/api/v1/history", params={"src_addr": text}),
-        client.post("/api/v1/measurements", content=csv([(1, text.split("\r")[0], SOURCE, 1)]), headers=FILE),
+        client.post("/api/v1/read", content=csv([(1, text.split("\r")[0], SOURCE, 1)]), headers=FILE),
         client.get("/api/v1/addresses", params={"search": text, "source": SOURCE}),
     ]
     for reply in replies:
@@ -297,8 +297,6 @@ def test_markup_in_addresses_comes_back_as_json_text_only(client: TestClient, te
 
 def test_a_name_of_a_file_is_never_used(client: TestClient, tmp_path: Path) -> None:
     headers = FILE | {"Content-Disposition": f'attachment; filename="{tmp_path}/../../evil.csv"'}
-    reply = client.post(
-        "/api/v1/measurements?name=../evil.csv", content=csv([(1, SOURCE, "192.0.2.2", 1)]), headers=headers
-    )
+    reply = client.post("/api/v1/read?name=../evil.csv", content=csv([(1, SOURCE, "192.0.2.2", 1)]), headers=headers)
     assert reply.status_code == 200
     assert not list(tmp_path.iterdir())

@@ -11,7 +11,7 @@ import ipaddress
 import logging
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from pathlib import Path
@@ -29,8 +29,11 @@ log = logging.getLogger("ping_llm.serve")
 
 _MIN_TOKEN_LENGTH: Final = 16
 _API: Final = "/api/"
+METRICS: Final = "/metrics"
 _HOST: Final = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:[0-9]{1,5})?", re.IGNORECASE)
 """A Host header: a name or an address, and maybe a port."""
+
+Answered = Callable[[str, str, int, float], None]
 
 HEADERS: Final = {
     "Content-Security-Policy": (
@@ -64,11 +67,13 @@ class Limits:
 class ServeSettings:
     checkpoint: Path | None = None  # None: the completer that comes with the package
     rows: tuple[str, ...] = ()  # prepared rows or measurement files: the known measurements
+    nodes: str | None = None  # a file of their addresses and locations
     host: str = "127.0.0.1"
     port: int = 8000
     token: str | None = field(default=None, repr=False)
     open_to_all: bool = False  # whether other machines may send queries without a token
-    context: int = 256  # measurements in a context of the completer
+    context: int = 1024  # measurements that the completer chooses for a single pair
+    accept: bool = False  # whether clients may add measurements
     limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
@@ -80,6 +85,11 @@ class ServeSettings:
             raise PingLlmError(
                 f"--host {self.host} can be reached from other machines: "
                 "give --token-file, or --open-to-all if everybody may send queries"
+            )
+
+        if not _is_loopback(self.host) and self.token is None and self.accept:
+            raise PingLlmError(
+                "--accept lets clients change what others are answered: on other machines they need a token"
             )
 
     @property
@@ -119,8 +129,9 @@ class Guard:
     Starlette's TrustedHostMiddleware is not used: it cuts `[::1]:8000` at its first colon, and its replies are no JSON.
     """
 
-    def __init__(self, app: ASGIApp, settings: ServeSettings) -> None:
-        self._app, self._limits, self._names = app, settings.limits, settings.names
+    def __init__(self, app: ASGIApp, settings: ServeSettings, answered: Answered) -> None:
+        """`answered` is told of every request: its method, route, status, and seconds."""
+        self._app, self._limits, self._names, self._answered = app, settings.limits, settings.names, answered
         self._token = None if settings.token is None else settings.token.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -153,7 +164,9 @@ class Guard:
                 await error_reply(500, "the server made a mistake; its log says more")(scope, receive, send_guarded)
         finally:
             path = scope.get("raw_path", b"").decode("ascii", errors="replace")[:200]
-            log.info("%s %s %d %.0f ms", scope["method"], path, status, 1000 * (time.monotonic() - begin))
+            seconds = time.monotonic() - begin
+            log.info("%s %s %d %.0f ms", scope["method"], path, status, 1000 * seconds)
+            self._answered(scope["method"], getattr(scope.get("route"), "path", "other"), status, seconds)
 
     async def _admit(self, scope: Scope, receive: Receive) -> bytes:
         """The body of a request that may be answered.
@@ -191,14 +204,14 @@ class Guard:
         host = _HOST.fullmatch(headers.get("host", ""))
         if self._names is not None and (host is None or host[1].lower() not in self._names):
             return HTTPStatus.MISDIRECTED_REQUEST, "this server is not known by the name in your request"
-        if not scope["path"].startswith(_API):
+        if not scope["path"].startswith(_API) and scope["path"] != METRICS:
             return None
         scheme, _, given = headers.get("authorization", "").partition(" ")
         is_right = hmac.compare_digest(given.strip().encode("latin-1", errors="replace"), self._token or b"")
         if self._token is not None and not (scheme.lower() == "bearer" and is_right):
             return HTTPStatus.UNAUTHORIZED, "this server needs a token: send it as a bearer token"
         # Types that a page of another origin cannot send without being allowed to.
-        is_file = scope["path"].endswith(("/file", "/measurements"))
+        is_file = scope["path"].endswith(("/file", "/read"))
         expected = "application/octet-stream" if is_file else "application/json"
         sent = headers.get("content-type", "").partition(";")[0].strip().lower()
         if scope["method"] == "POST" and sent != expected:

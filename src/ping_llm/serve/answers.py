@@ -29,6 +29,7 @@ from ping_llm.predict.language_model import SHARED_QUESTIONS, LanguageModel
 from ping_llm.predict.predictor import Predictor
 from ping_llm.predict.prompts import MIN_TOKENS, Histories, Prompt, prompts_for
 from ping_llm.predict.scoring import LikelyAddresses
+from ping_llm.predict.suggest import LEVELS, most_informative, shortlist, unmeasured_pairs
 from ping_llm.predict.support import Support, widened
 from ping_llm.rows.measurement_set import MeasurementSet
 from ping_llm.runs.trained import SHIPPED
@@ -39,7 +40,7 @@ Forecast = Callable[[Sequence[Prompt]], RttDistribution]
 
 _SCORED_PER_CALL: Final = 256
 _NEAR: Final = 1.1  # an RTT is about another if it is at most so many times longer or shorter
-_SIZES: Final = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128, 255)
+_SIZES: Final = (0, 1, 2, 3, 4, 6, 8, 12, 16, 32, 64, 128, 255, 512, 1023, 1 << 30)
 _PAIRS: Final = {4: ("192.0.2.1", "192.0.2.2"), 6: ("2001:db8::1", "2001:db8::2")}  # for warming up
 _TOKENS: Final = {4: 16, 6: 40}  # that a measurement of these pairs takes
 _PROMPTS_PER_CALL: Final = 32  # unless a single job has more: the first of many clients is not to wait for the last
@@ -67,11 +68,10 @@ def queries_of(source: str, destinations: Iterable[str], time_s: float) -> list[
 
 
 def steady_predictor(where: Any, context: int) -> Predictor:
-    """A model with few shapes, and small contexts for each pair: what 8 of 66 large ones would keep, the next request
-    may need anew. A CPU computes contexts no faster together than one by one."""
+    """A model with few shapes, and the settings of the command line. A CPU computes contexts no faster together than
+    one by one."""
     per_call = 1 if jax.default_backend() == "cpu" else 16
-    settings = {"context": context, "whole": context, "clusters": 0, "contexts_per_call": per_call}
-    return Predictor.from_pretrained(where, **settings)
+    return Predictor.from_pretrained(where, context=context, contexts_per_call=per_call)
 
 
 class ModelAnswers:
@@ -81,7 +81,7 @@ class ModelAnswers:
         is_shipped = predictor.trained.where == str(SHIPPED)
         self.name = "the completer that comes with ping-llm" if is_shipped else predictor.name
         self.max_tokens: int = 0 if self.is_completer else predictor.trained.config.max_target_length
-        self.max_context = predictor.settings.context - 1 if self.is_completer else self.max_tokens // MIN_TOKENS
+        self.max_context = predictor.settings.whole - 1 if self.is_completer else self.max_tokens // MIN_TOKENS
         """Measurements that an answer can be computed from."""
 
     def forecast(self, prompts: Sequence[Prompt]) -> Any:
@@ -144,6 +144,8 @@ class ModelAnswers:
         subsets = [observations.take(np.sort(context[:size])) for size in sizes]
         if isinstance(self.model, Completer):
             parts, support = [], Support.of(observations, questions)
+            if sizes[-1] == len(context):
+                subsets[-1] = observations  # the prediction itself
             for some in subsets:
                 parts.append(widened(self.model.predict(some, questions, nodes), support))
                 yield None
@@ -194,38 +196,78 @@ class ModelAnswers:
             history = Histories(measured.observations, measured.addresses_of()).own(measured.nodes.index(source))
         return {"history": history, "time_s": None if np.isnan(time_s) else time_s}
 
-    def anomaly_scores(self, measured: MeasurementSet, max_scored: int, seconds: float) -> Job:
-        """NLL in bits of the latest measurements: so many, or as many as there is time for, the latest first.
+    def suggest(self, known: KnownMeasurements, budget: int, seconds: float) -> Job:
+        """The pairs to measure next, as `Predictor.suggest` finds them, among as many as there is time to predict.
 
-        Gives which were scored, their scores, and whether there was time for all.
+        Gives their queries, distributions, what these rest on, and whether there was time for all.
         """
-        end, count = time.monotonic() + seconds, len(measured.observations)
-        which = np.arange(count)[-max_scored:]
-        scores, is_scored = np.zeros(count), np.zeros(count, dtype=bool)
-        for rows, of_rows in self._scores_in_parts(measured, which):
-            scores[rows], is_scored[rows] = of_rows, True
+        if not self.is_completer:
+            raise PingLlmError("a language model names no pairs to measure: start the server without --checkpoint")
+        end, measured = time.monotonic() + seconds, known.latest(None, np.nan, self.max_context)
+        pairs = unmeasured_pairs(measured.observations, measured.nodes)
+        pairs = pairs.take(shortlist(pairs, measured.observations, budget))
+        support = Support.of(measured.observations, pairs)
+        numbers: list[Ints] = [np.zeros(0, np.int64)]
+        parts: list[RttDistribution] = []
+        for rows, answers in self.predictor.in_parts(measured.observations, pairs, measured.addresses_of(), support):
+            numbers.append(rows)
+            parts.append(answers)
             yield None
             if time.monotonic() > end:
                 break
-        return np.flatnonzero(is_scored), scores[is_scored], bool(is_scored[which].all())
+        found = np.concatenate(numbers)
+        if not parts:
+            return [], None, [], True
+        answers = _concatenated(parts)
+        low, high = answers.quantile([LEVELS[0], LEVELS[-1]]).T
+        best = most_informative(pairs.take(found), np.log(high / low), measured.observations, budget)
+        chosen, answers, support = pairs.take(found[best]), answers.take(best), support.take(found[best])
+        ends = zip(chosen.source.tolist(), chosen.destination.tolist(), strict=True)
+        queries = [Query(source=measured.nodes[one], destination=measured.nodes[other]) for one, other in ends]
+        rests_on = pa.table(support.columns(support.reasons(answers))).to_pylist()
+        return queries, answers, rests_on, len(found) == len(pairs)
 
-    def _scores_in_parts(self, measured: MeasurementSet, which: Ints) -> Iterator[tuple[Ints, Floats]]:
+    def anomaly_scores(self, measured: MeasurementSet, which: Ints, seconds: float) -> Job:
+        """Columns of some of the measurements, as many as there is time for, the latest first: their NLL in bits, and
+        (completer) the median, 10 % and 90 % quantile of what was expected.
+
+        Gives which were scored, the columns, and whether there was time for all.
+        """
+        end, count = time.monotonic() + seconds, len(measured.observations)
+        columns = {name: np.full(count, np.nan) for name in ("bits", "expected", "low", "high")}
+        is_scored = np.zeros(count, dtype=bool)
+        for rows, of_rows in self._scores_in_parts(measured, which):
+            is_scored[rows] = True
+            for name, values in of_rows.items():
+                columns[name][rows] = values
+            yield None
+            if time.monotonic() > end:
+                break
+        scored = np.flatnonzero(is_scored)
+        return scored, {name: values[scored] for name, values in columns.items()}, bool(is_scored[which].all())
+
+    def _scores_in_parts(self, measured: MeasurementSet, which: Ints) -> Iterator[tuple[Ints, dict[str, Floats]]]:
         """A completer scores one by one; a language model a source at a time, in pieces after a full context."""
-        if self.is_completer:
-            for row in which[::-1, None]:
-                yield row, self.predictor.anomaly_scores(measured, row)
-            return
         known = measured.observations
+        if self.is_completer:
+            nodes = measured.addresses_of()
+            for row in which[::-1, None]:
+                answer = self.predictor.predict(known, known.questions.take(row), nodes)
+                low, middle, high = answer.quantile([0.1, 0.5, 0.9]).T
+                yield row, {"bits": answer.bits(known.rtt_ms[row]), "expected": middle, "low": low, "high": high}
+            return
         histories, timed = Histories(known, measured.addresses_of()), not np.isnan(known.time_s).any()
         for source in np.unique(known.source[which]).tolist():
             row, rows = histories.row(source)
-            first = int(np.searchsorted(rows, which[0]))
-            for stop in range(len(rows), first, -_SCORED_PER_CALL):
-                start = max(first, stop - _SCORED_PER_CALL)
+            wanted = np.flatnonzero(np.isin(rows, which))
+            for stop in range(int(wanted[-1]) + 1, int(wanted[0]), -_SCORED_PER_CALL):
+                start = max(int(wanted[0]), stop - _SCORED_PER_CALL)
                 piece = slice(max(0, start - self.max_context), stop)
                 columns = {name: getattr(row, name)[piece] for name in ("destinations", "time_us", "rtt_ms")}
                 scored = scoring.score_rows(self.predictor.language_model, [replace(row, **columns)], timed=timed)
-                yield rows[start:stop], scored[0].result[start - stop :]
+                bits, own = scored[0].result[start - stop :], rows[start:stop]
+                kept = np.isin(own, which)
+                yield own[kept], {"bits": bits[kept]}
 
     def warm_up(self) -> Job:
         """Compute each kind of query once, a single prediction first: a shape that was met is compiled."""
@@ -236,7 +278,8 @@ class ModelAnswers:
             ]
             counts: tuple[int, ...] = (1, 2, SHARED_QUESTIONS)
         else:
-            histories = [_example(4, tokens) for tokens in (self.max_context * _TOKENS[4], _TOKENS[4])]
+            sizes = (self.max_context, 1, self.predictor.settings.context - 1, 255)
+            histories = [_example(4, size * _TOKENS[4]) for size in sizes]
             counts = (1, 2, 17)  # one of each of the shapes
         for count, history in itertools.product(counts, histories):
             source, destination = history.nodes
@@ -250,7 +293,7 @@ class ModelAnswers:
             job = self.destinations(source, 10.0, [] if is_search else candidates, known, np.nan, 1)
             yield from self._without_waiting(job)
         for history in histories:
-            yield from self._without_waiting(self.anomaly_scores(history, 1, np.inf))
+            yield from self._without_waiting(self.anomaly_scores(history, np.array([0]), np.inf))
 
     def _without_waiting(self, job: Job) -> Job:
         """A job whose forecasts are not computed together with those of others, who would have to wait for them."""

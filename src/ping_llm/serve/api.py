@@ -1,8 +1,11 @@
 """The routes of the JSON API: each reads a request, has the model's thread answer it, and sends the answer back."""
 
 import asyncio
+import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from http import HTTPStatus
+from queue import Full, Queue
 from typing import Annotated, Any, Final
 
 import numpy as np
@@ -10,6 +13,7 @@ import pyarrow as pa
 from fastapi import APIRouter, Depends, Request, Response
 from fastapi import Query as Parameter
 from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
 
 from ping_llm import __version__
 from ping_llm.core.cells import time_microseconds
@@ -21,16 +25,19 @@ from ping_llm.rows.measurement_set import MeasurementSet
 from ping_llm.serve import schemas
 from ping_llm.serve.access import Limits, json_reply
 from ping_llm.serve.answers import BusyError, Job, ModelAnswers, ModelThread, Query, WarmingError, queries_of
+from ping_llm.serve.metrics import ServerMetrics
 from ping_llm.serve.store import KnownMeasurements, MeasurementStore, Role, check_count, measurements_of, read_upload
 
 _MAX_SERIES: Final = 2_000  # measurements of a pair that are shown
 _MAX_CANDIDATES: Final = 64  # destinations of the rows among which a completer looks, if the request names none
+_MOST_AHEAD_S: Final = 3600.0  # of our clock, measurements that are added
 _SCORING_SHARE: Final = 0.7  # of the time of a request, for scoring. What is done by then is the answer
 _DENSITY_RANGE: Final = (0.01, 0.99)  # quantiles between which densities are given
 _MIN_DENSITY_RATIO: Final = 1.2  # between the outermost edges: a certain answer is to be seen, too
 _STATUS: Final = {
     400: "not a request that can be read",
     401: "no token, or a wrong one",
+    403: "the server was not started for this",
     408: "the request came too slowly",
     413: "more than the limits allow",
     415: "a body of another type",
@@ -55,6 +62,9 @@ class Service:
     thread: ModelThread
     limits: Limits
     warm: bool = False  # whether every shape is compiled
+    metrics: ServerMetrics = field(default_factory=ServerMetrics)
+    arrivals: Queue[MeasurementSet] | None = None  # None: the server takes no measurements
+    places: Sequence[schemas.Place] = ()
 
     async def compute(self, job: Job) -> Any:
         try:
@@ -114,6 +124,35 @@ async def rank(service: _Service, body: schemas.RankRequest) -> Response:
     return json_reply({"ranking": sorted(ranking, key=lambda reply: reply["median"])})
 
 
+@router.post("/matrix", response_model=schemas.MatrixReply)
+async def matrix(service: _Service, body: schemas.MatrixRequest) -> Response:
+    """What was measured between the busiest sources and destinations: medians. `predict` has the rest."""
+    known, ends = await service.known(body), (_seconds(body.begin), _seconds(body.end))
+    store = known.store if known.history is None and known.store is not None else None
+
+    def computed() -> tuple[Any, ...]:
+        return (store or MeasurementStore(known.latest(None, np.nan, 0))).matrix(body.count, *ends)
+
+    names = ("sources", "destinations", "median", "measurements")
+    return json_reply(dict(zip(names, await run_in_threadpool(computed), strict=True)))
+
+
+@router.post("/suggest", response_model=schemas.SuggestReply, response_model_exclude_none=True)
+async def suggest(service: _Service, body: schemas.SuggestRequest) -> Response:
+    """Which pairs to measure next: those whose measurement would say most about all that is unknown."""
+    seconds = _SCORING_SHARE * service.limits.seconds
+    job = service.model.suggest(await service.known(body), body.budget, seconds)
+    queries, answers, supports, is_complete = await service.compute(job)
+    found = _predictions(answers, schemas.QUANTILES, 0) if queries else []
+    return json_reply({"suggestions": _with_pairs(queries, found, supports), "complete": is_complete})
+
+
+@router.get("/places", response_model=schemas.PlacesReply)
+async def places(service: _Service) -> Response:
+    """Nodes whose location is known."""
+    return json_reply({"places": [place.model_dump() for place in service.places]})
+
+
 @router.post("/destinations", response_model=schemas.DestinationsReply)
 async def destinations(service: _Service, body: schemas.DestinationsRequest) -> Response:
     """Who answers in about this time? The inverse of a prediction."""
@@ -157,6 +196,7 @@ async def model(service: _Service) -> Response:
         "warm": service.warm,
         "limits": asdict(service.limits),
         "rows": rows,
+        "places": len(service.places),
     }
     return json_reply(about)
 
@@ -181,15 +221,35 @@ async def history(
     src_addr: schemas.AddressText,
     dst_addr: schemas.AddressText | None = None,
     count: Annotated[int, Parameter(ge=1, le=_MAX_SERIES)] = 500,
+    begin: Annotated[str, Parameter(max_length=60, description="From then on.")] = "",
+    end: Annotated[str, Parameter(max_length=60, description="Until then.")] = "",
 ) -> Response:
     """The measurements of a pair, or of a source to anyone, among the rows: the latest, in time order."""
-    source, destination = node_text(src_addr), node_text(dst_addr) if dst_addr else None
-    rows = service.store.rows_of(source, destination)
-    return json_reply(_columns(service.store.measured, rows[-count:], len(rows)))
+    source, destination, store = node_text(src_addr), node_text(dst_addr) if dst_addr else None, service.store
+    rows = store.between(store.rows_of(source, destination), _seconds(begin), _seconds(end))
+    return json_reply(_columns(store.measured, rows[-count:], len(rows)))
 
 
-@router.post("/measurements", response_model=schemas.MeasurementsReply, openapi_extra=_A_FILE)
-async def measurements(service: _Service, request: Request) -> Response:
+@router.post("/measurements", response_model=schemas.AddedReply)
+async def measurements(service: _Service, body: schemas.AddedRequest) -> Response:
+    """Add measurements to those of the server: all of them or, if one is wrong, none. Without a time: made just now."""
+    if service.arrivals is None:
+        raise HTTPException(HTTPStatus.FORBIDDEN, "this server takes no measurements: start it with --accept")
+    measured = await service.listed(body.measurements)
+    if measured.dropped:
+        reasons = ", ".join(f"{reason} {count}" for reason, count in measured.dropped.items())
+        raise PingLlmError(f"some of the measurements cannot be used ({reasons}): none was added")
+    if (measured.observations.time_s > time.time() + _MOST_AHEAD_S).any():
+        raise PingLlmError("some of the measurements lie in the future: none was added")
+    try:
+        service.arrivals.put_nowait(measured)
+    except Full:
+        raise BusyError("too many measurements wait to be taken in: try again in a few seconds") from None
+    return json_reply({"added": len(measured.observations)})
+
+
+@router.post("/read", response_model=schemas.MeasurementsReply, openapi_extra=_A_FILE)
+async def read(service: _Service, request: Request) -> Response:
     """Read a file of measurements: CSV, Parquet, JSON lines or RIPE Atlas JSON. Nothing is kept."""
     measured = await service.uploaded(request)
     rows = np.arange(len(measured.observations))
@@ -208,13 +268,29 @@ async def anomalies_of_file(service: _Service, request: Request, last: schemas.L
     return await _scored(service, await service.uploaded(request), last)
 
 
-async def _scored(service: Service, measured: MeasurementSet, last: int | None) -> Response:
+@router.post("/anomalies/rows", response_model=schemas.AnomaliesReply)
+async def anomalies_of_rows(service: _Service, body: schemas.RowsAnomaliesRequest) -> Response:
+    """The same of the server's own measurements: all, or those of a source, a pair, a range of time."""
+    store, source, destination = service.store, body.src_addr, body.dst_addr
+    if destination and not source:
+        raise PingLlmError("a destination needs a source")
+    rows = np.arange(len(store))
+    if source:
+        rows = store.rows_of(node_text(source), node_text(destination) if destination else None)
+    rows = store.between(rows, _seconds(body.begin), _seconds(body.end))
+    if not len(rows):
+        raise PingLlmError("the server knows no such measurement")
+    return await _scored(service, store.measured, body.last, rows)
+
+
+async def _scored(service: Service, measured: MeasurementSet, last: int | None, rows: Ints | None = None) -> Response:
     most, seconds = service.limits.scored, _SCORING_SHARE * service.limits.seconds
-    job = service.model.anomaly_scores(measured, min(last or most, most), seconds)
-    rows, scores, is_complete = await service.compute(job)
-    bits = np.where(np.isfinite(scores), scores, np.nan).astype(np.float32)
-    columns = _columns(measured, rows, len(measured.observations))
-    return json_reply(columns | {"bits": bits, "complete": is_complete, "dropped": dict(measured.dropped)})
+    rows = np.arange(len(measured.observations)) if rows is None else rows
+    job = service.model.anomaly_scores(measured, rows[-min(last or most, most) :], seconds)
+    scored, scores, is_complete = await service.compute(job)
+    found = {name: np.where(np.isfinite(own), own, np.nan).astype(np.float32) for name, own in scores.items()}
+    columns = _columns(measured, scored, len(rows))
+    return json_reply(columns | found | {"complete": is_complete, "dropped": dict(measured.dropped)})
 
 
 # What requests say, as values.

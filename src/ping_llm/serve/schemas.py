@@ -60,6 +60,19 @@ class ContextRequest(WithDensity):
     ] = None
 
 
+class Range(Strict):
+    begin: Annotated[Time, Field(description="Only measurements from then on.")] = None
+    end: Annotated[Time, Field(description="Only measurements until then.")] = None
+
+
+class MatrixRequest(WithHistory, Range):
+    count: Annotated[int, Field(ge=1, le=100, description="Of the busiest sources, and of the destinations.")] = 16
+
+
+class SuggestRequest(WithHistory):
+    budget: Annotated[int, Field(ge=1, le=500, description="How many pairs can be measured.")] = 20
+
+
 class RankRequest(WithHistory):
     src_addr: AddressText
     dst_addrs: Annotated[list[AddressText], Field(min_length=1)]
@@ -91,6 +104,20 @@ Last = Annotated[int | None, Field(ge=1, description="Score only so many of the 
 class AnomaliesRequest(Strict):
     measurements: Annotated[list[Measurement], Field(min_length=1)]
     last: Last = None
+
+
+class RowsAnomaliesRequest(Range):
+    src_addr: AddressText | None = None
+    dst_addr: AddressText | None = None
+    last: Last = None
+
+
+class AddedRequest(Strict):
+    measurements: Annotated[list[Measurement], Field(min_length=1)]
+
+
+class AddedReply(BaseModel):
+    added: Annotated[int, Field(description="Measurements. Answers rest on them after the next refresh.")]
 
 
 class Density(BaseModel):
@@ -174,8 +201,34 @@ class DestinationsReply(BaseModel):
     destinations: list[Likely]
 
 
+class MatrixReply(BaseModel):
+    sources: list[str]
+    destinations: list[str]
+    median: Annotated[list[list[float | None]], Field(description="Measured, in ms: a row for each source.")]
+    measurements: list[list[int]]
+
+
+class SuggestReply(BaseModel):
+    suggestions: Annotated[list[PairPrediction], Field(description="The pair that would say most first.")]
+    complete: Annotated[bool, Field(description="False: time ran out, and only a part of all pairs was weighed.")]
+
+
+class Place(BaseModel):
+    address: str
+    name: str
+    latitude: float
+    longitude: float
+
+
+class PlacesReply(BaseModel):
+    places: list[Place]
+
+
 class AnomaliesReply(MeasurementsReply):
     bits: Annotated[list[float | None], Field(description="Anomaly score: NLL of the result in bits.")]
+    expected: Annotated[list[float | None], Field(description="Median that was expected (completer).")]
+    low: Annotated[list[float | None], Field(description="Its 10 % quantile.")]
+    high: Annotated[list[float | None], Field(description="Its 90 % quantile.")]
     complete: Annotated[bool, Field(description="False: time ran out, and only the latest were scored.")]
 
 
@@ -206,6 +259,7 @@ class ModelReply(BaseModel):
     warm: Annotated[bool, Field(description="Whether everything is compiled. Until then some answers take seconds.")]
     limits: Limits
     rows: RowsInfo | None
+    places: Annotated[int, Field(description="Nodes whose location is known.")]
 
 
 class Problem(BaseModel):

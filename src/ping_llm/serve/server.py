@@ -6,8 +6,11 @@ import logging
 import socket
 import sys
 from concurrent.futures import Future
+from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from queue import Queue
 from typing import Any, Final
 
 import h11
@@ -24,11 +27,16 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from ping_llm import __version__
 from ping_llm.core.console import err
 from ping_llm.core.errors import PingLlmError
+from ping_llm.rows.measurement_set import MeasurementSet
 from ping_llm.serve import api, schemas
-from ping_llm.serve.access import Guard, Limits, ServeSettings, error_reply, json_reply, log
+from ping_llm.serve.access import METRICS, Guard, Limits, ServeSettings, error_reply, json_reply, log
 from ping_llm.serve.answers import BusyError, ModelAnswers, ModelThread, steady_predictor
 from ping_llm.serve.api import Service
+from ping_llm.serve.metrics import CONTENT_TYPE
 from ping_llm.serve.store import TooManyError, read_store
+from ping_llm.serve.watch import Watcher, WatchSettings, from_queue
+from ping_llm.sources.columns import InputOptions
+from ping_llm.sources.nodes import read_nodes
 
 _FILES: Final = Path(__file__).parent / "static"
 _CHART_FILES: Final = Path(__file__).parents[1] / "report" / "static"  # shared with the run report
@@ -57,9 +65,15 @@ def make_app(service: Service, settings: ServeSettings) -> ASGIApp:
         """Whether the server is there; "warming": some answers still take seconds."""
         return json_reply({"status": "ok" if service.warm else "warming"})
 
+    @app.get(METRICS, include_in_schema=False)
+    async def metrics() -> Response:
+        service.metrics.warm.set(service.warm)
+        service.metrics.known.set(len(service.store))
+        return Response(service.metrics.text(), headers={"Content-Type": CONTENT_TYPE})
+
     for kind in (PingLlmError, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, _explain)
-    return Guard(app, settings)
+    return Guard(app, settings, service.metrics.answered)
 
 
 async def _page(file: Path, request: Request) -> Response:
@@ -79,26 +93,47 @@ async def _explain(request: Request, error: Exception) -> Response:
     return error_reply(413 if isinstance(error, TooManyError) else 422, error)
 
 
-def serve(settings: ServeSettings) -> None:
-    """Answer until Ctrl-C or SIGTERM."""
+def read_places(path: str) -> list[schemas.Place]:
+    """Of a nodes file: those whose location it has."""
+    return [
+        schemas.Place(
+            address=node.address or node.name, name=node.name, latitude=node.latitude, longitude=node.longitude
+        )
+        for node in read_nodes(path).values()
+        if node.latitude is not None and node.longitude is not None
+    ]
+
+
+def serve(settings: ServeSettings, watch: WatchSettings | None = None) -> None:
+    """Answer until Ctrl-C or SIGTERM; with `watch`, take in what its feeds bring, and export metrics of pairs."""
     _log_to_stderr()
     with listen(settings.host, settings.port) as listening:
         model = ModelAnswers(steady_predictor(settings.checkpoint, settings.context))
-        store, limits = read_store(settings.rows), settings.limits
+        options = InputOptions(nodes=settings.nodes)
+        store, limits = read_store(settings.rows, options), settings.limits
+        places = read_places(settings.nodes) if settings.nodes else []
+        arrivals: Queue[MeasurementSet] | None = Queue(limits.waiting) if settings.accept else None
         with ModelThread(model.forecast, limits.waiting) as thread:
-            service = Service(model=model, store=store, thread=thread, limits=limits)
+            service = Service(model=model, store=store, thread=thread, limits=limits, arrivals=arrivals, places=places)
+
+            feeds = {"post": from_queue(arrivals)} if arrivals is not None else {}
+            watcher = Watcher(service, replace(watch, feeds={**watch.feeds, **feeds})) if watch is not None else None
 
             def warmed(done: Future[Any]) -> None:
-                if not done.cancelled():
-                    service.warm = True
-                    if (error := done.exception()) is not None:
-                        log.error("warming up failed: %s", error)
+                if done.cancelled():
+                    return
+                service.warm = True
+                if (error := done.exception()) is not None:
+                    log.error("warming up failed: %s", error)
+                if watcher is not None:
+                    watcher.start()
 
             thread.submit(model.warm_up(), background=True).add_done_callback(warmed)
             host = f"[{settings.host}]" if ":" in settings.host else settings.host
             url = f"http://{host}:{listening.getsockname()[1]}"
             err.print(f"{model.name} answers at {url} (the API: /docs). Ctrl-C stops it.", markup=False)
-            uvicorn.Server(server_config(service, settings)).run(sockets=[listening])
+            with watcher or nullcontext():
+                uvicorn.Server(server_config(service, settings)).run(sockets=[listening])
 
 
 def server_config(service: Service, settings: ServeSettings) -> uvicorn.Config:

@@ -5,6 +5,7 @@ of each pair, for earlier ones of the same pair count less and less.
 """
 
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -18,11 +19,12 @@ import pyarrow.parquet as pq
 from ping_llm.core.console import progress
 from ping_llm.core.errors import PingLlmError, explained
 from ping_llm.core.measurements import can_measure
-from ping_llm.core.rtt import Ints
+from ping_llm.core.rtt import Floats, Ints
 from ping_llm.predict.predictor import load_history
 from ping_llm.rows.manifest import MANIFEST, Manifest
 from ping_llm.rows.measurement_set import MeasurementSet, joined, read_observations, rows_observations
-from ping_llm.sources.columns import OPTIONAL_WITHOUT_TIME, InputOptions, find_columns
+from ping_llm.sources.columns import AS_FOUND, OPTIONAL_WITHOUT_TIME, InputOptions, find_columns
+from ping_llm.sources.nodes import shown_names
 from ping_llm.sources.objects import column_of
 
 Role = Literal["source", "destination"]
@@ -37,7 +39,7 @@ def check_count(count: int, limit: int, what: str = "measurements") -> None:
         raise TooManyError(f"{count:,} {what} are more than the {limit:,} that this server takes at once")
 
 
-def read_store(inputs: Sequence[str]) -> "MeasurementStore":
+def read_store(inputs: Sequence[str], options: InputOptions = AS_FOUND) -> "MeasurementStore":
     """Of folders of prepared rows (all of their splits), and of measurement files of any kind; of none: empty."""
     folders = [Path(name) for name in inputs if (Path(name) / MANIFEST).is_file()]
     files = [name for name in inputs if Path(name) not in folders]
@@ -47,19 +49,21 @@ def read_store(inputs: Sequence[str]) -> "MeasurementStore":
             splits = Manifest.load(folder).splits
             sets += [rows_observations(folder, split, on_progress=advance) for split in splits]
         if files:
-            sets.append(read_observations(files, on_progress=advance))
+            sets.append(read_observations(files, options=options, on_progress=advance))
     return MeasurementStore(joined(sets))
 
 
 class MeasurementStore:
     """Measurements, indexed by the addresses of their sources.
 
-    The completer gets `max_for_completer` of them: to choose a context among 50,000 takes 15 ms.
+    The completer gets all of them, as from the command line, or of more than `max_for_completer` the latest of every
+    pair: what each request looks through takes 0.2 s for a million.
     """
 
-    def __init__(self, measured: MeasurementSet, max_for_completer: int = 50_000) -> None:
+    def __init__(self, measured: MeasurementSet, max_for_completer: int = 1_000_000) -> None:
         self.measured, self._limit = measured, max_for_completer
         observations, count = measured.observations, len(measured.nodes)
+        self._shown = shown_names(measured.described)
         self._node = {address: node for node, address in enumerate(measured.nodes)}
         self._by_source = np.argsort(observations.source, kind="stable")
         self._starts = np.searchsorted(observations.source[self._by_source], np.arange(count + 1))
@@ -72,6 +76,7 @@ class MeasurementStore:
 
     def rows_of(self, source: str, destination: str | None = None) -> Ints:
         """Numbers of the measurements of a source, or of a pair, in time order."""
+        source, destination = self._shown.get(source, source), destination and self._shown.get(destination, destination)
         if source not in self._node or (destination is not None and destination not in self._node):
             return np.zeros(0, np.int64)
         node = self._node[source]
@@ -79,6 +84,17 @@ class MeasurementStore:
         if destination is None:
             return rows
         return rows[self.measured.observations.destination[rows] == self._node[destination]]
+
+    def extended(self, arrived: MeasurementSet, limit: int) -> "MeasurementStore":
+        """With further measurements, of at most `limit` the latest. One without a time was made just now; where those
+        that are known have no times, no others are kept."""
+        times = arrived.observations.time_s
+        times = np.where(np.isnan(times), time.time(), times) if self.is_timed else np.full(len(times), np.nan)
+        arrived = replace(arrived, observations=replace(arrived.observations, time_s=times))
+        together = joined([self.measured, arrived]) if len(self) else arrived
+        if len(together.observations) > limit:
+            together = replace(together, observations=together.observations.take(slice(-limit, None)))
+        return MeasurementStore(together, self._limit)
 
     def search(self, text: str, role: Role, *, source: str | None = None, count: int = 20) -> dict[str, int]:
         """Addresses that begin with the text, then those that contain it, with their numbers of measurements; the most
@@ -98,6 +114,37 @@ class MeasurementStore:
         )
         return {address: int(-negative) for _, negative, address in found[:count]}
 
+    def between(self, rows: Ints, begin_s: float, end_s: float) -> Ints:
+        """Those of some rows that were measured in a range of time; NaN: without that end."""
+        times = self.measured.observations.time_s[rows]
+        return rows[~(times < begin_s) & ~(times > end_s)]
+
+    def matrix(self, count: int, begin_s: float, end_s: float) -> tuple[list[str], list[str], Floats, Ints]:
+        """At most so many of the busiest sources and destinations of a range of time, with the median RTT and the
+        number of measurements of each pair."""
+        known = self.measured.observations.take(self.between(np.arange(len(self)), begin_s, end_s))
+        ends = []
+        for end in (known.source, known.destination):
+            busy = np.argsort(-np.bincount(end, minlength=len(self.measured.nodes)), kind="stable")[:count]
+            ends.append(np.sort(busy[np.isin(busy, end)]))
+        sources, destinations = ends
+        shown = known.take(np.isin(known.source, sources) & np.isin(known.destination, destinations))
+        cell = np.searchsorted(sources, shown.source) * len(destinations) + np.searchsorted(
+            destinations, shown.destination
+        )
+        counts = np.bincount(cell, minlength=len(sources) * len(destinations))
+        order = np.lexsort((shown.rtt_ms, cell))  # timeouts last
+        starts, answered = (
+            np.cumsum(counts) - counts,
+            np.bincount(cell, ~np.isnan(shown.rtt_ms), len(counts)).astype(int),
+        )
+        sorted_ms = np.append(shown.rtt_ms[order].astype(np.float64), np.nan)
+        middle = [sorted_ms[np.where(answered > 0, starts + (answered - odd) // 2, -1)] for odd in (0, 1)]
+        medians = np.where(answered > 0, (middle[0] + middle[1]) / 2, np.nan)
+        names = [[self.measured.nodes[node] for node in end.tolist()] for end in ends]
+        shape = len(sources), len(destinations)
+        return names[0], names[1], medians.reshape(shape), counts.reshape(shape)
+
     @cached_property
     def busiest(self) -> list[tuple[str, str]]:
         """Pairs to begin with: the most measured one of each of the busiest sources."""
@@ -111,6 +158,8 @@ class MeasurementStore:
     def latest(self, sources: Sequence[str] | None, time_s: float, max_each: int) -> MeasurementSet:
         """Before a time (NaN: ever): the latest of each source or, for the completer (None), of every pair."""
         if sources is None:
+            if len(self) <= self._limit:
+                return self.measured  # the completer looks at nothing later than its question
             return self._latest_of_all_pairs if np.isnan(time_s) else self._latest_of_pairs(time_s)
         rows = [self._before(self.rows_of(source), time_s)[-max_each:] for source in dict.fromkeys(sources)]
         return self._subset(np.concatenate(rows))
@@ -122,14 +171,12 @@ class MeasurementStore:
     def _latest_of_pairs(self, time_s: float) -> MeasurementSet:
         """As many of each pair as the limit leaves room for."""
         rows = self._before(np.arange(len(self)), time_s)
-        if len(rows) <= self._limit:
-            return self._subset(rows)
         pair = self.measured.observations.take(rows).pair
         order = np.argsort(pair, kind="stable")
         ends = np.flatnonzero(np.append(np.diff(pair[order]) != 0, True))
         nth_from_last = np.empty(len(rows), np.int64)
         nth_from_last[order] = np.repeat(ends, np.diff(ends, prepend=-1)) - np.arange(len(rows))
-        kept = np.searchsorted(np.cumsum(np.bincount(nth_from_last)), self._limit, side="right")
+        kept = np.searchsorted(np.cumsum(np.bincount(nth_from_last, minlength=1)), self._limit, side="right")
         if kept == 0:  # more pairs than the limit: the latest of all
             return self._subset(rows[nth_from_last == 0][-self._limit :])
         return self._subset(rows[nth_from_last < kept])
@@ -173,7 +220,7 @@ _COMPRESSED: Final = (b"\x1f\x8b", b"BZh", b"(\xb5/\xfd", b"PK\x03\x04", b"\xfd7
 _MAX_EXPANSION: Final = 20  # bytes that a byte of Parquet may become. Measurements stay far below
 
 
-def read_upload(content: bytes, limit: int) -> MeasurementSet:
+def read_upload(content: bytes, limit: int, options: InputOptions = AS_FOUND) -> MeasurementSet:
     """At most `limit` measurements as CSV, Parquet, JSON lines or RIPE Atlas JSON."""
     start = content[:64].lstrip(b"\xef\xbb\xbf \t\r\n")
     if start.startswith(_COMPRESSED):
@@ -185,7 +232,7 @@ def read_upload(content: bytes, limit: int) -> MeasurementSet:
     else:
         check_count(content.count(b"\n"), limit)
         check_count(content.count(b"{") // 60, limit)  # far more objects than that are no list of measurements
-    measured = _read_file(content)
+    measured = _read_file(content, options)
     check_count(len(measured.observations), limit)
     return measured
 
@@ -211,11 +258,11 @@ def _check_parquet(content: bytes, limit: int) -> None:
         raise PingLlmError("this Parquet file becomes too large when it is unpacked")
 
 
-def _read_file(content: bytes) -> MeasurementSet:
+def _read_file(content: bytes, options: InputOptions) -> MeasurementSet:
     with tempfile.TemporaryDirectory(prefix="ping-llm-upload-") as folder:
         path = Path(folder) / "upload"
         path.write_bytes(content)
         try:
-            return read_observations([path])
+            return read_observations([path], options=options)
         except PingLlmError as error:
             raise PingLlmError(str(error).replace(str(path), "the file").partition("; name yours with")[0]) from error

@@ -288,6 +288,6 @@ const chart = (() => {
       update(next) { destroy(); destroy = create(element, next); },
       destroy: () => destroy(),
     };
-  }, { formats, logTicks });
+  }, { formats, linearTicks, logTicks });
 })();
 globalThis.chart = chart;

@@ -1,19 +1,21 @@
 // What the charts of this page show, as specifications for chart.js, which the page shares with the run report. Each
-// gives { spec, table }: a chart, and the same values as { head, rows }.
+// gives { spec, table }: a chart, and the same values as columns.
 
 import { h } from "./dom.js";
+import { column, downloads, tableOf } from "./tables.js";
 import { count, interval, ms, percent, plural, tickMs, time } from "./format.js";
 
 const inMs = (value) => `${tickMs(value)} ms`;
 const INTERVAL = ["0.1", "0.9"];
 
-// A card with a title, a note, the chart, and a button that shows its table instead.
+// A card with a title, a note, the chart, and buttons that show its table instead, or save it.
 export function figure(title, name) {
   const note = h("p", { class: "note" });
   const plot = h("div", { class: "plot", tabindex: "0", role: "group", "aria-label": `${title}. Arrow keys read single values.` });
   const data = h("div", { class: "data", hidden: true, tabindex: "0", role: "region", "aria-label": `${title}: data` });
   const toggle = h("button", { type: "button", class: "plain small", "aria-pressed": "false", onclick: flip }, "Table");
-  const element = h("figure", { class: `card ${name}` }, h("figcaption", {}, h("h3", {}, title), toggle), note, plot, data);
+  const buttons = h("span", { class: "downloads" }, toggle, downloads(name, () => current.table()));
+  const element = h("figure", { class: `card ${name}-figure` }, h("figcaption", {}, h("h3", {}, title), buttons), note, plot, data);
   let current = null;
   let drawn = null;
 
@@ -35,45 +37,52 @@ export function figure(title, name) {
     element,
     show(shown, text = null) {
       current = shown;
-      note.textContent = text;
+      note.replaceChildren(...[text].flat().filter(Boolean));
       note.hidden = !text;
       draw();
     },
   };
 }
 
-const MAX_ROWS = 1000;
-
-function tableOf({ head, rows }) {
-  return h("table", {},
-    h("thead", {}, h("tr", {}, head.map((name) => h("th", { scope: "col" }, name)))),
-    h("tbody", {}, rows.slice(0, MAX_ROWS).map((row) => h("tr", {}, row.map((cell) => h("td", { class: "number" }, cell))))),
-    rows.length > MAX_ROWS && h("caption", {}, `The first ${MAX_ROWS} of ${rows.length}.`));
-}
-
-// Density of ln RTT; the 80 % interval is darker.
-export function densityChart(prediction) {
-  const { edges, probability } = prediction.density;
-  const x = probability.map((_, bin) => Math.sqrt(edges[bin] * edges[bin + 1]));
-  const [low, high] = INTERVAL.map((level) => prediction.quantiles[level]);
-  const cumulative = [];
-  probability.reduce((sum, share, bin) => (cumulative[bin] = sum + share), 0);
+// Densities of ln RTT, one for each prediction, drawn smooth; the 80 % interval of a single one is darker.
+export function densityChart(...predictions) {
+  const shown = predictions.map((prediction) => {
+    const { edges, probability } = prediction.density;
+    const x = probability.map((_, bin) => Math.sqrt(edges[bin] * edges[bin + 1]));
+    const cumulative = [];
+    probability.reduce((sum, share, bin) => (cumulative[bin] = sum + share), 0);
+    const width = Math.log(edges[1] / edges[0]);
+    const y = smooth(probability, 0.1 * Math.log(prediction.quantiles["0.9"] / prediction.quantiles["0.1"]) / width).map((share) => share / width);
+    return { x, y, edges, probability, cumulative, range: visible(edges, probability, cumulative) };
+  });
+  const [first] = shown;
+  const isAlone = shown.length === 1;
+  const [low, high] = INTERVAL.map((level) => predictions[0].quantiles[level]);
+  const range = [Math.min(...shown.map((one) => one.range[0])), Math.max(...shown.map((one) => one.range[1]))];
   return {
     spec: {
-      x: { log: true, range: visible(edges, probability, cumulative), format: inMs },
-      y: { range: [0, 1.06 * Math.max(...probability)], hidden: true },
+      x: { log: true, range, format: inMs },
+      y: { range: [0, 1.06 * Math.max(...shown.flatMap((one) => one.y))], hidden: true },
       series: [
-        { kind: "area", x, y: probability },
-        { kind: "area", x, y: probability.map((share, bin) => (x[bin] >= low && x[bin] <= high ? share : null)) },
-      ],
-      marks: [[prediction.median, `median ${ms(prediction.median)}`, 2]],
-      tip: (bin) => [`${ms(edges[bin])} to ${ms(edges[bin + 1])}`, `${percent(probability[bin])} of the answers`, `${percent(cumulative[bin])} are not longer`],
+        ...shown.map(({ x, y }, index) => ({ kind: "area", colour: 1 + 2 * index, x, y: isAlone ? y : y.map((value, bin) => (x[bin] >= shown[index].range[0] && x[bin] <= shown[index].range[1] ? value : null)) })),
+        isAlone && { kind: "area", x: first.x, y: first.y.map((value, bin) => (first.x[bin] >= low && first.x[bin] <= high ? value : null)) },
+      ].filter(Boolean),
+      marks: predictions.map((prediction, index) => [prediction.median, isAlone ? `median ${ms(prediction.median)}` : "AB"[index], isAlone ? 2 : 1 + 2 * index]).sort((a, b) => a[0] - b[0]),
+      ...(isAlone ? { tip: (bin) => [`${ms(first.edges[bin])} to ${ms(first.edges[bin + 1])}`, `${percent(first.probability[bin])} of the answers`, `${percent(first.cumulative[bin])} are not longer`] } : { tip: () => ["A and B", ...predictions.map((one, index) => `${"AB"[index]}: median ${ms(one.median)}`)] }),
     },
-    table: () => ({
-      head: ["from", "to", "probability", "not longer"],
-      rows: probability.map((share, bin) => [ms(edges[bin]), ms(edges[bin + 1]), percent(share), percent(cumulative[bin])]),
-    }),
+    table: () => shown.flatMap(({ edges, probability, cumulative }, index) => [
+      column(`${isAlone ? "" : `${"AB"[index]} `}from`, edges.slice(0, -1), ms), column("to", edges.slice(1), ms),
+      column("probability", probability, percent), column("not longer", cumulative, percent)].map((one, at) => (isAlone || at === 0 ? one : { ...one, name: `${"AB"[index]} ${one.name}` }))),
   };
+}
+
+// A moving average under a bell of so many bins: a model's own bins are finer than what anybody can know.
+function smooth(values, spread) {
+  const reach = Math.min(Math.ceil(3 * spread), values.length);
+  if (!(reach > 0)) return values;
+  const bell = [...Array(2 * reach + 1).keys()].map((at) => Math.exp(-(((at - reach) / spread) ** 2) / 2));
+  const whole = bell.reduce((sum, value) => sum + value);
+  return values.map((_, bin) => bell.reduce((sum, weight, at) => sum + weight * (values[bin + at - reach] ?? 0), 0) / whole);
 }
 
 // The part of the axis where anything is to be seen; of a long tail only the beginning.
@@ -92,7 +101,7 @@ export function historyChart(measured, prediction) {
   const when = hasTimes ? times : rtt.map((_, index) => index + 1);
   const span = when.at(-1) - when[0] || 1;
   const x = [...when, when.at(-1) + 0.06 * span, when.at(-1) + 0.11 * span];
-  const [low, high] = shownRtts(rtt, INTERVAL.map((level) => prediction.quantiles[level]));
+  const [low, high] = shownRtts(rtt, ["0.05", "0.95"].map((level) => prediction.quantiles[level]));
   const edge = high ** 0.985 * low ** 0.015; // for timeouts, and for outliers beyond the chart
   const predicted = (level) => [...when.map(() => null), prediction.quantiles[level], prediction.quantiles[level]];
   const points = (value) => [...rtt.map(value), null, null];
@@ -113,7 +122,7 @@ export function historyChart(measured, prediction) {
         ? [ms(rtt[index]), hasTimes ? time(times[index]) : `measurement ${index + 1}`]
         : [`predicted ${ms(prediction.median)}`, `80 % interval ${interval(prediction.quantiles)}`, `no answer: ${percent(prediction.p_failed)}`],
     },
-    table: () => ({ head: ["time", "RTT"], rows: rtt.map((one, index) => [time(times[index]), ms(one)]) }),
+    table: () => [column("time", times.map((seconds) => time(seconds))), column("RTT", rtt, ms)],
   };
 }
 
@@ -147,10 +156,7 @@ export function contextChart(steps, at) {
       marks: [[at, "", 2]],
       tip: (step) => [`from ${plural(steps[step].size, "measurement")}`, `median ${ms(medians[step])}`, `80 % interval ${interval(steps[step].quantiles)}`, `no answer: ${percent(steps[step].p_failed)}`],
     },
-    table: () => ({
-      head: ["measurements", "10 %", "median", "90 %", "no answer"],
-      rows: steps.map((step) => [count(step.size), ms(step.quantiles["0.1"]), ms(step.median), ms(step.quantiles["0.9"]), percent(step.p_failed)]),
-    }),
+    table: () => [column("measurements", steps.map((step) => step.size), count), ...["0.1", "0.5", "0.9"].map((level) => column(`${100 * level} %`, steps.map((step) => step.quantiles[level]), ms)), column("no answer", steps.map((step) => step.p_failed), percent)],
   };
 }
 
@@ -173,46 +179,63 @@ export function anomalyChart(scored, threshold) {
       nearest: "point",
       tip: (index) => [`${bits[index].toFixed(1)} bits`, `${scored.src_addr[rows[index]]} → ${scored.dst_addr[rows[index]]}`, ms(scored.rtt[rows[index]]), time(scored.event_time[rows[index]])].filter(Boolean),
     },
-    table: () => ({
-      head: ["time", "source", "destination", "RTT", "bits"],
-      rows: rows.map((row) => [time(scored.event_time[row]), scored.src_addr[row], scored.dst_addr[row], ms(scored.rtt[row]), scored.bits[row].toFixed(1)]),
-    }),
+    table: () => scoreColumns(scored, rows),
   };
 }
 
-// Destinations as a table with a bar in each row. `bar(one)` gives what to draw as [class, from, to], in shares of its width.
-function barCard(title, name, note, heads, ticks, destinations, { link, bar, cells }) {
+// Some of the scored measurements, with what was expected of each.
+export function scoreColumns(scored, rows) {
+  const of = (name) => rows.map((row) => scored[name][row]);
+  const known = (name, value) => column(name, value, (one) => (one === null ? "–" : ms(one)));
+  return [column("pair", rows.map((row) => `${scored.src_addr[row]} → ${scored.dst_addr[row]}`)), column("bits", of("bits"), (bits) => bits.toFixed(1)), column("RTT", of("rtt"), ms),
+    known("expected", of("expected")), known("10 %", of("low")), known("90 %", of("high")), column("time", of("event_time"), time)];
+}
+
+// Pairs as a table with a bar in each row. `bar(one)` gives what to draw as [class, from, to], in shares of its width.
+function barCard(title, name, note, first, heads, ticks, rows, { link, label, bar, cells, columns }) {
   const across = (element, from, to = from) => { // by the object model: the page forbids style attributes
     element.style.left = `${100 * from}%`;
     element.style.width = `${100 * (to - from)}%`;
     return element;
   };
-  const axis = h("div", { class: "track" }, ticks.map(([at, label]) => across(h("span", { class: "tick" }, label), at)));
-  const row = (one) => h("tr", {}, h("th", { scope: "row" }, h("a", { href: link(one.dst_addr) }, one.dst_addr)),
+  const axis = h("div", { class: "track" }, ticks.map(([at, text]) => across(h("span", { class: "tick" }, text), at)));
+  const row = (one) => h("tr", {}, h("th", { scope: "row" }, h("a", { href: link(one) }, label(one))),
     h("td", { class: "bar" }, h("div", { class: "track", "aria-hidden": "true" }, bar(one).map(([kind, from, to]) => across(h("span", { class: kind }), from, to)))),
     cells(one).map((cell, index) => h("td", { class: "number", "data-head": heads[index] }, cell)));
-  return h("figure", { class: `card ${name}` }, h("figcaption", {}, h("h3", {}, title)), h("p", { class: "note" }, note),
-    h("table", { class: "bars" }, h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "destination"), h("th", { class: "bar" }, axis), heads.map((head) => h("th", { scope: "col" }, head)))),
-      h("tbody", {}, destinations.map(row))));
+  return h("figure", { class: `card ${name}-figure` }, h("figcaption", {}, h("h3", {}, title), downloads(name, columns)), h("p", { class: "note" }, note),
+    h("table", { class: "bars" }, h("thead", {}, h("tr", {}, h("th", { scope: "col" }, first), h("th", { class: "bar" }, axis), heads.map((head) => h("th", { scope: "col" }, head)))),
+      h("tbody", {}, rows.map(row))));
 }
 
-// Destinations by predicted RTT, each with its 50 and 80 % intervals on one logarithmic axis.
-export function rankCard(title, note, ranking, link) {
-  const [low, high] = [Math.min(...ranking.map((one) => one.quantiles["0.1"])) / 1.05, Math.max(...ranking.map((one) => one.quantiles["0.9"])) * 1.05];
-  const at = (rtt) => Math.log(rtt / low) / Math.log(high / low);
+export function predictionColumns(found) {
+  const of = (get) => found.map(get);
+  return [column("source", of((one) => one.src_addr)), column("destination", of((one) => one.dst_addr)), column("median", of((one) => one.median)),
+    ...INTERVAL.map((level) => column(`${100 * level} %`, of((one) => one.quantiles[level]))), column("no answer", of((one) => one.p_failed)),
+    column("measurements", of((one) => one.support?.pair_measurements)), column("guess", of((one) => one.support?.extrapolating))];
+}
+
+// Pairs by predicted RTT, each with its 50 and 80 % intervals on one axis: from 0, or logarithmic where RTTs differ much.
+export function rankCard(title, note, ranking, link, { name = "rank", first = "destination", label = (one) => one.dst_addr } = {}) {
+  const [least, most] = [Math.min(...ranking.map((one) => one.quantiles["0.1"])), Math.max(...ranking.map((one) => one.quantiles["0.9"]))];
+  const isLog = most > 30 * least;
+  const [low, high] = [isLog ? least / 1.1 : 0, most * (isLog ? 1.1 : 1.04)];
+  const at = (rtt) => (isLog ? Math.log(rtt / low) / Math.log(high / low) : rtt / high);
+  const ticks = isLog ? globalThis.chart.logTicks(low, high, 5) : globalThis.chart.linearTicks(0, high, 5).filter((tick) => tick < 0.97 * high);
   const range = (one, from, to) => [at(one.quantiles[from]), at(one.quantiles[to])];
-  return barCard(title, "rank-figure", note, ["median", "80 % interval", "no answer"], globalThis.chart.logTicks(low, high, 5).map((tick) => [at(tick), inMs(tick)]), ranking, {
-    link,
+  return barCard(title, name, `${note} The scale ${isLog ? "is logarithmic" : "begins at 0"}.`, first, ["median", "80 % interval", "no answer"], ticks.map((tick) => [at(tick), inMs(tick)]), ranking, {
+    link, label,
     bar: (one) => [["range", ...range(one, "0.1", "0.9")], ["range inner", ...range(one, "0.25", "0.75")], ["middle", at(one.median), at(one.median)]],
     cells: (one) => [one.support?.extrapolating ? `? ${ms(one.median)}` : ms(one.median), interval(one.quantiles), percent(one.p_failed)],
+    columns: () => predictionColumns(ranking),
   });
 }
 
-// Destinations by how likely they are.
+// Destinations by how likely they are: a full bar is certain.
 export function likelyCard(title, note, found, link) {
-  return barCard(title, "find-figure", note, ["probability", "predicted median", "no answer"], [], found, {
-    link,
-    bar: (one) => [["range inner", 0, one.probability / (found[0].probability || 1)]],
+  return barCard(title, "find", `${note} A full bar is 100 %.`, "destination", ["probability", "predicted median", "no answer"], [], found, {
+    link: (one) => link(one.dst_addr), label: (one) => one.dst_addr,
+    bar: (one) => [["range whole", 0, 1], ["range inner", 0, one.probability]],
     cells: (one) => [percent(one.probability), one.median ? ms(one.median) : "–", Number.isFinite(one.p_failed) ? percent(one.p_failed) : "–"],
+    columns: () => ["dst_addr", "probability", "median", "p_failed"].map((name) => column(name, found.map((one) => one[name]))),
   });
 }

@@ -1,7 +1,7 @@
 // What the forms of all views have in common.
 
 import { h, field, notice } from "./dom.js";
-import { combobox, isAddress } from "./combobox.js";
+import { combobox, isNode } from "./combobox.js";
 import { DESTINATION, SOURCE } from "./example.js";
 import { history, measurementsPanel } from "./measurements.js";
 import { address, go, note, read } from "./state.js";
@@ -21,10 +21,32 @@ export function addressField(label, { role, source, value = "", info, placeholde
     fail,
     check() {
       const text = box.input.value.trim();
-      fail(text === "" ? "An address is needed." : isAddress(text) ? "" : `“${text}” is not an IPv4 or IPv6 address.`);
-      return text !== "" && isAddress(text) ? text : null;
+      fail(text === "" ? "An address or a name is needed." : isNode(text) ? "" : `“${text}” is neither an address nor a name.`);
+      return isNode(text) ? text : null;
     },
   };
+}
+
+// From when until when: what was measured at other times is not shown.
+export function rangeFields(state) {
+  const input = (value) => h("input", { type: "text", placeholder: "2025-03-03T12:00Z", value: value || "", maxlength: 40, autocomplete: "off" });
+  const [from, until] = [input(state.from), input(state.until)];
+  const [first, last] = [field("Measured from (optional)", from), field("Until (optional)", until)];
+  const isTime = (text) => text === "" || !Number.isNaN(Date.parse(text));
+  return {
+    element: h("div", { class: "range-fields" }, first, last),
+    check() {
+      const [begin, end] = [from.value.trim(), until.value.trim()];
+      for (const [one, text] of [[first, begin], [last, end]]) one.fail(isTime(text) ? "" : "Write a time such as 2025-03-03 or 2025-03-03T12:00Z.");
+      return isTime(begin) && isTime(end) ? { from: begin, until: end } : null;
+    },
+  };
+}
+
+// The rows of the visitor's own measurements that lie in this range.
+export function inRange(columns, state) {
+  const [begin, end] = [state.from, state.until].map((text) => (text ? Date.parse(text) / 1000 : NaN));
+  return columns.rtt.map((_, row) => row).filter((row) => !(columns.event_time[row] < begin) && !(columns.event_time[row] > end));
 }
 
 // A form that asks: fields, the visitor's measurements, whether the server's count, and the button.
@@ -32,8 +54,13 @@ export function askingForm(info, button, fields, onsubmit) {
   const useRows = h("input", { type: "checkbox", id: "use-rows", checked: read().rows !== "0" });
   useRows.addEventListener("change", () => note({ rows: useRows.checked ? "" : "0" }));
   const also = info.rows && h("div", { class: "check" }, useRows, h("label", { for: "use-rows" }, "Use the server's measurements"));
-  return h("form", { class: "card ask", novalidate: true, onsubmit: (event) => { event.preventDefault(); onsubmit(); toResults(); } },
+  return h("form", { class: "card ask", novalidate: true, onsubmit: (event) => { event.preventDefault(); onsubmit(); clearIfWrong(); toResults(); } },
     fields, measurementsPanel(() => read().src && onsubmit()), also, h("button", { type: "submit", class: "main" }, button));
+}
+
+// An answer to another question is not to stand beside one that cannot be asked.
+export function clearIfWrong() {
+  if (document.querySelector(".ask [aria-invalid=true]")) document.querySelector(".results")?.replaceChildren(notice("bad", h("p", {}, "Something is missing or wrong: see the form.")));
 }
 
 // Where the form is above the results, they may be out of sight.
@@ -56,7 +83,7 @@ export function beginning(info, title, explanation, link) {
 
 // The other queries, for those who are here for the first time.
 export function otherQuestions() {
-  const others = [["find", "Who answers in 20 ms?", "Destinations for a round-trip time."], ["rank", "Which of them is nearest?", "Several destinations, in order."], ["anomalies", "What went wrong, and when?", "Results with high anomaly scores."]];
+  const others = [["find", "Who answers in 20 ms?", "Destinations for a round-trip time."], ["rank", "Which of them is nearest?", "Several destinations, in order."], ["matrix", "What does it look like?", "All pairs at once, measured and predicted."], ["anomalies", "What went wrong, and when?", "Results with high anomaly scores."], ["suggest", "What should be measured next?", "The pairs that would say most."]];
   return h("ul", { class: "others" }, others.map(([view, question, what]) => h("li", {}, h("a", { class: "card", href: `#${view}` }, h("strong", {}, question), h("span", {}, what)))));
 }
 

@@ -5,14 +5,15 @@ import { h, loading } from "./dom.js";
 import { findView } from "./find.js";
 import { failure } from "./forms.js";
 import { day, plural } from "./format.js";
+import { matrixView } from "./matrix.js";
 import { fromState } from "./measurements.js";
 import { predictView } from "./predict.js";
 import { rankView } from "./rank.js";
 import { read } from "./state.js";
+import { suggestView } from "./suggest.js";
 import { anomaliesView } from "./anomalies.js";
 
-const VIEWS = { predict: predictView, find: findView, rank: rankView, anomalies: anomaliesView };
-const TITLES = { predict: "Predict", find: "Find", rank: "Rank", anomalies: "Anomalies" };
+const VIEWS = { predict: predictView, rank: rankView, matrix: matrixView, find: findView, suggest: suggestView, anomalies: anomaliesView };
 const main = document.getElementById("main");
 let info = null;
 
@@ -59,7 +60,7 @@ async function watch() {
 async function render() {
   const state = read();
   if (!VIEWS[state.view]) state.view = "predict";
-  document.title = `${TITLES[state.view]} – ping-llm`;
+  document.title = `${state.view[0].toUpperCase()}${state.view.slice(1)} – ping-llm`;
   for (const link of document.querySelectorAll("nav [data-view]")) {
     if (link.dataset.view === state.view) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");

@@ -27,7 +27,7 @@ export async function fromState(state) {
 }
 
 async function take(bytes, about) {
-  const columns = await send("measurements", bytes);
+  const columns = await send("read", bytes);
   Object.assign(held, { columns, ...about });
 }
 

@@ -1,12 +1,13 @@
 // One pair: the predicted distribution, its history, and how the prediction changes with its context.
 
 import { get, post } from "./api.js";
-import { contextChart, densityChart, figure, historyChart } from "./charts.js";
+import { contextChart, densityChart, figure, historyChart, predictionColumns } from "./charts.js";
 import { field, h, loading, notice } from "./dom.js";
-import { count, interval, ms, percent, plural } from "./format.js";
-import { address, addressField, askingForm, beginning, failure, firstWrong, go, otherQuestions } from "./forms.js";
+import { count, interval, ms, percent, plural, time } from "./format.js";
+import { address, addressField, askingForm, beginning, failure, firstWrong, go, inRange, otherQuestions, rangeFields } from "./forms.js";
 import { asObjects, history } from "./measurements.js";
 import { read } from "./state.js";
+import { column, downloads, tableCard } from "./tables.js";
 
 const DENSITY_BINS = 320;
 const CONTEXT_BINS = 400;
@@ -16,26 +17,34 @@ export function predictView(state, info) {
   const source = addressField("Source (the probe)", { role: "source", value: state.src, info, placeholder: "address that measures" });
   const destination = addressField("Destination", { role: "destination", source: () => source.input.value, value: state.dst, info, placeholder: "address that is measured" });
   const when = h("input", { type: "text", placeholder: "after everything", value: state.time || "", maxlength: 40, autocomplete: "off" });
-  const time = field("Time (optional)", when, "Such as 2025-03-03T12:00Z. Nothing later is used.");
-  const form = askingForm(info, "Predict", [source.element, destination.element, time], submit);
+  const at = field("Time (optional)", when, "Such as 2025-03-03T12:00Z. Nothing later is used.");
+  const range = rangeFields(state);
+  const other = { src2: ["Source", state.src], dst2: ["Destination", state.dst], time2: ["Time", state.time || "after everything"] };
+  const inputs = Object.fromEntries(Object.entries(other).map(([name, [, same]]) => [name, h("input", { type: "text", placeholder: same || "the same", value: state[name] || "", maxlength: 255, autocomplete: "off", spellcheck: "false" })]));
+  const compare = h("details", { class: "own", open: isComparison(state) }, h("summary", {}, "Compare with another pair or time"), Object.entries(other).map(([name, [label]]) => field(`${label} of B`, inputs[name])), h("p", { class: "hint" }, "What is left empty is as above."));
+  const shown = h("details", { class: "own", open: Boolean(state.from || state.until) }, h("summary", {}, "Time range of the chart"), range.element);
+  const form = askingForm(info, "Predict", [source.element, destination.element, at, compare, shown], submit);
   let asking = new AbortController();
 
   function submit() {
     const [src, dst] = [source.check(), destination.check()];
-    if (!src || !dst) return firstWrong(source, destination);
-    go({ ...read(), view: "predict", src, dst, time: when.value.trim() });
+    const limits = range.check();
+    if (!src || !dst || !limits) return firstWrong(source, destination);
+    go({ ...read(), view: "predict", src, dst, time: when.value.trim(), ...limits, ...Object.fromEntries(Object.entries(inputs).map(([name, input]) => [name, input.value.trim()])) });
   }
 
   async function ask(src, dst) {
     asking.abort();
     asking = new AbortController();
     const { signal } = asking;
-    const question = { src_addr: src, dst_addr: dst, ...(state.time ? { event_time: state.time } : {}) };
+    const question = questionOf(src, dst, state.time);
+    const questions = isComparison(state) ? [question, questionOf(state.src2 || src, state.dst2 || dst, state.time2 || state.time)] : [question];
     const shared = { history: asObjects(), use_rows: state.rows !== "0" };
     results.replaceChildren(loading(info.warm ? "Predicting …" : "The model is being prepared: first answers take some seconds …"));
     results.setAttribute("aria-busy", "true");
     try {
-      const { predictions } = await post("predict", { questions: [question], bins: DENSITY_BINS, ...shared }, signal);
+      const { predictions } = await post("predict", { questions, bins: DENSITY_BINS, ...shared }, signal);
+      if (predictions.length > 1) return await showBoth(predictions, signal);
       const known = await measuredOf(src, dst, state, signal);
       show(predictions[0], known, post("context", { question, bins: CONTEXT_BINS, ...shared }, signal));
     } catch (problem) {
@@ -45,26 +54,31 @@ export function predictView(state, info) {
     results.removeAttribute("aria-busy");
   }
 
+  async function showBoth(predictions, signal) {
+    const measured = await Promise.all(predictions.map((one) => measuredOf(one.src_addr, one.dst_addr, state, signal)));
+    const density = figure("Predicted RTTs", "density");
+    const series = measured.map((known, index) => known.rtt.length > 0 && figure(`Measured before: ${"AB"[index]}`, "series"));
+    results.replaceChildren(comparison(predictions), density.element, ...series.map((one) => one && one.element).filter(Boolean));
+    density.show(densityChart(...predictions), "The higher, the likelier. Lines are the medians.");
+    series.forEach((one, index) => one && one.show(historyChart(measured[index], predictions[index]), historyNote(measured[index])));
+    results.removeAttribute("aria-busy");
+  }
+
   function show(prediction, known, growing) {
-    const density = figure("Predicted RTT", "density-figure");
-    const series = known.rtt.length > 0 && figure("Measured before", "series-figure");
+    const density = figure("Predicted RTT", "density");
+    const series = known.rtt.length > 0 && figure("Measured before", "series");
     const context = h("div", { class: "context" }, h("div", { class: "card" }, loading("Predicting again with less context …")));
     results.replaceChildren(headline(prediction), restsOn(prediction.support), density.element,
-      series ? series.element : neverMeasured(info), context);
+      series ? series.element : neverMeasured(info, state), context);
     density.show(densityChart(prediction));
-    const notes = [
-      known.total > known.rtt.length && `The latest ${count(known.rtt.length)} of ${count(known.total)}.`,
-      known.rtt.includes(null) && "Red at the top: no answer came.",
-      "On the right: the prediction, with its 50 and 90 % intervals.",
-    ];
-    series && series.show(historyChart(known, prediction), notes.filter(Boolean).join(" "));
+    series && series.show(historyChart(known, prediction), historyNote(known));
     growing.then((found) => context.replaceChildren(...contextPart(found, density, prediction, info)),
       (problem) => problem.name !== "AbortError" && context.replaceChildren(failure(problem)));
   }
 
   if (state.src && state.dst) {
     if (source.check() && destination.check()) ask(state.src.trim(), state.dst.trim());
-    else results.replaceChildren(notice("bad", h("p", {}, "These are not two addresses: see the form.")));
+    else results.replaceChildren(notice("bad", h("p", {}, "These are not two nodes: see the form.")));
   } else {
     results.replaceChildren(beginning(info, "How long would a ping take?",
       "Choose who measures and who is measured. The answer is a distribution: how long it takes, how sure that is, and how likely no answer comes at all.",
@@ -73,11 +87,34 @@ export function predictView(state, info) {
   return h("div", { class: "view" }, form, results);
 }
 
+const isComparison = (state) => Boolean(state.src2 || state.dst2 || state.time2);
+
+const questionOf = (src, dst, time) => ({ src_addr: src, dst_addr: dst, ...(time ? { event_time: time } : {}) });
+
+function historyNote(known) {
+  return [
+    known.total > known.rtt.length && `The latest ${count(known.rtt.length)} of ${count(known.total)}.`,
+    known.rtt.includes(null) && "Red at the top: no answer came.",
+    "On the right: the prediction, with its 50 and 90 % intervals.",
+  ].filter(Boolean).join(" ");
+}
+
+// Two answers beside each other, and what is between them.
+function comparison(predictions) {
+  const name = (one) => `${one.src_addr} → ${one.dst_addr}${one.event_time === null ? "" : `, ${time(one.event_time)}`}`;
+  const [a, b] = predictions.map((one) => one.median);
+  const longer = a === b ? "Both medians are the same." : `The median of ${a > b ? "A" : "B"} is ${ms(Math.abs(a - b))} longer: ${(Math.max(a, b) / Math.min(a, b)).toFixed(2)} times that of ${a > b ? "B" : "A"}.`;
+  const rows = predictions.map((one, index) => h("tr", {}, h("th", { scope: "row" }, h("i", { class: `key-${"ab"[index]}` }), `${"AB"[index]}: ${name(one)}`), [one.support?.extrapolating ? `? ${ms(one.median)}` : ms(one.median), interval(one.quantiles), percent(one.p_failed)].map((cell) => h("td", { class: "number" }, cell))));
+  return h("div", { class: "card compared" }, h("div", { class: "caption" }, h("h3", {}, "A and B"), downloads("comparison", () => [column("name", ["A", "B"]), ...predictionColumns(predictions)])), h("p", { class: "note" }, longer),
+    h("div", { class: "data" }, h("table", {}, h("thead", {}, h("tr", {}, ["", "median", "80 % interval", "no answer"].map((one) => h("th", { scope: "col" }, one)))), h("tbody", {}, rows))),
+    predictions.map((one, index) => one.support?.extrapolating && h("p", { class: "support guess" }, h("strong", {}, `${"AB"[index]} is a guess: ${one.support.reason}.`))));
+}
+
 function headline(prediction) {
   const { quantiles, median, p_failed } = prediction;
   const figures = [
-    ["Median RTT", ms(median), "half of the answers are shorter"],
-    ["80 % interval", interval(quantiles), "10 % are shorter, 10 % are longer"],
+    ["Median RTT", ms(median), "half of the answers are faster"],
+    ["80 % interval", interval(quantiles), "1 answer in 10 is faster, 1 in 10 is slower"],
     ["No answer", percent(p_failed), "probability of a timeout"],
   ];
   return h("dl", { class: "headline" }, figures.map(([name, value, meaning]) =>
@@ -93,7 +130,8 @@ function restsOn(support) {
   return h("p", { class: `support ${extrapolating ? "guess" : ""}` }, guess, known, chain > 1 && ` The shortest chain of measurements between the two has ${chain} hops.`);
 }
 
-function neverMeasured(info) {
+function neverMeasured(info, state) {
+  if (state.from || state.until) return h("div", { class: "card empty small" }, h("h3", {}, "Measured before"), h("p", {}, "Nothing in the chosen range of time."));
   const what = info.kind === "completer" ? "The prediction comes from other pairs." : "The prediction comes from what else the source measured.";
   return h("div", { class: "card empty small" }, h("h3", {}, "Measured before"), h("p", {}, `Never: this pair is not among the known measurements. ${info.rows || history() ? what : "Nothing else is known either: this is what the model takes for usual."}`));
 }
@@ -101,7 +139,7 @@ function neverMeasured(info) {
 // A slider over the number of measurements, which moves the density above.
 function contextPart({ context, steps }, density, prediction, info) {
   const which = info.kind === "completer" ? "most informative" : "latest";
-  const chart = figure("How the prediction changes as context is added", "context-figure");
+  const chart = figure("How the prediction changes as context is added", "context");
   if (steps.length < 2) {
     return [h("div", { class: "card empty small" }, h("h3", {}, "How the prediction changes as context is added"), h("p", {}, "No known measurement bears on this pair, so there is nothing to add."))];
   }
@@ -109,6 +147,7 @@ function contextPart({ context, steps }, density, prediction, info) {
   const said = h("output", {});
   const play = h("button", { type: "button", class: "play", "aria-label": "Play", onclick: start }, "▶");
   let timer = 0;
+  let at = steps.length - 1; // what the distribution above shows
 
   function set(index) {
     slider.value = index;
@@ -118,7 +157,8 @@ function contextPart({ context, steps }, density, prediction, info) {
     said.replaceChildren(h("span", {}, `From ${of}: `), h("strong", {}, ms(step.median)), h("span", {}, `, no answer: ${percent(step.p_failed)}`));
     chart.show(contextChart(steps, index), "Over the number of measurements in the context; bands are 50 and 80 % intervals. The slider also moves the distribution above.");
     const isLast = index === steps.length - 1;
-    density.show(densityChart(isLast ? prediction : step), isLast ? null : `From ${of}.`);
+    if (index !== at) density.show(densityChart(isLast ? prediction : step), isLast ? null : `From ${of}.`);
+    at = index;
   }
 
   function stop() {
@@ -147,18 +187,18 @@ function contextPart({ context, steps }, density, prediction, info) {
 }
 
 function contextTable(context, which) {
-  const rows = context.rtt.slice(0, 12).map((rtt, row) => h("tr", {}, h("td", { class: "number" }, String(row + 1)), h("td", {}, context.src_addr[row]), h("td", {}, context.dst_addr[row]), h("td", { class: "number" }, ms(rtt))));
-  return h("details", { class: "card looked" }, h("summary", {}, `The context of the prediction: ${plural(context.rtt.length, "measurement")}`),
-    h("div", { class: "data", tabindex: "0", role: "region", "aria-label": "Measurements in the context" }, h("table", {}, h("thead", {}, h("tr", {}, ["", "source", "destination", "RTT"].map((name) => h("th", { scope: "col" }, name)))), h("tbody", {}, rows))),
-    context.rtt.length > 12 && h("p", { class: "note" }, `… and ${count(context.rtt.length - 12)} more, the ${which} first.`));
+  return tableCard(`The context of the prediction: ${plural(context.rtt.length, "measurement")}`, "context-table", `The ${which} first.`, [
+    column("source", context.src_addr), column("destination", context.dst_addr), column("RTT", context.rtt, ms), column("time", context.event_time, time)]);
 }
+
+export const asIso = (text) => (text ? new Date(text).toISOString() : "");
 
 async function measuredOf(src, dst, state, signal) {
   const parts = [];
-  if (state.rows !== "0") parts.push(await get("history", { src_addr: src, dst_addr: dst, count: 800 }, signal));
+  if (state.rows !== "0") parts.push(await get("history", { src_addr: src, dst_addr: dst, count: 800, begin: asIso(state.from), end: asIso(state.until) }, signal));
   const own = history();
   if (own) {
-    const rows = own.rtt.map((_, row) => row).filter((row) => own.src_addr[row] === src && own.dst_addr[row] === dst);
+    const rows = inRange(own, state).filter((row) => own.src_addr[row] === src && own.dst_addr[row] === dst);
     parts.push({ ...Object.fromEntries(["rtt", "event_time"].map((name) => [name, rows.map((row) => own[name][row])])), total: rows.length });
   }
   const joined = { rtt: parts.flatMap((part) => part.rtt), event_time: parts.flatMap((part) => part.event_time), total: parts.reduce((sum, part) => sum + part.total, 0) };

@@ -3,7 +3,7 @@
 import { get, post } from "./api.js";
 import { rankCard } from "./charts.js";
 import { field, h, loading } from "./dom.js";
-import { isAddress } from "./combobox.js";
+import { isNode } from "./combobox.js";
 import { plural } from "./format.js";
 import { address, addressField, askingForm, beginning, failure, firstWrong, go } from "./forms.js";
 import { addressesIn } from "./find.js";
@@ -32,8 +32,8 @@ export function rankView(state, info) {
   function submit() {
     const src = source.check();
     const destinations = addressesIn(some.value);
-    const wrong = destinations.find((text) => !isAddress(text));
-    among.fail(!destinations.length ? "At least one address is needed." : wrong ? `“${wrong}” is not an IPv4 or IPv6 address.` : "");
+    const wrong = destinations.find((text) => !isNode(text));
+    among.fail(!destinations.length ? "At least one address is needed." : wrong ? `“${wrong}” is neither an address nor a name.` : "");
     if (!src || !destinations.length || wrong) return firstWrong(source, { input: some });
     go({ ...read(), view: "rank", src, among: destinations.join(" ") });
   }
@@ -42,7 +42,7 @@ export function rankView(state, info) {
     results.replaceChildren(loading(info.warm ? "Ranking …" : "The model is being prepared: first answers take some seconds …"));
     try {
       const { ranking } = await post("rank", { src_addr: src, dst_addrs: destinations, history: asObjects(), use_rows: state.rows !== "0" });
-      const link = (dst) => address({ ...read(), view: "predict", src, dst });
+      const link = (one) => address({ ...read(), view: "predict", src, dst: one.dst_addr });
       results.replaceChildren(rankCard(`${plural(ranking.length, "destination")} of ${src}`, "By predicted median, shortest first. Bars are 80 % intervals, thick ones 50 %. An address leads to its prediction; of one marked “?” it is a guess.", ranking, link));
     } catch (problem) {
       results.replaceChildren(failure(problem, () => ask(src, destinations)));

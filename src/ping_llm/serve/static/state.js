@@ -1,6 +1,6 @@
 // What is being looked at, in the fragment of the address: a view can be shared, and the fragment reaches no server.
 
-const FIELDS = ["src", "dst", "time", "rtt", "among", "rows", "example", "history", "last"];
+const FIELDS = ["src", "dst", "time", "src2", "dst2", "time2", "from", "until", "rtt", "among", "count", "shown", "budget", "own", "rows", "example", "history", "last"];
 const LONGEST = 2000;
 
 export function read() {
