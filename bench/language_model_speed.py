@@ -25,8 +25,9 @@ from ping_llm.config import Config, load_config
 from ping_llm.core.console import out
 from ping_llm.core.rtt import Observations, Questions
 from ping_llm.models.lm import Transformer
-from ping_llm.predict.predictor import keep_compiled
-from ping_llm.runs.trained import Trained, load_trained, model_settings
+from ping_llm.models.modules import by_name, keep_compiled
+from ping_llm.runs.trained import Trained, load_trained
+from ping_llm.runs.weights import model_settings
 
 SECONDS = 240
 """Between two measurements of a source."""
@@ -34,7 +35,7 @@ SECONDS = 240
 
 def untrained(config: Config) -> Trained:
     make = jax.jit(lambda: nnx.state(Transformer(model_settings(config), nnx.Rngs(0))))
-    return Trained(config=config, weights=make(), steps=0, where="random")
+    return Trained(config=config, weights=by_name(make()), steps=0, where="random")
 
 
 def asked(questions: int, per_source: int) -> tuple[Observations, Questions, list[str]]:

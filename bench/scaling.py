@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from ping_llm.config import load_config
 from ping_llm.runs import read_metrics
-from ping_llm.runs.trained import model_settings
+from ping_llm.runs.weights import model_settings
 
 
 def main() -> None:

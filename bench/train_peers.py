@@ -101,7 +101,7 @@ def _batches(options: argparse.Namespace) -> tuple[list[Any], int, int]:
 
 
 def _result(options: argparse.Namespace, real_tokens: int, step_s: float, **more: float) -> dict[str, Any]:
-    from ping_llm.runs.trained import model_settings
+    from ping_llm.runs.weights import model_settings
 
     flops = model_settings(_config(options)).flops_per_token(options.length)
     rate = real_tokens / step_s
@@ -149,8 +149,8 @@ def _scan_over_layers() -> None:
     import jax.numpy as jnp
     from flax import nnx
 
-    from ping_llm.models.layers import choose_attention
     from ping_llm.models.lm.transformer import Transformer, attend, rope_angles, segments_of
+    from ping_llm.models.modules import choose_attention
 
     def call(self: Any, tokens: Any, position: Any, segmentation: Any, max_segments: int) -> Any:
         s = self.settings
@@ -176,7 +176,7 @@ def _torch(options: argparse.Namespace) -> dict[str, Any]:
     import torch.nn.functional as F  # noqa: N812
     from torch import nn
 
-    from ping_llm.runs.trained import model_settings
+    from ping_llm.runs.weights import model_settings
 
     s = model_settings(_config(options))
     heads = s.heads * s.head_dim

@@ -14,7 +14,8 @@ import jax.numpy as jnp
 
 from ping_llm.core.errors import PingLlmError
 from ping_llm.runs.task import model_card
-from ping_llm.runs.trained import check_replaceable, load_trained, save_trained
+from ping_llm.runs.trained import load_trained
+from ping_llm.runs.weights import check_replaceable, save_trained
 
 
 def main() -> None:

@@ -53,9 +53,13 @@ def merge(resolved: dict[str, dict[str, str]]) -> list[str]:
 
 def write(name: str, lock: Lock) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    requirements = list(project["dependencies"])
-    for extra in lock.extras:
-        requirements += project["optional-dependencies"][extra]
+    requirements, extras = list(project["dependencies"]), list(lock.extras)
+    for extra in extras:  # which grows: an extra may contain others, as ping-llm[train]
+        for requirement in project["optional-dependencies"][extra]:
+            if requirement.startswith("ping-llm["):
+                extras += requirement.removeprefix("ping-llm[").removesuffix("]").split(",")
+            else:
+                requirements.append(requirement)
     resolved = {}
     for version in lock.pythons:
         if python := find_python(version):

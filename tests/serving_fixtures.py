@@ -13,7 +13,7 @@ from starlette.testclient import TestClient
 from ping_llm import Predictor
 from ping_llm.core.rtt import Observations
 from ping_llm.models.completer.inference import BinDistribution, Completer
-from ping_llm.models.completer.model import Bins
+from ping_llm.models.completer.network import Bins
 from ping_llm.rows.measurement_set import MeasurementSet
 from ping_llm.serve.access import Limits, ServeSettings
 from ping_llm.serve.answers import ModelAnswers, ModelThread

@@ -14,7 +14,7 @@ from config_fixtures import ROOT
 from ping_llm.config import Config, load_config
 from ping_llm.core.errors import PingLlmError
 from ping_llm.runs import RunFolder, read_metrics
-from ping_llm.runs.trained import model_settings
+from ping_llm.runs.weights import model_settings
 from ping_llm.training import train
 
 pytest.importorskip("tiktoken", reason="the package tiktoken is not installed")

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from ping_llm.models.completer.inference import BinDistribution
-from ping_llm.models.completer.model import FINE, KERNEL_WIDTHS, PRECISIONS, Bins, Mixture
+from ping_llm.models.completer.model import log_density
+from ping_llm.models.completer.network import FINE, KERNEL_WIDTHS, PRECISIONS, Bins, Mixture
 
 NEVER = -1e9
 
@@ -40,8 +41,8 @@ def test_the_density_of_training_is_that_of_prediction(part: int | None) -> None
     low, high = np.log(0.06), np.log(1900)
     edges = np.linspace(low, high, 20_001)
     middles = jnp.asarray((edges[1:] + edges[:-1]) / 2, jnp.float32)
-    log_density = jax.vmap(lambda x: answers.log_density(jnp.full((2, 3), x)), out_axes=-1)(middles)
-    density = np.exp(np.asarray(log_density, np.float64)) / answers.bins.width
+    found = jax.vmap(lambda x: log_density(answers, jnp.full((2, 3), x)), out_axes=-1)(middles)
+    density = np.exp(np.asarray(found, np.float64)) / answers.bins.width
     until = np.cumsum(density, axis=-1).reshape(-1, 20_000) * (edges[1] - edges[0])
     values = np.exp(edges[2_000::2_000])
     expected = distribution(answers).cdf(np.broadcast_to(values, (6, len(values))))

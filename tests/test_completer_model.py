@@ -13,7 +13,9 @@ from flax import nnx
 
 from ping_llm.core.rtt import Observations, Questions
 from ping_llm.models.completer.inference import Completer, PredictionSettings
-from ping_llm.models.completer.model import Bins, CompleterSettings, Mixture, SetTransformer, loss_sums
+from ping_llm.models.completer.model import SetTransformer, log_density, loss_sums
+from ping_llm.models.completer.network import Bins, CompleterSettings, Mixture
+from ping_llm.models.modules import by_name
 from ping_llm.prior.worlds import WorldSettings
 from real_data_sets import parted
 from world_fixtures import world_batch
@@ -64,7 +66,7 @@ def batch_of_worlds(step: int = 0) -> dict[str, Any]:
 
 def predictor(weights: Any, **changes: Any) -> Completer:
     settings = {"context": 64, "whole": 64, "contexts_per_call": 4} | changes
-    return Completer(settings=TINY, weights=weights, prediction=PredictionSettings(**settings))
+    return Completer(settings=TINY, weights=by_name(weights), prediction=PredictionSettings(**settings))
 
 
 def line_of_nodes(count: int = 24, seed: int = 0) -> Observations:
@@ -107,7 +109,7 @@ def _sums(graph: Any, weights: Any, batch: Any) -> Any:
     """Those of training, and the part of the RTTs."""
     mixture = nnx.merge(graph, weights)(batch)
     answered = batch["question_counts"] & ~batch["question_failed"]
-    of_rtt = -jnp.sum(jnp.where(answered, mixture.log_density(batch["question_log_rtt"]), 0.0))
+    of_rtt = -jnp.sum(jnp.where(answered, log_density(mixture, batch["question_log_rtt"]), 0.0))
     return loss_sums(mixture, batch) | {"rtt_entropy": of_rtt, "answered": jnp.sum(answered)}
 
 

@@ -9,19 +9,16 @@ import pytest
 
 from ping_llm.core.randomness import mix64
 from ping_llm.core.rtt import Observations
-from ping_llm.models.completer.model import LEVEL_SHARES, OWN_SHARE, identities
+from ping_llm.models.completer.network import LEVEL_SHARES, OWN_SHARE, identities
 from ping_llm.prior.prng import Columns
+from ping_llm.prior.ranking import first_equal, prefix_distance, rank_measurements, select
 from ping_llm.prior.selection import (
     ANSWERED,
     EMPTY,
     FAILED,
     LEVELS,
     ContextIndex,
-    first_equal,
     node_words,
-    prefix_distance,
-    rank_measurements,
-    select,
 )
 from ping_llm.prior.worlds import WorldSettings, make_world
 

@@ -1,4 +1,4 @@
-"""What `make dist` builds installs into an empty environment, with the newest dependencies, and answers there."""
+"""What `make dist` builds installs into an empty environment, with the newest dependencies: few, and it answers."""
 
 import json
 import os
@@ -11,6 +11,7 @@ import pytest
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
+MOST_PACKAGES, MOST_BYTES = 25, 600e6
 ROOT = Path(__file__).resolve().parents[1]
 CLEAN = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "JAX_", "PING_LLM"))}
 
@@ -54,5 +55,12 @@ def test_the_wheel_answers_in_an_empty_environment(dist: Path, tmp_path: Path) -
     question = ["--history", "pings.csv", "--src", "10.0.1.1", "--dst", "10.0.4.1", "--json"]
     answer = run(tmp_path / "env/bin/ping-llm", "predict", *question, folder=tmp_path)
     assert 20 < json.loads(answer.splitlines()[-1])["predictions"][0]["predictions"] < 90
+    scored = run(tmp_path / "env/bin/ping-llm", "evaluate", "--data", "pings.csv", "--json", folder=tmp_path)
+    assert json.loads(scored.splitlines()[-1])["protocols"]["unseen_pair"].keys() > {"model", "vivaldi", "prefix_trees"}
+    listed = run(tmp_path / "env/bin/python", "-m", "pip", "list", "--format", "json", folder=tmp_path)
+    packages = {found["name"].lower() for found in json.loads(listed)} - {"pip", "setuptools", "ping-llm"}
+    assert len(packages) <= MOST_PACKAGES, sorted(packages)
+    files = [file for file in (tmp_path / "env/lib").rglob("*") if file.is_file()]
+    assert sum(file.stat().st_size for file in files) <= MOST_BYTES  # with pip itself
     version = run(tmp_path / "env/bin/python", "-c", "import ping_llm; print(ping_llm.__version__)", folder=tmp_path)
     assert version.strip() in next(dist.glob("*.whl")).name

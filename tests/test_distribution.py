@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from ping_llm.baselines.forecasts import PointWithResiduals, cumulative
 from ping_llm.core.rtt import CODE_MS, RttDistribution, code_bounds, encode_rtt
 from ping_llm.models.completer.inference import BinDistribution
-from ping_llm.models.completer.model import MAX_MS, Bins
+from ping_llm.models.completer.network import MAX_MS, Bins
 from ping_llm.predict.language_model import CodeDistribution
 from ping_llm.sources.simulator import DelayDistribution
 

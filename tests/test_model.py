@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from ping_llm.batches.batch import PackedTokens, expand
 from ping_llm.core.errors import PingLlmError
-from ping_llm.models.layers import choose_attention
 from ping_llm.models.lm import ModelSettings, Transformer
 from ping_llm.models.lm.transformer import apply_rope, attend, loss_sums, rope_angles, segments_of
+from ping_llm.models.modules import choose_attention
 from ping_llm.training.loop import rounded_up
 
 TINY = ModelSettings(layers=2, width=32, heads=2, head_dim=16, mlp_width=48, dtype="float32")

@@ -17,10 +17,12 @@ from ping_llm.cli.main import app
 from ping_llm.core.errors import DroppedRowsWarning, PingLlmError
 from ping_llm.core.rtt import Observations, Questions, RttDistribution
 from ping_llm.models.completer.inference import Completer
+from ping_llm.models.modules import by_name
 from ping_llm.predict.language_model import LanguageModel
 from ping_llm.predict.predictor import Predictor, load_history
 from ping_llm.runs.task import task_of
-from ping_llm.runs.trained import SHIPPED, Trained, load_trained, save_trained
+from ping_llm.runs.trained import SHIPPED, Trained, load_trained
+from ping_llm.runs.weights import save_trained
 from ping_llm.training import train
 from training_fixtures import simulated_rows, tiny_config
 
@@ -54,7 +56,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A language model of random weights."""
     folder = tmp_path_factory.mktemp("exported")
     config = tiny_config(folder, folder)
-    weights = nnx.state(task_of(config).make(nnx.Rngs(0)))
+    weights = by_name(nnx.state(task_of(config).make(nnx.Rngs(0))))
     save_trained(Trained(config=config, weights=weights, steps=0, where=""), folder / "model", "a card")
     return folder / "model"
 

@@ -20,7 +20,8 @@ from ping_llm.config import Config
 from ping_llm.core.errors import PingLlmError
 from ping_llm.core.files import exclusive, file_sha256
 from ping_llm.runs import RunFolder
-from ping_llm.runs.trained import load_trained, save_trained
+from ping_llm.runs.trained import load_trained
+from ping_llm.runs.weights import save_trained
 from ping_llm.training import train
 from training_fixtures import folder_of, losses, simulated_rows, tiny_config
 

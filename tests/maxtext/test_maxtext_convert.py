@@ -28,8 +28,10 @@ from ping_llm.integrations.maxtext.convert import (
     write_weights,
 )
 from ping_llm.models.lm import ModelSettings, Transformer
+from ping_llm.models.modules import by_name
 from ping_llm.runs.task import task_of
-from ping_llm.runs.trained import Trained, by_name, load_trained, model_settings
+from ping_llm.runs.trained import Trained, load_trained
+from ping_llm.runs.weights import model_settings, state_of
 from ping_llm.training import train
 
 pytest.importorskip("maxtext", reason="MaxText is not installed here; `make test-maxtext` makes an environment with it")
@@ -39,7 +41,7 @@ BATCH = random_batch(3, 128, seed=3)
 
 def model_of(trained: Trained) -> Transformer:
     graph = nnx.split(nnx.eval_shape(lambda: Transformer(model_settings(trained.config), nnx.Rngs(0))))[0]
-    return nnx.merge(graph, trained.weights)
+    return nnx.merge(graph, state_of(trained))
 
 
 def our_logits(folder: Path) -> Any:
@@ -125,7 +127,7 @@ class TestToMaxText:
     def test_and_back_again_the_weights_are_the_same(self, trained_by_us: Path, tmp_path: Path) -> None:
         convert_to_maxtext(trained_by_us, tmp_path / "theirs")
         convert_from_maxtext(tmp_path / "theirs" / "checkpoint", tmp_path / "ours")
-        before, after = (by_name(load_trained(folder).weights) for folder in (trained_by_us, tmp_path / "ours"))
+        before, after = (load_trained(folder).weights for folder in (trained_by_us, tmp_path / "ours"))
         for name, array in before.items():
             cut = slice(267) if name == "embedding" else (slice(None), slice(267)) if name == "head.kernel" else ...
             np.testing.assert_allclose(after[name][cut], array[cut], rtol=1e-6, err_msg=name)

@@ -12,6 +12,7 @@ from ping_llm.batches.batch import digest
 from ping_llm.batches.documents import DocumentsSpec, documents_spec, write_token_file
 from ping_llm.batches.source import BatchSource
 from ping_llm.batches.spec import Batch, DataSpec
+from ping_llm.core.errors import PingLlmError
 from ping_llm.data.registry import spec_from_config
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: make test-torch")
@@ -34,10 +35,14 @@ def spec(tmp_path_factory: pytest.TempPathFactory) -> DataSpec:
     )
 
 
-def loaded(spec: DataSpec, first: int, last: int, *, workers: int, host: int = 0, hosts: int = 1) -> Iterator[Batch]:
+def loaded(
+    spec: DataSpec, first: int, last: int, *, workers: int, host: int = 0, hosts: int = 1, start: str | None = None
+) -> Iterator[Batch]:
     source = BatchSource(spec, host=host, hosts=hosts)
     steps = range(first, last)
-    loader = torch.utils.data.DataLoader(source, batch_size=None, sampler=steps, num_workers=workers)
+    loader = torch.utils.data.DataLoader(
+        source, batch_size=None, sampler=steps, num_workers=workers, multiprocessing_context=start
+    )
     for batch in loader:
         assert all(isinstance(tensor, torch.Tensor) for tensor in batch.values())
         yield {name: tensor.numpy() for name, tensor in batch.items()}
@@ -51,11 +56,13 @@ def test_batches_are_those_of_their_steps_before_and_after_a_resume_with_other_w
     assert seen == expected
 
 
-def test_text_is_tokenised_in_forked_workers_after_it_was_in_this_process(tmp_path: Path) -> None:
+def test_text_is_tokenised_in_workers_that_are_not_forked_and_others_say_so(tmp_path: Path) -> None:
     pattern = write_files(tmp_path / "text", "arrayrecord", [texts(500)])
     spec = spec_from_config(text_config(tmp_path, grain_train_files=pattern))
     expected = [digest(BatchSource(spec)[step]) for step in range(6)]
-    assert [digest(batch) for batch in loaded(spec, 0, 6, workers=2)] == expected
+    assert [digest(batch) for batch in loaded(spec, 0, 6, workers=2, start="spawn")] == expected
+    with pytest.raises(PingLlmError, match=r"opened before this process was forked.*multiprocessing_context=.spawn"):
+        list(loaded(spec, 0, 6, workers=2, start="fork"))
 
 
 def _of_rank(rank: int, spec: DataSpec, first: int, last: int, folder: Path) -> None:

@@ -1,26 +1,27 @@
-"""Minibatch stochastic gradient descent over known pairs, compiled as one program: for Vivaldi and DMFSGD.
+"""Minibatch stochastic gradient descent over known pairs: for Vivaldi and DMFSGD.
 
 The peer-to-peer originals update two nodes for each measurement with a rate of their own. Here a few hundred to tens of
 thousands of pairs make a step, with Adam's step sizes for every number of every node and a rate that falls to zero in
 the second half: the same model, but it converges. A million pair visits take about a second on one core.
 """
 
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
+import numpy.typing as npt
+from scipy.sparse import csr_array  # type: ignore[import-untyped]
+from scipy.special import expit  # type: ignore[import-untyped]
 
 from ping_llm.baselines.factors import LogFactors, rowwise_dot
 from ping_llm.baselines.interface import GlobalMedian, PairTable, Predict, fitted, rows_of, with_fallback
-from ping_llm.core.rtt import MIN_RTT_MS, Floats, Observations, Questions
+from ping_llm.core.rtt import MIN_RTT_MS, Floats, Ints, Observations, Questions
 
+Singles = npt.NDArray[np.float32]
 Arrays = dict[str, Any]
-Loss = Callable[[Arrays, Arrays, Arrays], Any]
+Gradients = Callable[[Arrays, Arrays], Mapping[str, tuple[Ints, Singles]]]
+"""From the arrays of nodes and a batch of pairs: of each array, rows and what to add to their gradients."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,58 +39,35 @@ class Descent:
         return int(np.clip(self.most_visits // max(pairs, 1), 5, self.epochs))
 
 
-def minimise(loss: Loss, nodes: Arrays, pairs: Arrays, settings: Arrays, descent: Descent) -> dict[str, Any]:
-    """The node arrays that make `loss(nodes, batch of pairs, settings)`, a sum over the batch, small.
-
-    `loss` must be a function of its module: it is part of the key under which the compiled program is kept.
-    """
-    count = len(next(iter(pairs.values())))
+def minimise(gradients: Gradients, nodes: Arrays, pairs: Arrays, descent: Descent) -> dict[str, Floats]:
+    """The arrays of nodes that make a loss, a sum over pairs, small. They are changed in place."""
+    count, rng = len(next(iter(pairs.values()))), np.random.default_rng(descent.seed)
     epochs, batch = descent.epochs_of(count), min(count, max(16, count // descent.batches))
-    with _on_cpu():
-        fitted = _descend(loss, epochs, batch, nodes, pairs, settings, descent.rate, jax.random.key(descent.seed))
-        return {name: np.asarray(value, dtype=np.float64) for name, value in fitted.items()}
+    steps, number = count // batch, 0
+    mean, square = ({name: np.zeros_like(array) for name, array in nodes.items()} for _ in range(2))
+    for _ in range(epochs):
+        for rows in rng.permutation(count)[: steps * batch].reshape(steps, batch):
+            found = gradients(nodes, {name: column[rows] for name, column in pairs.items()})
+            number += 1
+            rate = descent.rate * min(1.0, 2.0 * (1.0 - number / (steps * epochs)))
+            size = np.float32(rate * np.sqrt(1.0 - 0.99**number) / (1.0 - 0.9**number))
+            for name, (of_nodes, parts) in found.items():  # Adam
+                gradient = _summed(of_nodes, parts, len(nodes[name]))
+                mean[name] += np.float32(0.1) * (gradient - mean[name])
+                square[name] += np.float32(0.01) * (gradient * gradient - square[name])
+                nodes[name] -= size * mean[name] / (np.sqrt(square[name]) + np.float32(1e-8))
+    return {name: array.astype(np.float64) for name, array in nodes.items()}
 
 
-def _on_cpu() -> Any:
-    """Additions on a GPU happen in any order, and a baseline must be reproducible."""
-    try:
-        return jax.default_device(jax.local_devices(backend="cpu")[0])
-    except RuntimeError:  # the user allows no other platform than the accelerator
-        return nullcontext()
+def _summed(rows: Ints, parts: Singles, size: int) -> Singles:
+    """Of each of so many rows, the sum of its parts."""
+    to_rows = csr_array((np.ones(len(rows), np.float32), rows, np.arange(len(rows) + 1)), shape=(len(rows), size))
+    return np.asarray(to_rows.T @ parts)
 
 
-@partial(jax.jit, static_argnames=("batch", "epochs", "loss"))
-def _descend(
-    loss: Loss, epochs: int, batch: int, nodes: Arrays, pairs: Arrays, settings: Arrays, rate: Any, key: Any
-) -> Arrays:
-    count = len(next(iter(pairs.values())))
-    steps = count // batch
-    tree = jax.tree.map
-
-    def step(state: Any, rows: Any) -> Any:
-        """Adam. optax's rounds differently, which the descent amplifies: single answers would move by up to 6 %."""
-        nodes, mean, square, number = state
-        gradient = jax.grad(loss)(nodes, {name: column[rows] for name, column in pairs.items()}, settings)
-        number = number + 1.0
-        mean = tree(lambda old, new: 0.9 * old + 0.1 * new, mean, gradient)
-        square = tree(lambda old, new: 0.99 * old + 0.01 * new * new, square, gradient)
-        now = rate * jnp.minimum(1.0, 2.0 * (1.0 - number / (steps * epochs)))
-        size = now * jnp.sqrt(1.0 - 0.99**number) / (1.0 - 0.9**number)
-        nodes = tree(lambda node, m, s: node - size * m / (jnp.sqrt(s) + 1e-8), nodes, mean, square)
-        return (nodes, mean, square, number), None
-
-    def epoch(state: Any, key: Any) -> Any:
-        rows = jax.random.permutation(key, count)[: steps * batch].reshape(steps, batch)
-        return jax.lax.scan(step, state, rows)
-
-    zeros = tree(jnp.zeros_like, nodes)
-    (fitted, *_), _ = jax.lax.scan(epoch, (nodes, zeros, zeros, jnp.float32(0.0)), jax.random.split(key, epochs))
-    return fitted
-
-
-def smooth_absolute(error: Any, width: Any) -> Any:
-    """Like the absolute value, but a parabola within about `width` of zero, so that gradients vanish there."""
-    return jnp.sqrt(error * error + width * width) - width
+def _slope(error: Singles, width: float) -> Singles:
+    """Of a smooth absolute value: a parabola within about `width` of zero, so that gradients vanish there."""
+    return error / np.sqrt(error * error + np.float32(width * width))
 
 
 # Vivaldi: every node has a position in a Euclidean space and a height, RTT(i, j) = |x_i - x_j| + h_i + h_j.
@@ -129,15 +107,14 @@ class Vivaldi:
         known = np.zeros(table.nodes + 1, dtype=bool)
         known[table.source] = known[table.destination] = True
         number = np.cumsum(known) - 1  # every step updates all nodes, so that there are none without a pair
-        position = rng.normal(0.0, 0.3, (table.nodes, self.dimensions)).astype(np.float32)
-        nodes = {"position": position[known[:-1]], "height": np.full(known.sum(), _START_HEIGHT, np.float32)}
+        start = rng.normal(0.0, 0.3, (table.nodes, self.dimensions)).astype(np.float32)
+        nodes = {"position": start[known[:-1]], "height": np.full(known.sum(), _START_HEIGHT, np.float32)}
         pairs = {
             "source": number[table.source],
             "destination": number[table.destination],
             "log_rtt": np.log(table.rtt_ms / scale).astype(np.float32),
         }
-        settings = {"gravity": self.gravity, "height_pull": self.height_pull, "width": self.width}
-        found = minimise(_vivaldi_loss, nodes, pairs, settings, self.descent)
+        found = minimise(self._gradients, nodes, pairs, self.descent)
         # In ms; that of an unknown node, the last row for one, is never used.
         position = scale * found["position"][np.where(known, number, 0)]
         height = scale * np.logaddexp(0.0, found["height"][np.where(known, number, 0)])
@@ -151,17 +128,19 @@ class Vivaldi:
 
         return predict
 
-
-def _vivaldi_loss(nodes: Arrays, pairs: Arrays, settings: Arrays) -> Any:
-    position, height = nodes["position"], nodes["height"]
-    ours, theirs = position[pairs["source"]], position[pairs["destination"]]
-    our_height, their_height = height[pairs["source"]], height[pairs["destination"]]
-    distance = jnp.sqrt(jnp.square(ours - theirs).sum(1) + 1e-6)  # the root has no gradient at zero
-    rtt = distance + jax.nn.softplus(our_height) + jax.nn.softplus(their_height)
-    error = smooth_absolute(jnp.log(rtt) - pairs["log_rtt"], settings["width"])
-    gravity = jnp.square(ours).sum(1) + jnp.square(theirs).sum(1)
-    pull = jnp.square(our_height - _START_HEIGHT) + jnp.square(their_height - _START_HEIGHT)
-    return (error + settings["gravity"] * gravity + settings["height_pull"] * pull).sum()
+    def _gradients(self, nodes: Arrays, pairs: Arrays) -> Mapping[str, tuple[Ints, Singles]]:
+        ends = np.concatenate([pairs["source"], pairs["destination"]])
+        position, height = nodes["position"][ends], nodes["height"][ends]
+        ours, theirs = np.split(position, 2)
+        away = ours - theirs
+        distance = np.sqrt((away * away).sum(axis=1) + np.float32(1e-6))  # the root has no slope at zero
+        rtt = distance + np.logaddexp(np.float32(0), height).reshape(2, -1).sum(axis=0)
+        slope = _slope(np.log(rtt) - pairs["log_rtt"], self.width) / rtt
+        apart = away * (slope / distance)[:, None]
+        return {
+            "position": (ends, np.concatenate([apart, -apart]) + 2 * self.gravity * position),
+            "height": (ends, np.tile(slope, 2) * expit(height) + 2 * self.height_pull * (height - _START_HEIGHT)),
+        }
 
 
 # DMFSGD: RTT(i, j) = u_i · v_j in units of the median RTT, by stochastic gradient descent (Liao et al. 2013).
@@ -202,7 +181,6 @@ class Dmfsgd:
         rng = np.random.default_rng(self.descent.seed)
         start = rng.normal(0.0, 0.1, (2, table.nodes, self.rank)).astype(np.float32)
         nodes = {"source": start[0, sources], "destination": start[1, destinations]}
-        common = self.rank**-0.5
         pairs = {
             "source": ours,
             "destination": theirs,
@@ -210,9 +188,8 @@ class Dmfsgd:
             "our_share": (1.0 / np.bincount(ours)[ours]).astype(np.float32),
             "their_share": (1.0 / np.bincount(theirs)[theirs]).astype(np.float32),
         }
-        settings = {"pull": self.pull, "power": self.power, "width": self.width, "common": common}
-        found = minimise(_dmfsgd_loss, nodes, pairs, settings, self.descent)
-        vectors = np.full((2, table.nodes + 1, self.rank), common)  # the last one is that of every unknown node
+        found = minimise(self._gradients, nodes, pairs, self.descent)
+        vectors = np.full((2, table.nodes + 1, self.rank), self._common)  # the last one is that of every unknown node
         vectors[0, sources] += found["source"]
         vectors[1, destinations] += found["destination"]
 
@@ -226,11 +203,21 @@ class Dmfsgd:
 
         return predict
 
+    @property
+    def _common(self) -> float:
+        return self.rank**-0.5
 
-def _dmfsgd_loss(nodes: Arrays, pairs: Arrays, settings: Arrays) -> Any:
-    ours, theirs = nodes["source"][pairs["source"]], nodes["destination"][pairs["destination"]]
-    rtt, common = pairs["rtt"], settings["common"]
-    predicted = ((ours + common) * (theirs + common)).sum(1)
-    error = smooth_absolute((predicted - rtt) / rtt ** settings["power"], settings["width"])
-    pull = (ours * ours).sum(1) * pairs["our_share"] + (theirs * theirs).sum(1) * pairs["their_share"]
-    return (error + settings["pull"] * pull).sum()
+    def _gradients(self, nodes: Arrays, pairs: Arrays) -> Mapping[str, tuple[Ints, Singles]]:
+        ours, theirs = nodes["source"][pairs["source"]], nodes["destination"][pairs["destination"]]
+        our_vectors, their_vectors = ours + self._common, theirs + self._common
+        rtt = pairs["rtt"]
+        unit = rtt**self.power
+        slope = _slope(((our_vectors * their_vectors).sum(axis=1) - rtt) / unit, self.width) / unit
+        pull = 2 * self.pull
+        return {
+            "source": (pairs["source"], slope[:, None] * their_vectors + pull * pairs["our_share"][:, None] * ours),
+            "destination": (
+                pairs["destination"],
+                slope[:, None] * our_vectors + pull * pairs["their_share"][:, None] * theirs,
+            ),
+        }

@@ -25,14 +25,13 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
-import psutil
 
 from ping_llm.batches.batch import PackedTokens, expand
 from ping_llm.batches.report import LAY_OUT, PipelineReport
 from ping_llm.batches.source import BatchSource
 from ping_llm.batches.spec import Batch, DataSpec, DataState, LoaderSettings, TrainLoader
 from ping_llm.core.errors import PingLlmError
-from ping_llm.tasks.pool import exit_with_parent
+from ping_llm.tasks.pool import exit_with_parent, free_memory_bytes
 
 _END_S: Final = 5.0
 _RUN_BYTES: Final = 2 << 20
@@ -192,7 +191,7 @@ class _Worker:
     def __init__(self, job: _Job, number: int) -> None:
         spawn = multiprocessing.get_context("spawn")
         path = ""
-        if job.slots * job.slot_bytes < psutil.virtual_memory().available // 2 and hasattr(os, "memfd_create"):
+        if job.slots * job.slot_bytes < free_memory_bytes() // 2 and hasattr(os, "memfd_create"):
             self._file = os.fdopen(os.memfd_create("ping-llm-batches"), "r+b")
             self._file.truncate(job.slots * job.slot_bytes)
             path = f"/proc/{os.getpid()}/fd/{self._file.fileno()}"

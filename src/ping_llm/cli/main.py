@@ -12,7 +12,7 @@ from typer import Exit, Option, Typer
 from ping_llm import __version__
 from ping_llm.cli import anomalies, data, evaluate, inspect, options, predict, serve, train
 from ping_llm.core.console import err, out, print_error
-from ping_llm.core.errors import PingLlmError
+from ping_llm.core.errors import PingLlmError, missing_extra
 from ping_llm.core.signals import stop_on_signals
 
 app = Typer(
@@ -55,8 +55,10 @@ def main() -> None:
     stop_on_signals()
     try:
         app()
-    except (PingLlmError, OSError) as error:
-        reason = error
+    except (PingLlmError, OSError, ModuleNotFoundError) as error:
+        reason: object = error
+        if isinstance(error, ModuleNotFoundError) and not (reason := missing_extra(error, f"ping-llm {sys.argv[1]}")):
+            raise
         if isinstance(error, OSError):  # such as a full disk, wherever it was met
             reason = PingLlmError(": ".join(str(part) for part in (error.filename, error.strerror or error) if part))
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what could not be written is not tried again at the exit

@@ -87,7 +87,8 @@ def export(
         ping-llm export runs/ping-llm/my-run --output models/my-model
     """
     from ping_llm.runs.task import model_card
-    from ping_llm.runs.trained import check_replaceable, load_trained, save_trained
+    from ping_llm.runs.trained import load_trained
+    from ping_llm.runs.weights import check_replaceable, save_trained
 
     check_folder(output, f"--output {output}")
     check_replaceable(output, overwrite=overwrite)

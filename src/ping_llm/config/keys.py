@@ -130,6 +130,9 @@ DATASET_TYPES: Final = {
 }
 """The backends that come with the package, and the module of `ping_llm.data` that serves each."""
 
+COMPLETER_DATA: Final = ("worlds", "measured")
+"""Those that the completer is trained on."""
+
 TEXT_DATASET_TYPES: Final = ("grain", "hf", "tfds", "c4_mlperf")
 """Those of them that need a tokenizer."""
 

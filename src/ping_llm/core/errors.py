@@ -4,7 +4,7 @@ import importlib
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 
 
 class PingLlmError(Exception):
@@ -56,12 +56,39 @@ def options_as_arguments() -> Iterator[None]:
         raise type(error)(said) from None
 
 
+_EXTRAS: Final = {
+    "data": ("array_record", "duckdb", "google", "numba"),
+    "train": ("flax", "grain", "jax", "optax", "orbax"),
+    "remote": ("fsspec", "tenacity"),
+}
+"""Packages that only some installations have, imported by many modules. The others are asked for by `need`."""
+
+
+def missing_extra(error: ModuleNotFoundError, what: str, extra: str = "") -> PingLlmError | None:
+    """How to install what was not there, if it belongs to an extra."""
+    package = (error.name or "").partition(".")[0]
+    extra = extra or next((name for name, packages in _EXTRAS.items() if package in packages), "")
+    if not extra:
+        return None  # something that is installed is broken
+    return PingLlmError(f'{what} needs the package {package}: pip install "ping-llm[{extra}]"')
+
+
+@contextmanager
+def extras_needed(what: str) -> Iterator[None]:
+    """Imports that only work where one of these extras is installed, or an error that says so."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if explanation := missing_extra(error, what):
+            raise explanation from None
+        raise
+
+
 def need(module: str, extra: str, what: str) -> Any:
     """A module that only some installations have; an error that says how to install it, if it is not there."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
-        package = module.partition(".")[0]
-        if error.name is None or error.name.partition(".")[0] != package:
+        if error.name is None or error.name.partition(".")[0] != module.partition(".")[0]:
             raise  # it is installed, and broken
-        raise PingLlmError(f'{what} needs the package {package}: pip install "ping-llm[{extra}]"') from None
+        raise missing_extra(error, what, extra) or error from None

@@ -77,3 +77,25 @@ def permute(words: Words, size: Any, position: Any) -> Ints:
     result = np.empty(len(positions), dtype=np.int64)
     permute_each(flat_words, sizes, positions, result)
     return result.reshape(shape)
+
+
+# 32-bit words, of NumPy or of JAX: for what is computed within a model. Integer arithmetic, the same on every machine.
+
+_GOLDEN_32: Final = 0x9E3779B9
+
+
+def hash32(words: Any) -> Any:
+    """A bijection of 32-bit words (Wellons' triple32) whose output bits all depend on all input bits."""
+    for shift, factor in ((17, 0xED5AD4BB), (11, 0xAC4C1B51), (15, 0x31848BAB)):
+        words = (words ^ (words >> shift)) * np.uint32(factor)
+    return words ^ (words >> 14)
+
+
+def hash_with(words: Any, number: int) -> Any:
+    """Another hash of the same words for each number."""
+    return hash32(words + np.uint32(number * _GOLDEN_32 & 0xFFFFFFFF))
+
+
+def unit_interval(words: Any) -> Any:
+    """Uniform in (0, 1): multiples of 2^-23 and a half, never an end."""
+    return ((words >> 9).astype(np.float32) + 0.5) * np.float32(2.0**-23)

@@ -24,9 +24,6 @@ from ping_llm.rows.measurement_set import MeasurementSet, read_observations
 WORLDS_VERSION: Final = 7
 """Raised whenever the same numbers would give other worlds."""
 
-COMPLETER_DATA: Final = ("worlds", "measured")
-"""Kinds of data that the completer is trained on."""
-
 _UNSEEN_WORLDS: Final = 0x5EED
 """Added to the seed for evaluation."""
 

@@ -177,7 +177,7 @@ class Documents:
     def texts(self, numbers: Ints) -> list[Any]:
         records, texts = [b""] * len(numbers), []
         shares = [numbers[first::_READERS] for first in range(_READERS)]
-        for first, share in enumerate(_threads(os.getpid()).map(self._records_of, shares)):
+        for first, share in enumerate(_threads().map(self._records_of, shares)):
             records[first::_READERS] = share
         for record, number in zip(records, numbers.tolist(), strict=True):
             try:
@@ -204,17 +204,24 @@ class Documents:
         return records
 
 
-@cache
-def _threads(process: int) -> ThreadPoolExecutor:
-    """Of this process: a forked one, as PyTorch has them, has none of its parent's threads.
+def _threads() -> ThreadPoolExecutor:
+    """A mounted bucket answers slowly. The data source makes its own each time: 30 µs for a record instead of 8."""
+    process, threads = _readers()
+    if process != os.getpid():  # ArrayRecord's own threads are not there, either, and it crashes
+        raise PingLlmError(
+            "ArrayRecord files were opened before this process was forked, and cannot be read here: start it otherwise "
+            '(PyTorch: DataLoader(…, multiprocessing_context="spawn"))'
+        )
+    return threads
 
-    They are here because a mounted bucket answers slowly. The data source's own `__getitems__` makes new ones each
-    time, and takes 30 µs for a record instead of 8.
-    """
-    return ThreadPoolExecutor(_READERS)
+
+@cache
+def _readers() -> tuple[int, ThreadPoolExecutor]:
+    return os.getpid(), ThreadPoolExecutor(_READERS)
 
 
 def count_records(file: Path) -> int:
+    _threads()  # or an error, where this process cannot read
     with explained(f"{file} is damaged"):  # whatever that makes the reader raise
         reader: Any = ArrayRecordReader(str(file))
         count = int(reader.num_records())

@@ -17,8 +17,8 @@ from ping_llm.config import Blend, Config, parse_blend
 from ping_llm.config.keys import RANDOM_ACCESS_TYPES
 from ping_llm.core.errors import PingLlmError, explained
 from ping_llm.data.documents import Files, check_documents, file_stream, matching, reader_of
-from ping_llm.data.registry import ONE_HOST, Part, changes_of, eval_loader_of, loader_of
-from ping_llm.data.stream import TEXT_STAGES, StreamEvalLoader, StreamLoader, text_identity
+from ping_llm.data.registry import ONE_HOST, TEXT_STAGES, Part, changes_of, eval_loader_of, loader_of
+from ping_llm.data.stream import StreamEvalLoader, StreamLoader, text_identity
 from ping_llm.data.text import TextSpec, measured
 from ping_llm.data.tokenizer import tokenizer_of
 

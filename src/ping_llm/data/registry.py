@@ -17,6 +17,14 @@ from ping_llm.core.errors import PingLlmError
 if TYPE_CHECKING:
     from ping_llm.batches.loader import Loader
 
+TEXT_STAGES: Final = {
+    "plan": "which documents come next → int64 numbers",
+    "read": "get them from their files → documents",
+    "encode": "tokenise them → uint32 tokens",
+    "arrange": "put sequences together → uint32 tokens, sizes",
+}
+"""What workers do to make batches of text."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Part:

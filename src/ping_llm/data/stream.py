@@ -23,7 +23,7 @@ from ping_llm.batches.spec import Batch, DataState, EvalLoader, TrainLoader
 from ping_llm.config import Config
 from ping_llm.core.randomness import Ints, Purpose, key, permute
 from ping_llm.data.documents import EpochStream, Position
-from ping_llm.data.registry import Part, loader_settings
+from ping_llm.data.registry import TEXT_STAGES, Part, loader_settings
 from ping_llm.data.tokenizer import Tokens, tokenization, tokenizer_of
 
 POSITIONS: Final = "positions"
@@ -172,14 +172,6 @@ class SequenceStream:
 
 
 # Loaders.
-
-
-TEXT_STAGES: Final = {
-    "plan": "which documents come next → int64 numbers",
-    "read": "get them from their files → documents",
-    "encode": "tokenise them → uint32 tokens",
-    "arrange": "put sequences together → uint32 tokens, sizes",
-}
 
 
 class StreamLoader(TrainLoader):

@@ -42,7 +42,9 @@ _SAVING_S: Final = 25.0
 def _image(*more: str) -> Any:
     """What ping-llm needs, in the versions of the lock file if there is one, and the package as it is here."""
     try:
-        packages = [line for line in requires("ping-llm") or [] if "extra ==" not in line]
+        found = [(line, line.partition("extra == ")[2].strip("'\"")) for line in requires("ping-llm") or []]
+        needed = [line.partition(";")[0] for line, extra in found if extra in ("", "data", "train", "remote")]
+        packages = [line for line in needed if not line.startswith("ping-llm[")]
     except PackageNotFoundError:  # this module is read on the rented machine, too, where the image is made already
         packages = []
     image = modal.Image.debian_slim(python_version=_PYTHON)

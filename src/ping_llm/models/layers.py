@@ -1,19 +1,32 @@
-"""What both models are made of: RMSNorm, SwiGLU layers around attention, and the choice of an attention that runs here.
+"""What both models are made of: RMSNorm and SwiGLU layers around attention, on JAX and on NumPy arrays alike.
+
+A layer computes with whatever its arrays are: JAX traces it for training and for accelerators, and prediction on a CPU
+runs it on NumPy, which needs no compiling and no JAX. `functions_of` has what the two spell differently.
 
 Layers are unrolled, not scanned: compiling takes longer, but the compiler then fuses across layers and keeps no stacked
 copies, which makes a training step a quarter faster. Query, key and value come from one matrix, as do gate and up of
 SwiGLU: fewer, larger matmuls.
 """
 
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from threading import Lock
+from types import SimpleNamespace
+from typing import Any, Final, Protocol
 
-import jax
-import jax.numpy as jnp
-from flax import nnx
+import numpy as np
+import numpy.typing as npt
+from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped]
 
-from ping_llm.core.errors import PingLlmError
+Array = Any
+"""Of JAX or of NumPy."""
+Singles = npt.NDArray[np.float32]
 
-_EPSILON = 1e-6
+_EPSILON: Final = 1e-6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,71 +48,177 @@ class LayerSettings:
         return self.layers * (4 * self.width * self.heads * self.head_dim + 3 * self.width * self.mlp_width)
 
 
-class Layer(nnx.Module):
+class Linear(Protocol):
+    """Of Flax, or `Matrix`."""
+
+    kernel: Any
+
+    def __call__(self, x: Array, /) -> Array: ...
+
+
+class Matrix:
+    """A linear map of NumPy arrays."""
+
+    def __init__(self, kernel: Singles) -> None:
+        self.kernel = kernel
+
+    def __call__(self, x: Singles, /) -> Singles:
+        return x @ self.kernel
+
+
+class LayerFunctions:
     """Attention, then a SwiGLU MLP, each added to its input. A model's own layer says who attends to what."""
 
-    def __init__(self, settings: LayerSettings, rngs: nnx.Rngs) -> None:
-        heads = settings.heads * settings.head_dim
-        self.settings = settings
-        self.qkv = linear(settings, settings.width, 3 * heads, rngs)
-        self.out = linear(settings, heads, settings.width, rngs, into_residual=True)
-        self.gate_up = linear(settings, settings.width, 2 * settings.mlp_width, rngs)
-        self.down = linear(settings, settings.mlp_width, settings.width, rngs, into_residual=True)
+    settings: LayerSettings
+    qkv: Linear
+    out: Linear
+    gate_up: Linear
+    down: Linear
 
-    def query_key_value(self, x: jax.Array) -> list[jax.Array]:
+    def query_key_value(self, x: Array) -> list[Array]:
         s = self.settings
-        return jnp.split(self.project(x).reshape(*x.shape[:2], 3 * s.heads, s.head_dim), 3, axis=2)
+        projected = self.project(x).reshape(*x.shape[:2], 3 * s.heads, s.head_dim)
+        return list(x.__array_namespace__().split(projected, 3, axis=2))
 
-    def add(self, x: jax.Array, attended: jax.Array) -> jax.Array:
+    def add(self, x: Array, attended: Array) -> Array:
         """The residual stream after attention and MLP."""
         x = x + self.join(attended.reshape(*x.shape[:2], self.settings.heads * self.settings.head_dim))
         return x + self.mlp(x)
 
-    def project(self, x: jax.Array) -> jax.Array:
+    def project(self, x: Array) -> Array:
         return self.qkv(rms_norm(x))
 
-    def join(self, attended: jax.Array) -> jax.Array:
+    def join(self, attended: Array) -> Array:
         return self.out(attended)
 
-    def mlp(self, x: jax.Array) -> jax.Array:
-        gate, up = jnp.split(self.gate_up(rms_norm(x)), 2, axis=-1)
-        return self.down(jax.nn.silu(gate) * up)
+    def mlp(self, x: Array) -> Array:
+        gate, up = x.__array_namespace__().split(self.gate_up(rms_norm(x)), 2, axis=-1)
+        return self.down(functions_of(x).silu(gate) * up)
 
 
-def linear(
-    settings: LayerSettings, inputs: int, outputs: int, rngs: nnx.Rngs, *, into_residual: bool = False
-) -> nnx.Linear:
-    """A matrix that keeps the size of what it multiplies, or that of the sum of all that goes into the residual."""
-    scale = inputs**-0.5
-    if into_residual:  # 2 × layers of them are added up
-        scale *= (2 * settings.layers) ** -0.5
-    start, dtype, kept = nnx.initializers.normal(scale), jnp.dtype(settings.dtype), jnp.dtype(settings.weight_dtype)
-    return nnx.Linear(inputs, outputs, use_bias=False, kernel_init=start, dtype=dtype, param_dtype=kept, rngs=rngs)
-
-
-def rms_norm(x: jax.Array) -> jax.Array:
+def rms_norm(x: Array) -> Array:
     """To a root mean square of 1 over the last axis, without a learned scale: the matrix that follows can hold it."""
-    return (x.astype(jnp.float32) * rms_factor(x)).astype(x.dtype)
+    return (x.astype(np.float32, copy=False) * rms_factor(x)).astype(x.dtype, copy=False)
 
 
-def rms_factor(x: jax.Array) -> jax.Array:
+def rms_factor(x: Array) -> Array:
     """What `rms_norm` multiplies with: float32 [..., 1]."""
-    wide = x.astype(jnp.float32)
-    return jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + _EPSILON)
+    f, wide = functions_of(x), x.astype(np.float32, copy=False)
+    return f.rsqrt(f.mean_square(wide) + np.float32(_EPSILON))
 
 
-def choose_attention(name: str, dtype: str) -> str:
-    """What `auto` stands for on this machine; what cannot run here is an error."""
-    possible = dtype in ("bfloat16", "float16") and is_hopper_or_newer()
-    if name == "cudnn" and not possible:
-        raise PingLlmError(
-            "attention=cudnn needs an NVIDIA GPU of the Hopper generation or newer and dtype=bfloat16; "
-            "use attention=plain or auto"
-        )
-    return name if name != "auto" else "cudnn" if possible else "plain"
+@cache
+def _of_jax() -> SimpleNamespace:
+    jax, jnp = import_module("jax"), import_module("jax.numpy")
+    return SimpleNamespace(
+        erf_inv=jax.lax.erf_inv,
+        log_softmax=jax.nn.log_softmax,
+        mean_square=lambda x: jnp.mean(x * x, axis=-1, keepdims=True),
+        one_hot=jax.nn.one_hot,
+        rsqrt=jax.lax.rsqrt,
+        silu=jax.nn.silu,
+        softmax=jax.nn.softmax,
+    )
 
 
-def is_hopper_or_newer() -> bool:
-    device = jax.local_devices()[0]
-    capability = str(getattr(device, "compute_capability", "0"))
-    return device.platform == "gpu" and capability.replace(".", "").isdigit() and float(capability) >= 9.0
+def functions_of(x: Array) -> Any:
+    """What JAX has and NumPy has not, or elsewhere, or slower."""
+    return _NumPy if isinstance(x, np.ndarray) else _of_jax()
+
+
+class _NumPy:
+    """The same as in JAX, where arguments are those that models use. In place as far as can be: a pass over a fresh
+    array takes several times that over one in the cache."""
+
+    @staticmethod
+    def erf_inv(x: Singles) -> Singles:
+        from scipy.special import erfinv  # type: ignore[import-untyped]
+
+        return np.asarray(erfinv(x))
+
+    @staticmethod
+    def log_softmax(x: Singles) -> Singles:
+        x = x - x.max(axis=-1, keepdims=True)
+        return x - np.log(np.exp(x).sum(axis=-1, keepdims=True))
+
+    @staticmethod
+    def mean_square(x: Singles) -> Singles:
+        return np.asarray(np.einsum("...i,...i->...", x, x)[..., None] / x.shape[-1], np.float32)
+
+    @staticmethod
+    def one_hot(x: npt.NDArray[np.integer[Any]], size: int, *, dtype: str) -> Singles:
+        return np.asarray(np.eye(size, dtype=dtype)[x], np.float32)
+
+    @staticmethod
+    def rsqrt(x: Singles) -> Singles:
+        return np.reciprocal(np.sqrt(x))
+
+    @staticmethod
+    def silu(x: Singles) -> Singles:
+        with np.errstate(over="ignore"):  # infinity is as it should be: the result is zero
+            found = np.exp(-x)
+        found += 1
+        return np.divide(x, found, out=found)
+
+    @staticmethod
+    def softmax(x: Singles) -> Singles:
+        found = x - x.max(axis=-1, keepdims=True)
+        np.exp(found, out=found)
+        found /= found.sum(axis=-1, keepdims=True)
+        return found
+
+
+def attend(query: Singles, key: Singles, value: Singles, length: npt.NDArray[np.integer[Any]]) -> Singles:
+    """To the first `length` keys of each context: [contexts, positions, heads, size] arrays, in NumPy.
+
+    A head at a time, so that the scores of a few hundred queries do not leave the cache.
+    """
+    attended = np.empty(query.shape, np.float32)
+    for context, keys in enumerate(length.tolist()):
+        scores = np.empty((query.shape[1], keys), np.float32)
+        for head in range(query.shape[2]):
+            rows = query[context, :, head] * np.float32(query.shape[3] ** -0.5)
+            np.matmul(rows, key[context, :keys, head].T, out=scores)
+            scores -= scores.max(axis=1, keepdims=True)
+            np.exp(scores, out=scores)
+            found = scores @ value[context, :keys, head]
+            found /= scores.sum(axis=1, keepdims=True)
+            attended[context, :, head] = found
+    return attended
+
+
+# Threads of ours instead of those of BLAS, which wait for each other by spinning: on a machine where others compute,
+# too, that multiplies the time by ten.
+
+_POSITIONS_AT_ONCE: Final = 256
+"""What a layer makes of so many fits the second-level cache."""
+
+
+@cache
+def _threads() -> tuple[ThreadpoolController, ThreadPoolExecutor]:
+    """The switch of BLAS's threads, and as many of our own."""
+    controller = ThreadpoolController()
+    count = max((library["num_threads"] for library in controller.info()), default=1)
+    return controller, ThreadPoolExecutor(count, "ping-llm")
+
+
+_computing: Final = Lock()
+
+
+@contextmanager
+def single_threaded_blas() -> Iterator[None]:
+    """One computation at a time: it has all cores, and the switch is the process's."""
+    with _computing, _threads()[0].limit(limits=1, user_api="blas"):
+        yield
+
+
+def by_rows(function: Callable[..., Any], *arrays: Singles) -> Any:
+    """The arrays that a function makes of [contexts, positions, …] arrays, from blocks of positions, in threads."""
+    starts = range(0, arrays[0].shape[1], _POSITIONS_AT_ONCE)
+    if len(starts) < 2:
+        return function(*arrays)
+    blocks = [[array[:, start : start + _POSITIONS_AT_ONCE] for array in arrays] for start in starts]
+    found = list(_threads()[1].map(lambda block: function(*block), blocks))
+    if isinstance(found[0], np.ndarray):
+        return np.concatenate(found, axis=1)
+    return tuple(np.concatenate(parts, axis=1) for parts in zip(*found, strict=True))

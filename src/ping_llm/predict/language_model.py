@@ -27,11 +27,12 @@ from flax import nnx
 from ping_llm.config import Config
 from ping_llm.core.measurements import MAX_RTT_MS
 from ping_llm.core.rtt import CODE_MS, CODES, Floats, Ints, RttDistribution, decode_rtt, encode_rtt, search_rows
-from ping_llm.models.layers import choose_attention
 from ping_llm.models.lm import ModelSettings, Transformer
 from ping_llm.models.lm.transformer import rope_angles
+from ping_llm.models.modules import choose_attention, keep_compiled
 from ping_llm.predict.prompts import Prompt, Tokens
-from ping_llm.runs.trained import Trained, model_settings
+from ping_llm.runs.trained import Trained
+from ping_llm.runs.weights import model_settings, state_of
 from ping_llm.tokens import FIRST_BYTE, Role
 
 _BYTES: Final = np.arange(256)
@@ -248,10 +249,11 @@ class LanguageModel:
     @classmethod
     def of(cls, trained: Trained) -> Self:
         """As it was trained, or in float32 on a processor, which is slow at anything else."""
+        keep_compiled()
         settings = replace(model_settings(trained.config), attention="auto", quantization="none", remat="none")
         if jax.default_backend() == "cpu":
             settings = replace(settings, dtype="float32")
-        return cls(config=trained.config, settings=settings, weights=trained.weights)
+        return cls(config=trained.config, settings=settings, weights=state_of(trained))
 
     @cached_property
     def stacked(self) -> StackedModel:

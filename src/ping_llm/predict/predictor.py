@@ -6,23 +6,21 @@
 >>> predictor.predict(known, questions, nodes).interval(0.9)      # the same, of columns of numbers
 """
 
-import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
-import jax
 import numpy as np
 import pyarrow as pa
 
 from ping_llm.core.cells import time_microseconds
 from ping_llm.core.console import Advance, no_progress
 from ping_llm.core.console import progress as progress_of
-from ping_llm.core.errors import DroppedRowsWarning, PingLlmError, explained, options_as_arguments
+from ping_llm.core.errors import DroppedRowsWarning, PingLlmError, explained, extras_needed, options_as_arguments
 from ping_llm.core.measurements import (
     MAX_TIME_US,
     NAMED,
@@ -39,10 +37,12 @@ from ping_llm.rows.measurement_set import MeasurementSet, read_observations, row
 from ping_llm.runs.trained import SHIPPED, Trained, completer_settings, load_trained
 from ping_llm.sources.columns import AS_FOUND, OPTIONAL_IN_QUESTIONS, InputOptions, find_columns
 from ping_llm.sources.nodes import NO_NODES, Nodes, addresses_of, shown_names
-from ping_llm.storage.cache import cache_folder
 
 if TYPE_CHECKING:
     from ping_llm.predict.language_model import LanguageModel
+
+_AT_ONCE: Final = 4096
+"""Questions to the language model, whose answers are large."""
 
 History = Any
 """A path or glob, several of them, or a data frame."""
@@ -63,8 +63,6 @@ class Predictor:
         `settings` are those of `PredictionSettings`, such as `votes=4` or `context=512`.
         """
         checked = PredictionSettings(**settings)
-        if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
-            keep_compiled(cache_folder() / "compiled")
         return cls(trained=load_trained(where), settings=checked)
 
     def __repr__(self) -> str:
@@ -95,7 +93,8 @@ class Predictor:
         if self.trained.is_completer:
             settings = completer_settings(self.trained.config)
             return Completer(settings=settings, weights=self.trained.weights, prediction=self.settings)
-        from ping_llm.predict.language_model import LanguageModel
+        with extras_needed("a language model"):
+            from ping_llm.predict.language_model import LanguageModel
 
         return LanguageModel.of(self.trained)
 
@@ -137,8 +136,16 @@ class Predictor:
         if isinstance(self.model, Completer):
             for rows, answers in self.model.in_parts(known, questions, nodes, advance):
                 yield rows, widened(answers, support.take(rows))
-        else:
-            yield np.arange(len(questions)), self.predict(known, questions, nodes, advance)
+            return
+        from ping_llm.predict.prompts import Histories
+
+        histories = Histories.about(questions, known, nodes, crossing=self.trained.config.is_crossing)
+        for begin in range(0, len(questions), _AT_ONCE):
+            rows = np.arange(begin, min(begin + _AT_ONCE, len(questions)))
+            prompts = histories.prompts(questions.take(rows), self.trained.config.max_target_length)
+            yield rows, self.model.forecast(prompts)
+            if advance is not None:
+                advance(len(rows))
 
     def context(self, known: Observations, question: Questions, nodes: Sequence[str]) -> Ints:
         """Which known measurements the answer to one question is drawn from, most informative first.
@@ -286,13 +293,6 @@ class Predictor:
         answered = self.answered(table, measured, LEVELS, advance)
         low, high = (answered[f"{level:g}"].to_numpy() for level in (LEVELS[0], LEVELS[-1]))
         return answered.take(most_informative(asked, np.log(high / low), known, budget))
-
-
-def keep_compiled(folder: Path) -> None:
-    """Compiled programs, in a folder where the next process finds them: it takes seconds less."""
-    jax.config.update("jax_compilation_cache_dir", str(folder))  # type: ignore[no-untyped-call]
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)  # type: ignore[no-untyped-call]
-    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)  # type: ignore[no-untyped-call]
 
 
 # Questions, known measurements and answers as tables of pandas, Polars or Arrow.

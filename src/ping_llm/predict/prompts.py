@@ -24,7 +24,7 @@ from ping_llm.core.measurements import (
     of_two_families,
     parse_nodes,
 )
-from ping_llm.core.rtt import Ints, Observations, Questions
+from ping_llm.core.rtt import Floats, Ints, Observations, Questions
 from ping_llm.rows.format import ProbeRow
 from ping_llm.tokens import FIELD_ORDERS, LONGEST_DELTA1_S, RESULT_LAST, TimeKind, token_counts
 
@@ -155,6 +155,16 @@ class Histories:
         self._to = np.lexsort((self._known.time_s, self._known.destination)) if crossing else order
         self.row = cache(self._row)
 
+    @classmethod
+    def about(cls, questions: Questions, known: Observations, nodes: Sequence[str], *, crossing: bool = False) -> Self:
+        """Those of the sources that are asked about, if others do not matter."""
+        return cls(known if crossing else known.take(np.isin(known.source, questions.source)), nodes, crossing=crossing)
+
+    def prompts(self, questions: Questions, length: int) -> list[Prompt]:
+        columns: list[npt.NDArray[np.generic]] = [questions.source, questions.destination, questions.time_s]
+        ends = zip(*(column.tolist() for column in columns), strict=True)
+        return [self.prompt(source, destination, time_s, length) for source, destination, time_s in ends]
+
     def _row(self, source: int, family: int | None = None) -> tuple[ProbeRow, Ints]:
         """The measurements of a source, and which of the known ones they are. An IPv4 row has none with names."""
         rows = np.arange(*np.searchsorted(self._known.source, [source, source + 1]))
@@ -266,10 +276,7 @@ def prompts_for(
     known: Observations, questions: Questions, nodes: Sequence[str], length: int, *, crossing: bool = False
 ) -> list[Prompt]:
     """One for each question. Without a time, a question comes a second after the last measurement of its source."""
-    histories = Histories(known, nodes, crossing=crossing)
-    columns: list[npt.NDArray[np.generic]] = [questions.source, questions.destination, questions.time_s]
-    ends = zip(*(column.tolist() for column in columns), strict=True)
-    return [histories.prompt(source, destination, time_s, length) for source, destination, time_s in ends]
+    return Histories.about(questions, known, nodes, crossing=crossing).prompts(questions, length)
 
 
 # Questions for destinations.
@@ -319,3 +326,17 @@ def pack(addresses: Sequence[str]) -> npt.NDArray[np.uint8]:
             raise PingLlmError(f"{which!r} is neither an address nor a name")
         raise PingLlmError(f"{which} is of another family than {addresses[0]}")
     return packed[:, : ADDRESS_BYTES[int(families[0])]] if len(families) else packed
+
+
+# Answers about addresses.
+
+
+@dataclass(frozen=True, kw_only=True)
+class LikelyAddresses:
+    """The likeliest addresses that were found, best first."""
+
+    addresses: tuple[str, ...]
+    probability: Floats
+    """Of each: exact, and given the prefix that was to be completed."""
+    covered: float
+    """Probability of all addresses that were looked at. What is missing to 1 is that of all others together."""

@@ -31,7 +31,7 @@ from ping_llm.predict.language_model import (
     power_of_two,
     token_table,
 )
-from ping_llm.predict.prompts import Prompt, TokenOffsets, Tokens, destination_prompt, pack, spell
+from ping_llm.predict.prompts import LikelyAddresses, Prompt, TokenOffsets, Tokens, destination_prompt, pack, spell
 from ping_llm.rows.format import ProbeRow
 from ping_llm.tokens import FIELD_ORDERS, FIRST_BYTE, RESULT_LAST
 
@@ -39,17 +39,6 @@ _QUESTION_LENGTH: Final = 64
 """More than the longest measurement has."""
 _OCTET: Final = re.compile("25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9]")
 _GROUP: Final = re.compile("[0-9a-fA-F]{1,4}")
-
-
-@dataclass(frozen=True, kw_only=True)
-class LikelyAddresses:
-    """The likeliest addresses that were found, best first."""
-
-    addresses: tuple[str, ...]
-    probability: Floats
-    """Of each: exact, and given the prefix that was to be completed."""
-    covered: float
-    """Probability of all addresses that were looked at. What is missing to 1 is that of all others together."""
 
 
 def destinations(

@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Final
 import jax
 import jax.numpy as jnp
 
-from ping_llm.prior.prng import Columns, Draws, hash32, hash_with, symmetric, unit_interval
-from ping_llm.prior.selection import first_equal
+from ping_llm.core.randomness import hash32, hash_with, unit_interval
+from ping_llm.prior.prng import Columns, Draws, symmetric
+from ping_llm.prior.ranking import first_equal
 
 if TYPE_CHECKING:
     from ping_llm.prior.worlds import WorldSettings

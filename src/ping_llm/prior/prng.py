@@ -1,8 +1,7 @@
 """Random numbers of one simulated world: each is a hash of the world's key, the number of its draw, and its index.
 
-Words come from a 32-bit hash (three multiplications and four shifts, bias below 2^-30 for any input bit) instead of
-JAX's Threefry: a world makes some 120 different draws, and compiling that many Threefry kernels takes 16 s on a CPU
-where the hash takes a quarter of it. The hash is integer arithmetic, the same on every machine.
+Words come from a 32-bit hash (`core.randomness`) instead of JAX's Threefry: a world makes some 120 different draws, and
+compiling that many Threefry kernels takes 16 s on a CPU where the hash takes a quarter of it.
 """
 
 import math
@@ -12,30 +11,14 @@ from typing import Final
 import jax
 import jax.numpy as jnp
 
+from ping_llm.core.randomness import hash32, hash_with, unit_interval
+
 # mypy: disallow-untyped-calls=False
 
 Shape = tuple[int, ...]
 
-_GOLDEN: Final = 0x9E3779B9
 _POOL: Final = 4
 _SCALAR_POOL: Final = 32
-
-
-def hash32(words: jax.Array) -> jax.Array:
-    """A bijection of 32-bit words (Wellons' triple32) whose output bits all depend on all input bits."""
-    for shift, factor in ((17, 0xED5AD4BB), (11, 0xAC4C1B51), (15, 0x31848BAB)):
-        words = (words ^ (words >> shift)) * jnp.uint32(factor)
-    return words ^ (words >> 14)
-
-
-def hash_with(words: jax.Array, number: int) -> jax.Array:
-    """Another hash of the same words for each number."""
-    return hash32(words + jnp.uint32(number * _GOLDEN & 0xFFFFFFFF))
-
-
-def unit_interval(words: jax.Array) -> jax.Array:
-    """Uniform in (0, 1): multiples of 2^-23 and a half, never an end."""
-    return ((words >> 9).astype(jnp.float32) + 0.5) * jnp.float32(2.0**-23)
 
 
 class Columns(SimpleNamespace):

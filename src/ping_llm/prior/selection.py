@@ -19,9 +19,9 @@ some others. In training, and for a single question, the first are one node:
 In 2 and 3 every later round counts as twice the distance, so many measurements of one pair do not displace the others.
 Answers of the questions play no part, nor does anything that was measured after them.
 
-`score_pairs`, `quotas` and `slot_columns` are the rule, on NumPy and on JAX arrays alike. `rank_measurements` and
-`select` apply it to every measurement of a small world, compiled; `ContextIndex` applies it in NumPy to the pairs of a
-history of any size. A test holds the two to the same choice.
+`score_pairs`, `quotas` and `slot_columns` are the rule, on NumPy and on JAX arrays alike. `ContextIndex` applies it in
+NumPy to the pairs of a history of any size; `ranking` to every measurement of a small world, compiled. A test holds the
+two to the same choice.
 """
 
 import zlib
@@ -29,8 +29,6 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, Final, NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 from scipy.sparse import csr_array  # type: ignore[import-untyped]
@@ -39,9 +37,6 @@ from scipy.sparse.csgraph import dijkstra  # type: ignore[import-untyped]
 from ping_llm.core.measurements import UNPARSABLE, parse_addresses, source_hash
 from ping_llm.core.randomness import mix64
 from ping_llm.core.rtt import MIN_RTT_MS, Floats, Ints, Observations
-from ping_llm.prior.prng import Columns
-
-# mypy: disallow-untyped-calls=False
 
 Array = Any
 """Of NumPy or of JAX."""
@@ -85,7 +80,7 @@ def score_pairs(one: Array, other: Array, rtt_ms: Array, source: Target, queried
     measurement between an end of the questions and this node counts as being. `stand-in` is a column of pairs for those
     that share no end, and `near` are the columns of nodes it is made of, [2, nodes].
     """
-    xp = _module(rtt_ms)
+    xp = rtt_ms.__array_namespace__()
     direct_source, near_source = _near(one, other, rtt_ms, source)
     direct_queried, near_queried = _near(one, other, rtt_ms, queried)
     is_source, is_queried = source.is_target, queried.is_target
@@ -100,10 +95,10 @@ def score_pairs(one: Array, other: Array, rtt_ms: Array, source: Target, queried
 
 def pair_distance(near: Array, one: Array, other: Array) -> Array:
     """How far measurements between these nodes are from one between the source and a queried node."""
-    return _module(near).minimum(near[0, one] + near[1, other], near[0, other] + near[1, one])
+    return near.__array_namespace__().minimum(near[0, one] + near[1, other], near[0, other] + near[1, one])
 
 
-def quotas(count: Any, room: Any, xp: Any = jnp, *, is_shared: bool = False) -> list[Any]:
+def quotas(count: Any, room: Any, xp: Any = np, *, is_shared: bool = False) -> list[Any]:
     """How many are chosen, from how many there are of the three classes: own, shared, others, more shared, more own.
 
     A context that many pairs share has room for more of their own: with half of PlanetLab known, its median RE is .006
@@ -125,7 +120,7 @@ def slot_columns(
     Attention has to go somewhere. Without an empty slot that counts it cannot tell a context in which everything
     matches from one in which nothing does, and a history of a single pair would say nothing.
     """
-    xp = _module(log_rtt)
+    xp = log_rtt.__array_namespace__()
     counts = xp.arange(log_rtt.shape[0]) < length
     kind = xp.where(counts, xp.where(failed, FAILED, ANSWERED), EMPTY)
     columns = {
@@ -142,7 +137,7 @@ def slot_columns(
 
 def _near(one: Array, other: Array, rtt_ms: Array, target: Target) -> tuple[Array, Array]:
     """Of each node, the distance to the nearest target: directly, and over at most one third node."""
-    xp, is_target = _module(rtt_ms), target.is_target
+    xp, is_target = rtt_ms.__array_namespace__(), target.is_target
     start = xp.where(is_target, 0.0, FAR_MS).astype(np.float32)
     touching: Any = slice(None)
     if xp is np:  # few of many pairs: no other pair can shorten anything yet
@@ -154,55 +149,14 @@ def _near(one: Array, other: Array, rtt_ms: Array, target: Target) -> tuple[Arra
 
 def _shortened(distance: Array, one: Array, other: Array, rtt_ms: Array) -> Array:
     """Distances of nodes, after one more hop."""
-    if _module(distance) is np:
+    xp = distance.__array_namespace__()
+    if xp is np:
         further = distance.copy()
         np.minimum.at(further, other, distance[one] + rtt_ms)
         np.minimum.at(further, one, distance[other] + rtt_ms)
         return np.minimum(further, np.float32(FAR_MS))
     further = distance.at[other].min(distance[one] + rtt_ms)
-    return jnp.minimum(further.at[one].min(distance[other] + rtt_ms), FAR_MS)
-
-
-def _module(array: Array) -> Any:
-    return np if isinstance(array, np.ndarray) else jnp
-
-
-# The rule over every measurement of a world, compiled for training.
-
-
-def rank_measurements(
-    m: Columns, groups: jax.Array, query_source: int | jax.Array, is_queried: jax.Array
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Classes and sortable keys of measurements, and how near nodes are to (the source, a queried node).
-
-    Columns of measurements are source, destination, rtt_ms, failed, round, known; `is_queried` is a mask of nodes.
-    """
-    rtt = jnp.where(m.known & ~m.failed, jnp.minimum(m.rtt_ms, FAR_MS), FAR_MS)
-    is_source = jnp.arange(is_queried.shape[0]) == query_source
-    targets = [Target(mask, prefix_distance(groups, mask)) for mask in (is_source, is_queried)]
-    class_, shared, stand_in, near = score_pairs(m.source, m.destination, rtt, *targets)
-    third = jnp.where((is_source | is_queried)[m.source], m.destination, m.source)
-    distance = jnp.where(class_ == OTHERS, stand_in, shared[third])
-    doubled = (distance + HALF_MS) * jnp.exp2(jnp.minimum(m.round, MAX_ROUNDS).astype(jnp.float32))
-    score = jnp.where(class_ == OWN, m.round.astype(jnp.float32), doubled)
-    class_ = jnp.where(m.known, class_, UNKNOWN)
-    bits = jax.lax.bitcast_convert_type(score, jnp.uint32)  # of positive numbers: ordered like them
-    return class_, (class_.astype(jnp.uint32) << 30) | (bits >> 1), near
-
-
-def select(class_: jax.Array, keys: jax.Array, slots: int, room: Any) -> tuple[jax.Array, jax.Array]:
-    """Indices of the measurements of `slots`, best first, and how many of them count: at most `room`."""
-    rows = jnp.arange(keys.shape[0], dtype=jnp.int32)
-    _, order = jax.lax.sort((keys, rows), num_keys=1, is_stable=True)
-    count = jnp.sum(class_[:, None] == jnp.arange(UNKNOWN), axis=0)
-    own, shared, *_ = parts = quotas(count, room)
-    lengths = jnp.stack(parts)
-    starts = jnp.stack([jnp.zeros_like(own), count[0], count[0] + count[1], count[0] + shared, own])
-    ends = jnp.cumsum(lengths)
-    slot = jnp.arange(slots)
-    part = jnp.minimum(jnp.sum(slot[:, None] >= ends, axis=1), len(parts) - 1)
-    at = starts[part] + slot - (ends - lengths)[part]
-    return order[jnp.minimum(at, len(rows) - 1)], ends[-1].astype(jnp.int32)
+    return xp.minimum(further.at[one].min(distance[other] + rtt_ms), FAR_MS)
 
 
 # Shared-prefix groups: nodes whose addresses share a prefix are often near each other.
@@ -235,20 +189,6 @@ def node_words(nodes: Sequence[str], is_known: npt.NDArray[np.bool_] | None = No
     return np.stack(words, axis=1)
 
 
-def first_equal(numbers: jax.Array) -> jax.Array:
-    """Of each number, the index of the first one in its row that equals it."""
-    return jnp.argmax(numbers[..., :, None] == numbers[..., None, :], axis=-1).astype(jnp.int32)
-
-
-def prefix_distance(groups: jax.Array, is_target: jax.Array) -> jax.Array:
-    """Of each node, the distance that the longest prefix shared with a target suggests."""
-    distance = jnp.full(is_target.shape, FAR_MS, jnp.float32)
-    for level in reversed(range(LEVELS)):
-        has_target = jnp.zeros(is_target.shape, bool).at[groups[:, level]].max(is_target)
-        distance = jnp.where(has_target[groups[:, level]], PREFIX_MS[level], distance)
-    return distance
-
-
 # The rule over the pairs of a history of any size.
 
 _TWICE: Final = 1 << 22
@@ -265,26 +205,31 @@ class ContextIndex:
 
     def __init__(self, known: Observations, words: Words) -> None:
         """`words` of all nodes, also of those that were never measured."""
-        usable = np.flatnonzero((known.source >= 0) & (known.destination >= 0))
-        ends = (words[end[usable], 0] for end in (known.destination, known.source))
-        usable = usable[np.lexsort((known.rtt_ms[usable], known.time_s[usable], *ends))]
-        known = known.take(usable)  # in an order that is not that of the history: it decides between equals
         self.words = words
-        self.nodes, numbers = np.unique(np.concatenate([known.source, known.destination]), return_inverse=True)
-        source, destination = numbers[: len(known)], numbers[len(known) :]
-        low, high = np.minimum(source, destination), np.maximum(source, destination)
-        _, pair = np.unique(low * max(1, len(self.nodes)) + high, return_inverse=True)
+        ends = np.stack([known.source, known.destination])
+        is_measured = np.zeros(len(words), bool)
+        is_measured[ends[ends >= 0]] = True
+        self.nodes = np.flatnonzero(is_measured)
+        source, destination = np.cumsum(is_measured)[ends] - 1
+        pair = np.minimum(source, destination) * len(self.nodes) + np.maximum(source, destination)
         time = np.where(np.isnan(known.time_s), -np.inf, known.time_s)
-        self.rank = np.lexsort((np.arange(len(known)), time, pair))
-        self.given = usable[self.rank]
+        usable = np.flatnonzero((ends >= 0).all(axis=0))
+        if (time[1:] < time[:-1]).any():
+            usable = usable[np.argsort(time[usable], kind="stable")]
+        given = usable[np.argsort(pair[usable], kind="stable")]
+        is_equal = (np.diff(pair[given]) == 0) & (time[given[1:]] == time[given[:-1]])
+        equal = np.flatnonzero(np.append(is_equal, False) | np.append(False, is_equal))
+        some = given[equal]  # in an order that is not that of the history: it decides between equals
+        given[equal] = some[np.lexsort((known.rtt_ms[some], words[known.source[some], 0], time[some], pair[some]))]
+        self.given = given
         """Of each row here, which of the known measurements it is."""
-        self.time_s = time[self.rank]
-        self.source, self.destination = source[self.rank], destination[self.rank]
-        self.rtt_ms = known.rtt_ms[self.rank].astype(np.float64)
-        self.pair = pair[self.rank]
+        self.time_s = time[self.given]
+        self.source, self.destination = source[self.given], destination[self.given]
+        self.rtt_ms = known.rtt_ms[self.given].astype(np.float64)
+        self.pair = np.cumsum(np.diff(pair[given], prepend=pair[given[:1]]) != 0)
         self.starts = np.flatnonzero(np.diff(self.pair, prepend=-1))
         self.counts = np.diff(self.starts, append=len(self.pair))
-        self.low, self.high = low[self.rank][self.starts], high[self.rank][self.starts]
+        self.low, self.high = np.sort(np.stack([self.source, self.destination])[:, self.starts], axis=0)
         self.fastest = _least_so_far(np.fmin(self.rtt_ms, FAR_MS).astype(np.float32), self.pair)  # failed: far
         self._usable = np.zeros(len(self.starts), np.int64)
         self._counted = 0
@@ -361,7 +306,7 @@ class ContextIndex:
         usable = usable[pairs]
         parts, distances = self._distances(pairs, usable, sources, destinations)
         count = [int(usable[part].sum()) for part in parts]
-        own, shared, rest, more_shared, more_own = map(int, quotas(count, room, np, is_shared=is_shared))
+        own, shared, rest, more_shared, more_own = map(int, quotas(count, room, is_shared=is_shared))
         numbers = own + more_own, shared + more_shared, rest
         of_own, of_shared, of_rest = (
             self._best(pairs[part], usable[part], distance, number)
@@ -397,7 +342,7 @@ class ContextIndex:
     def _best(self, pairs: Ints, usable: Ints, distance: Singles | None, count: int) -> Ints:
         """Measurements of these pairs, best first: by distance, or, where that does not count, the latest ones.
 
-        Of equal ones those of the lower rank.
+        Equal ones in an order that is not that of the history.
         """
         if count == 0:
             return np.zeros(0, np.int64)
@@ -419,7 +364,9 @@ class ContextIndex:
         if count < len(rows):
             best = keys <= np.partition(keys, count - 1)[count - 1]
             rows, keys = rows[best], keys[best]
-        return rows[np.lexsort((self.rank[rows], keys))][:count]
+        time = np.where(np.isfinite(self.time_s[rows]), self.time_s[rows], np.inf)
+        source, destination = self.words[self.nodes[np.stack([self.source[rows], self.destination[rows]])], 0]
+        return rows[np.lexsort((self.rtt_ms[rows], time, destination, source, keys))][:count]
 
     def columns(self, rows: Ints, time_s: float, slots: int) -> Arrays:
         """Slots that hold these rows; ends are numbers of nodes. Ages count from a moment, or (NaN) from the latest of

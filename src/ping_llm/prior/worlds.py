@@ -20,9 +20,11 @@ from typing import Any, Final
 import jax
 import jax.numpy as jnp
 
+from ping_llm.core.randomness import hash32
 from ping_llm.prior import internet
-from ping_llm.prior.prng import Columns, Draws, hash32
-from ping_llm.prior.selection import UNKNOWN_AGE, pair_distance, rank_measurements, select, slot_columns
+from ping_llm.prior.prng import Columns, Draws
+from ping_llm.prior.ranking import rank_measurements, select
+from ping_llm.prior.selection import UNKNOWN_AGE, pair_distance, slot_columns
 
 # mypy: disallow-untyped-calls=False
 

@@ -11,12 +11,11 @@ from markupsafe import Markup, escape
 
 from ping_llm.batches.report import draw
 from ping_llm.config import KEYS
-from ping_llm.config.keys import TEXT_DATASET_TYPES
+from ping_llm.config.keys import COMPLETER_DATA, TEXT_DATASET_TYPES
 from ping_llm.contexts.spec import STAGES
 from ping_llm.core.console import err
 from ping_llm.core.files import write_atomically
-from ping_llm.data.completer import COMPLETER_DATA
-from ping_llm.data.stream import TEXT_STAGES
+from ping_llm.data.registry import TEXT_STAGES
 from ping_llm.evaluate.scores import SCORE_COLUMNS
 from ping_llm.report.charts import training_charts
 from ping_llm.report.formatting import SI, duration, number, percent, short

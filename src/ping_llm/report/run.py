@@ -19,14 +19,12 @@ from pydantic import BaseModel, FiniteFloat, TypeAdapter, ValidationError
 
 from ping_llm.batches.spec import DataState
 from ping_llm.config import Config, load_config
-from ping_llm.config.keys import SECRETS, TEXT_DATASET_TYPES
+from ping_llm.config.keys import COMPLETER_DATA, SECRETS, TEXT_DATASET_TYPES
 from ping_llm.core.errors import PingLlmError
 from ping_llm.core.rtt import Floats
-from ping_llm.data.completer import COMPLETER_DATA
 from ping_llm.evaluate.scores import EVALUATION_FILE, ORACLE
 from ping_llm.report.formatting import number, percent
 from ping_llm.runs import RunFolder, parse_json, read_lines
-from ping_llm.runs.task import size_of
 
 PIPELINE_FILE: Final = "pipeline.json"
 DATA_FILE: Final = "data.json"
@@ -247,7 +245,9 @@ class Run:
         evaluated = np.flatnonzero(np.isfinite(eval_loss))
         best = evaluated[np.argmin(eval_loss[evaluated])] if len(evaluated) else None
         parameters, flops_per_token = self.summary.get("parameters"), None
-        with suppress(Exception):  # the tokenizer that says how large the vocabulary is may be gone
+        with suppress(Exception):  # JAX may not be installed, and the tokenizer that knows the vocabulary may be gone
+            from ping_llm.runs.task import size_of
+
             parameters, flops_per_token = size_of(self.config) if self.config else (parameters, None)
         tokens = float(np.nansum(curves["real_tokens"]))
         known = [session.ended - session.begun for session in self.sessions if session.begun and session.ended]

@@ -9,8 +9,7 @@ from typing import Any, Final
 import yaml
 from rich.console import Console
 
-from ping_llm.batches.source import BatchSource
-from ping_llm.core.errors import PingLlmError
+from ping_llm.core.errors import PingLlmError, extras_needed
 from ping_llm.data.registry import spec_from_config
 from ping_llm.evaluate.scores import ORACLE, PROTOCOL_TITLES, SCORE_COLUMNS
 from ping_llm.report.charts import evaluation_charts
@@ -144,11 +143,13 @@ def sequences_of(run: Run) -> list[dict[str, Any]] | str:
     try:
         return list(_sequences(run))
     except (PingLlmError, OSError, ValueError, TypeError, KeyError) as error:
-        return f"The rows cannot be read any more: {error}"
+        return f"The rows cannot be read: {error}"
 
 
 def _sequences(run: Run) -> Iterator[dict[str, Any]]:
     assert run.config
+    with extras_needed("making batches again"):
+        from ping_llm.batches.source import BatchSource
     batch = run.data.identity.get("global_batch_size", 0) if run.data else 0
     spec = spec_from_config(run.config, "train", max(1, round(batch / run.config.per_device_batch_size)))
     if run.data and run.data.identity.get("sources") != spec.identity()["sources"]:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ping_llm.core.console import Advance, no_progress
-from ping_llm.core.errors import PingLlmError, explained
+from ping_llm.core.errors import PingLlmError, explained, extras_needed
 from ping_llm.core.measurements import (
     ADDRESS_BYTES,
     NAMED,
@@ -27,7 +27,6 @@ from ping_llm.core.measurements import (
 )
 from ping_llm.core.randomness import mix64
 from ping_llm.core.rtt import Ints, Observations
-from ping_llm.rows.dataset import RowSet
 from ping_llm.rows.format import ProbeRow
 from ping_llm.sources import files
 from ping_llm.sources.columns import AS_FOUND, OPTIONAL_WITHOUT_TIME, InputOptions, check_rtts, find_columns, understand
@@ -218,6 +217,9 @@ def rows_observations(
     folder: Path | str | Location, split: str, *, on_progress: Advance = no_progress, batch_rows: int = BATCH_ROWS
 ) -> MeasurementSet:
     """The measurements of one split of prepared rows. `on_progress` is told how many were read."""
+    with extras_needed("reading prepared rows"):
+        from ping_llm.rows.dataset import RowSet
+
     described, shown = shown_in_rows(locate(folder))
     parts: list[ValidMeasurements] = []
     with RowSet(folder, split) as rows:

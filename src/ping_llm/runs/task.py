@@ -15,19 +15,22 @@ from flax import nnx
 from jinja2 import Template
 
 from ping_llm.config import Config
+from ping_llm.config.keys import COMPLETER_DATA
 from ping_llm.core.errors import PingLlmError
-from ping_llm.data.completer import COMPLETER_DATA, measurements_on_device, world_settings
+from ping_llm.data.completer import measurements_on_device, world_settings
 from ping_llm.models.completer.model import SetTransformer
 from ping_llm.models.completer.model import loss_sums as completer_sums
-from ping_llm.models.layers import LayerSettings, choose_attention, is_hopper_or_newer
+from ping_llm.models.layers import LayerSettings
 from ping_llm.models.lm import Transformer
 from ping_llm.models.lm.float8 import choose_quantization
 from ping_llm.models.lm.transformer import Sums, loss_sums, rtt_weights
+from ping_llm.models.modules import choose_attention, is_hopper_or_newer
 from ping_llm.prior.fine_tuning import measured_batch
 from ping_llm.prior.prng import Columns
 from ping_llm.prior.worlds import Batch, WorldSettings, worlds_of
 from ping_llm.runs.device import DeviceBatch
-from ping_llm.runs.trained import Trained, completer_settings, model_settings
+from ping_llm.runs.trained import Trained, completer_settings
+from ping_llm.runs.weights import model_settings
 
 
 @dataclass(frozen=True, kw_only=True)

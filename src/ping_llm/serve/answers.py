@@ -16,7 +16,6 @@ from functools import partial
 from queue import PriorityQueue
 from typing import Any, Final
 
-import jax
 import numpy as np
 import pyarrow as pa
 
@@ -24,11 +23,8 @@ from ping_llm.core.errors import PingLlmError
 from ping_llm.core.measurements import can_measure
 from ping_llm.core.rtt import Floats, Ints, Observations, Questions, RttDistribution
 from ping_llm.models.completer.inference import Completer
-from ping_llm.predict import scoring
-from ping_llm.predict.language_model import SHARED_QUESTIONS, LanguageModel
 from ping_llm.predict.predictor import Predictor
-from ping_llm.predict.prompts import MIN_TOKENS, Histories, Prompt, prompts_for
-from ping_llm.predict.scoring import LikelyAddresses
+from ping_llm.predict.prompts import MIN_TOKENS, Histories, LikelyAddresses, Prompt, prompts_for
 from ping_llm.predict.suggest import LEVELS, most_informative, shortlist, unmeasured_pairs
 from ping_llm.predict.support import Support, widened
 from ping_llm.rows.measurement_set import MeasurementSet
@@ -68,10 +64,8 @@ def queries_of(source: str, destinations: Iterable[str], time_s: float) -> list[
 
 
 def steady_predictor(where: Any, context: int) -> Predictor:
-    """A model with few shapes, and the settings of the command line. A CPU computes contexts no faster together than
-    one by one."""
-    per_call = 1 if jax.default_backend() == "cpu" else 16
-    return Predictor.from_pretrained(where, context=context, contexts_per_call=per_call)
+    """A model with few shapes, and the settings of the command line."""
+    return Predictor.from_pretrained(where, context=context, contexts_per_call=16)
 
 
 class ModelAnswers:
@@ -174,7 +168,7 @@ class ModelAnswers:
         if among:
             before = self._before(source, known, time_s)
             yield None
-            logs = scoring.rank(self.predictor.language_model, source, among, rtt_ms, **before)
+            logs = _scoring().rank(self.predictor.language_model, source, among, rtt_ms, **before)
             likely, _ = _likeliest(among, np.exp(logs), count)
         else:
             likely = yield from self.complete(source, "", rtt_ms, known, time_s, count)
@@ -187,7 +181,7 @@ class ModelAnswers:
         """The rest of an address. Gives `LikelyAddresses`."""
         model, before = self.predictor.language_model, self._before(source, known, time_s)
         yield None
-        return scoring.destinations(model, source, rtt_ms, count=count, prefix=prefix, **before)
+        return _scoring().destinations(model, source, rtt_ms, count=count, prefix=prefix, **before)
 
     def _before(self, source: str, known: KnownMeasurements, time_s: float) -> dict[str, Any]:
         """The time, and what the source measured before it, as the language model takes them."""
@@ -264,7 +258,7 @@ class ModelAnswers:
                 start = max(int(wanted[0]), stop - _SCORED_PER_CALL)
                 piece = slice(max(0, start - self.max_context), stop)
                 columns = {name: getattr(row, name)[piece] for name in ("destinations", "time_us", "rtt_ms")}
-                scored = scoring.score_rows(self.predictor.language_model, [replace(row, **columns)], timed=timed)
+                scored = _scoring().score_rows(self.predictor.language_model, [replace(row, **columns)], timed=timed)
                 bits, own = scored[0].result[start - stop :], rows[start:stop]
                 kept = np.isin(own, which)
                 yield own[kept], {"bits": bits[kept]}
@@ -272,7 +266,9 @@ class ModelAnswers:
     def warm_up(self) -> Job:
         """Compute each kind of query once, a single prediction first: a shape that was met is compiled."""
         yield None
-        if isinstance(self.model, LanguageModel):
+        if not isinstance(self.model, Completer):
+            from ping_llm.predict.language_model import SHARED_QUESTIONS
+
             histories = [
                 _example(family, length * 5 // 8) for family in (4, 6) for length in self.model.history_lengths
             ]
@@ -317,6 +313,13 @@ def _concatenated(parts: Sequence[Any]) -> Any:
     """Data classes of columns as one of them."""
     columns = {f.name: np.concatenate([getattr(part, f.name) for part in parts]) for f in fields(parts[0])}
     return type(parts[0])(**columns)
+
+
+def _scoring() -> Any:
+    """What only language models can do, which takes JAX."""
+    from ping_llm.predict import scoring
+
+    return scoring
 
 
 def _likeliest(addresses: Sequence[str], probability: Floats, count: int) -> tuple[LikelyAddresses, Ints]:

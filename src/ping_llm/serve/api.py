@@ -20,7 +20,7 @@ from ping_llm.core.cells import time_microseconds
 from ping_llm.core.errors import PingLlmError
 from ping_llm.core.measurements import MAX_TIME_US, node_text
 from ping_llm.core.rtt import Ints, RttDistribution
-from ping_llm.predict.scoring import LikelyAddresses
+from ping_llm.predict.prompts import LikelyAddresses
 from ping_llm.rows.measurement_set import MeasurementSet
 from ping_llm.serve import schemas
 from ping_llm.serve.access import Limits, json_reply

@@ -19,12 +19,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, TypeVar
 
-import psutil
-
 from ping_llm import __version__
 from ping_llm.core.console import err
 from ping_llm.core.errors import PingLlmError, explained, need, one_line
-from ping_llm.tasks.pool import available_cores, map_in_order, worker_pool
+from ping_llm.tasks.pool import available_cores, free_memory_bytes, map_in_order, worker_pool
 
 Task = TypeVar("Task")
 Value = TypeVar("Value")
@@ -104,7 +102,7 @@ class EngineChoice:
                 yield engine
             return
         workers = self.workers or available_cores()
-        limit = self.memory_limit_bytes or psutil.virtual_memory().available // 2
+        limit = self.memory_limit_bytes or free_memory_bytes() // 2
         window = 1 if workers == 1 else TASKS_PER_CPU * workers
         with worker_pool(workers) as pool:
             yield Engine(executor=pool, window=lambda: window, memory_bytes=limit // workers)

@@ -19,6 +19,7 @@ from concurrent.futures import Executor, Future
 from contextlib import contextmanager
 from itertools import islice
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from ping_llm.core.errors import PingLlmError
@@ -30,6 +31,12 @@ Outcome = TypeVar("Outcome")
 def available_cores() -> int:
     """Cores this process may use, which in a container or under `taskset` are fewer than the machine has."""
     return len(os.sched_getaffinity(0))
+
+
+def free_memory_bytes() -> int:
+    """What could be had without swapping: caches of files count as free."""
+    fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    return int(fields["MemAvailable"].split()[0]) << 10
 
 
 @contextmanager

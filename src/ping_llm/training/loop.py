@@ -15,15 +15,16 @@ import optax
 
 from ping_llm.batches.spec import EvalLoader
 from ping_llm.config import Config
+from ping_llm.config.keys import COMPLETER_DATA
 from ping_llm.core.console import err, progress
 from ping_llm.core.errors import PingLlmError, explained
 from ping_llm.core.files import exclusive, remove_unfinished
 from ping_llm.data import registry
-from ping_llm.data.completer import COMPLETER_DATA
 from ping_llm.runs import RunFolder
 from ping_llm.runs.device import on_device
 from ping_llm.runs.task import task_of
-from ping_llm.runs.trained import begin_with, load_trained
+from ping_llm.runs.trained import load_trained
+from ping_llm.runs.weights import begin_with
 from ping_llm.training.metrics import Metrics, Pace, draw_losses, peak_flops
 from ping_llm.training.processes import StopRequest, failing_together, start_processes
 from ping_llm.training.state import (

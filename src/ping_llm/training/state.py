@@ -26,13 +26,13 @@ from orbax.checkpoint import checkpoint_managers
 
 from ping_llm.batches.spec import DataState, TrainLoader
 from ping_llm.config import Config, load_config
+from ping_llm.config.keys import COMPLETER_DATA
 from ping_llm.core.console import err
 from ping_llm.core.errors import PingLlmError, one_line
 from ping_llm.core.files import sealed, unsealed
-from ping_llm.data.completer import COMPLETER_DATA
 from ping_llm.data.stream import POSITIONS, StreamLoader
 from ping_llm.runs.task import task_of
-from ping_llm.runs.trained import digests, quieten_orbax, vocabulary
+from ping_llm.runs.weights import digests, quieten_orbax, vocabulary
 from ping_llm.training.processes import of_all_processes, tells_of_a_lost_process
 
 _SMALLEST_SHARDED: Final = 2**12

@@ -21,15 +21,8 @@ from ping_llm.config import Config
 from ping_llm.core.errors import PingLlmError, explained
 from ping_llm.core.files import atomic_folder
 from ping_llm.models.lm import ModelSettings
-from ping_llm.runs.trained import (
-    Trained,
-    by_name,
-    check_replaceable,
-    load_trained,
-    model_settings,
-    save_trained,
-    weights_of,
-)
+from ping_llm.runs.trained import Trained, check_shapes, load_trained
+from ping_llm.runs.weights import check_replaceable, model_settings, save_trained
 from ping_llm.tokens import VOCABULARY_SIZE
 
 NOTE: Final = "architecture.yml"
@@ -66,13 +59,12 @@ def convert_to_maxtext(run: Path, output: Path, *, overwrite: bool = False) -> d
     keys = maxtext_keys(trained.config)
     check_replaceable(output, overwrite=overwrite, marker=_CHECKPOINT)
     settings = model_settings(trained.config)
-    ours = {name: np.asarray(array, dtype=np.float32) for name, array in by_name(trained.weights).items()}
     path = (output / _CHECKPOINT / _ITEM).absolute()
     name = trained.config.run_name or output.name
     header = _HEADER.format(name=name, where=trained.where, steps=trained.steps, folder=output, path=path)
     settings_of_run = {"base_config": "base.yml", "dataset_type": "network", "num_epoch": -1} | keys
     with atomic_folder(output) as unfinished:
-        write_weights(unfinished / _CHECKPOINT, to_maxtext(ours, settings))
+        write_weights(unfinished / _CHECKPOINT, to_maxtext(trained.weights, settings))
         (unfinished / _CONFIG).write_text(header + yaml.safe_dump(settings_of_run, sort_keys=False))
     return {"parameters": settings.parameters, "steps": trained.steps, "load_parameters_path": str(path)}
 
@@ -99,7 +91,8 @@ def convert_from_maxtext(
     ours = our_config(keys, name)
     settings = model_settings(ours)
     arrays = from_maxtext(read_weights(checkpoint), settings, int(keys["param_scan_axis"]))
-    trained = Trained(config=ours, weights=weights_of(ours, arrays, checkpoint), steps=steps, where=str(checkpoint))
+    check_shapes(ours, arrays, checkpoint)
+    trained = Trained(config=ours, weights=arrays, steps=steps, where=str(checkpoint))
     save_trained(trained, output, _CARD.format(name=name, where=checkpoint), overwrite=overwrite, dtype="float32")
     return {"parameters": settings.parameters, "steps": steps, "load_parameters_path": None}
 

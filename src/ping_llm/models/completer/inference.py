@@ -15,34 +15,31 @@ A context is encoded once for all queries that share it, and the latest ones are
 import hashlib
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cache, cached_property
-from typing import Any, Final, NamedTuple
+from dataclasses import dataclass, field
+from functools import cached_property
+from importlib.util import find_spec
+from typing import Any, Final, NamedTuple, Protocol
 
-import jax
 import numpy as np
 import numpy.typing as npt
-from flax import nnx
+from scipy.special import expit  # type: ignore[import-untyped]
 
 from ping_llm.core.console import Advance
-from ping_llm.core.errors import PingLlmError
+from ping_llm.core.errors import PingLlmError, extras_needed
 from ping_llm.core.rtt import CODE_MS, Floats, Ints, Observations, Questions, RttDistribution, search_rows
-from ping_llm.models.completer.model import (
+from ping_llm.models.completer.network import (
     FINE,
     Bins,
     CompleterSettings,
     Encoded,
     Measurements,
-    SetTransformer,
+    PlainNetwork,
     identities,
 )
+from ping_llm.models.layers import Array, Singles, by_rows, single_threaded_blas
 from ping_llm.prior.selection import LEVELS, ContextIndex, node_words
 
-# mypy: disallow-untyped-calls=False
-
-_CONTEXT_SIZES: Final = (64, 256, 1024, 2048, 4096)
-_QUERY_SIZES: Final = (1, 16, 256)
-"""Shapes to compile for: a few, each some seconds of compiling."""
+_QUERIES_AT_ONCE: Final = 256
 _CLUSTER_SIZE: Final = 32
 """Nodes of a cluster, about so many or more."""
 _KEPT_SLOTS: Final = 16_384
@@ -63,7 +60,10 @@ class PredictionSettings:
     votes: int = 1
     """Draws of identities whose answers are averaged."""
     contexts_per_call: int = 8
-    """What is encoded at once. Memory grows with it, and speed up to what the device can do in parallel."""
+    """What an accelerator encodes at once. Memory grows with it, and speed up to what it can do in parallel."""
+    backend: str = "auto"
+    """`jax` compiles the network for the device that JAX finds, `numpy` runs it on the CPU: at once, and as fast as JAX
+    there. `auto` is `jax` where there is an accelerator."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -71,6 +71,8 @@ class PredictionSettings:
         for name, fewest in least.items():
             if not isinstance(value := getattr(self, name), int | np.integer) or value < fewest:
                 raise PingLlmError(f"{name} must be a whole number of at least {fewest}, not {value!r}")
+        if self.backend not in ("auto", "numpy", "jax"):
+            raise PingLlmError(f"backend must be auto, numpy or jax, not {self.backend!r}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,8 +84,8 @@ class Completer:
     """
 
     settings: CompleterSettings
-    weights: Any
-    """State of a `SetTransformer`."""
+    weights: dict[str, Singles]
+    """By name, see `CompleterSettings.shapes`."""
     prediction: PredictionSettings = PredictionSettings()
     _last: list["History"] = field(default_factory=list, repr=False, compare=False)
     _kept: dict[bytes, Encoded] = field(default_factory=dict, repr=False, compare=False)
@@ -118,6 +120,15 @@ class Completer:
         self._last[:] = [History(self, known, nodes, ContextIndex(known, node_words(nodes, is_known)))]
         return self._last[0]
 
+    @cached_property
+    def network(self) -> "RunningNetwork":
+        if self.prediction.backend == "numpy" or (self.prediction.backend == "auto" and not _has_accelerator()):
+            return _OnNumPy(PlainNetwork(self.settings, self.weights))
+        with extras_needed("backend=jax"):
+            from ping_llm.models.completer.compiled import OnJax
+
+        return OnJax(self.settings, self.weights, self.prediction.contexts_per_call)
+
     def encoded(self, key: bytes, encode: Callable[[], Encoded]) -> Encoded:
         """What was kept under this key, or what is now."""
         found = self._kept.pop(key, None) or encode()
@@ -151,7 +162,7 @@ class History:
         waiting: list[_Context] = []
         for context in self._contexts(questions):
             waiting.append(context)
-            if len(waiting) == self.settings.contexts_per_call or context.is_shared:
+            if len(waiting) == self.completer.network.contexts_at_once or context.is_shared:
                 yield from self._answers(questions, waiting, advance)
                 waiting = []
         if waiting:
@@ -215,10 +226,10 @@ class History:
     ) -> Iterator[tuple[Ints, "BinDistribution"]]:
         """Answers to queries of some contexts, which are encoded together."""
         encoded = [self._encoded(contexts, vote) for vote in range(self.settings.votes)]
-        at_once = _QUERY_SIZES[-1]
+        at_once, network = _QUERIES_AT_ONCE, self.completer.network
         for start in range(0, max(len(context.queries) for context in contexts), at_once):
             parts = [context.queries[start : start + at_once] for context in contexts]
-            slots = _size(max(map(len, parts)), _QUERY_SIZES)
+            slots = network.padded_queries(max(map(len, parts)))
             empty = [np.zeros(0, np.int64)] * (len(encoded[0].length) - len(parts))
             filled = np.stack([np.pad(part, (0, slots - len(part)), constant_values=-1) for part in parts + empty])
             source, destination = (
@@ -228,42 +239,33 @@ class History:
             is_query = filled >= 0
             votes = []
             for vote, of_vote in enumerate(encoded):
-                table, run = self._identities[vote], _compiled(self.completer.settings)[1]
-                bins, failed = run(self.completer.weights, of_vote, table[source], table[destination])
-                votes.append((np.asarray(bins)[is_query], np.asarray(failed, np.float64)[is_query]))
+                table = self._identities[vote]
+                bins, failed = network.answer(of_vote, table[source], table[destination])
+                votes.append((bins[is_query], failed[is_query].astype(np.float64)))
             bins, failed = (np.mean(of_all, axis=0) for of_all in zip(*votes, strict=True))
             yield filled[is_query], BinDistribution(p_failed=failed, probability=bins)
             if advance is not None:
                 advance(int(is_query.sum()))
 
     def _encoded(self, contexts: list[_Context], vote: int) -> Encoded:
-        slots = _size(1 + max(len(context.rows) for context in contexts), _CONTEXT_SIZES)
+        network = self.completer.network
+        slots = network.padded_context(1 + max(len(context.rows) for context in contexts))
         columns = [self.index.columns(context.rows, context.time_s, slots) for context in contexts]
         if len(columns) > 1:  # a single question does not wait for the padding of a whole batch
-            columns += columns[:1] * (self.settings.contexts_per_call - len(columns))
+            columns += columns[:1] * (network.contexts_at_once - len(columns))
         batch: dict[str, Any] = {name: np.stack([one[name] for one in columns]) for name in columns[0]}
         ends = {end: self._identities[vote][batch[end]] for end in ("source", "destination")}
-        measurements, encode = Measurements(**(batch | ends)), _compiled(self.completer.settings)[0]
-
-        def encoded() -> Encoded:
-            return encode(self.completer.weights, measurements)
-
+        measurements = Measurements(**(batch | ends))
         if len(columns) > 1:
-            return encoded()
+            return network.encode(measurements)
         content = hashlib.sha256(b"".join(np.asarray(column).tobytes() for column in measurements))
-        return self.completer.encoded(content.digest(), encoded)
+        return self.completer.encoded(content.digest(), lambda: network.encode(measurements))
 
     @cached_property
     def _identities(self) -> list[npt.NDArray[np.float32]]:
         """Of all nodes, for each vote."""
         salts = np.random.default_rng(self.settings.seed).integers(1 << 32, size=self.settings.votes, dtype=np.uint32)
-        count = len(self.words)
-        words = np.pad(self.words, ((0, (1 << max(8, (count - 1).bit_length())) - count), (0, 0)))  # few shapes
-        size = self.completer.settings.identity
-        return [np.asarray(_identity_table((words ^ salt)[None], size))[0, :count] for salt in salts]
-
-
-_identity_table = jax.jit(identities, static_argnums=1)
+        return [identities((self.words ^ salt)[None], self.completer.settings.identity)[0] for salt in salts]
 
 
 def _counts(pairs: Ints, queried: Ints) -> Ints:
@@ -272,29 +274,51 @@ def _counts(pairs: Ints, queried: Ints) -> Ints:
     return np.searchsorted(pairs, queried, "right") - np.searchsorted(pairs, queried)
 
 
-def _size(count: int, sizes: tuple[int, ...]) -> int:
-    """The least of a few sizes that holds so many, or just so many."""
-    return next((size for size in sizes if count <= size), count)
+class RunningNetwork(Protocol):
+    """Where the network runs, and in what shapes."""
+
+    @property
+    def contexts_at_once(self) -> int: ...
+    def padded_context(self, slots: int) -> int: ...
+    def padded_queries(self, queries: int) -> int: ...
+    def encode(self, context: Measurements) -> Encoded: ...
+    def answer(self, encoded: Encoded, source: Array, destination: Array) -> tuple[Singles, Singles]:
+        """Probabilities of the fine bins, and of failure."""
 
 
-@cache
-def _compiled(settings: CompleterSettings) -> tuple[Any, Any]:
-    """Encoding of contexts, and answers from them."""
-    if jax.default_backend() == "cpu" and settings.dtype != "float32":  # which computes 16 bits slower than 32
-        settings = replace(settings, dtype="float32")
-    settings = replace(settings, attention="plain")
-    graph = nnx.split(nnx.eval_shape(lambda: SetTransformer(settings, nnx.Rngs(0))))[0]
+@dataclass(frozen=True)
+class _OnNumPy:
+    """Any shape will do."""
 
-    @jax.jit
-    def encode(weights: Any, context: Measurements) -> Encoded:
-        return nnx.merge(graph, weights).encode(context)
+    network: PlainNetwork
+    contexts_at_once: int = 1
 
-    @jax.jit
-    def answer(weights: Any, encoded: Encoded, source: Any, destination: Any) -> tuple[jax.Array, jax.Array]:
-        answers = nnx.merge(graph, weights).answer(encoded, source, destination)
-        return answers.probabilities(), jax.nn.sigmoid(answers.failure_logit)
+    def padded_context(self, slots: int) -> int:
+        return slots
 
-    return encode, answer
+    def padded_queries(self, queries: int) -> int:
+        return queries
+
+    def encode(self, context: Measurements) -> Encoded:
+        with single_threaded_blas():
+            return self.network.encode(context)
+
+    def answer(self, encoded: Encoded, source: Array, destination: Array) -> tuple[Singles, Singles]:
+        def answer(source: Singles, destination: Singles) -> tuple[Singles, Singles]:
+            answers = self.network.answer(encoded, source, destination)
+            return answers.probabilities(), expit(answers.failure_logit)
+
+        with single_threaded_blas():
+            return by_rows(answer, source, destination)
+
+
+def _has_accelerator() -> bool:
+    """Whether JAX is installed with a plugin for one and finds it. Without a plugin, JAX is not even imported."""
+    if not any(find_spec(name) for name in ("jax_plugins", "libtpu")):
+        return False
+    import jax
+
+    return jax.default_backend() != "cpu"
 
 
 # The distribution of an answer. Distribution function and quantiles come from quadratic equations, not from sampling.

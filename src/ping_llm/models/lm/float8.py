@@ -37,7 +37,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
 from ping_llm.core.errors import PingLlmError
-from ping_llm.models.layers import is_hopper_or_newer, rms_factor, rms_norm
+from ping_llm.models.layers import rms_factor, rms_norm
+from ping_llm.models.modules import is_hopper_or_newer
 
 VALUE: Final = jnp.float8_e4m3fn
 """Of weights and activations."""

@@ -25,8 +25,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from ping_llm.models.layers import Layer, LayerSettings, choose_attention, linear, rms_norm
+from ping_llm.models.layers import LayerSettings, rms_norm
 from ping_llm.models.lm import float8
+from ping_llm.models.modules import Layer, choose_attention, linear
 from ping_llm.tokens import FIRST_BYTE, VOCABULARY_SIZE, Role
 
 _VOCABULARY_MULTIPLE: Final = 64

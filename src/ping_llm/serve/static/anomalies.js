@@ -17,7 +17,7 @@ export function anomaliesView(state, info) {
   const results = h("section", { class: "results", "aria-label": "Anomaly scores" });
   const isOwn = Boolean(info.rows) && state.own !== "0";
   const which = h("select", { onchange: () => go({ ...read(), view: "anomalies", own: which.value, last: "" }) }, h("option", { value: "1", selected: isOwn }, "The server's measurements"), h("option", { value: "0", selected: !isOwn }, "A file"));
-  const file = h("input", { type: "file", accept: ".csv,.tsv,.txt,.json,.jsonl,.ndjson,.parquet" });
+  const file = h("input", { type: "file", accept: ".csv,.tsv,.txt,.log,.xml,.lp,.json,.jsonl,.ndjson,.parquet" });
   const chosen = field("File of measurements", file, `CSV, Parquet, JSON lines or RIPE Atlas JSON, up to ${count(info.limits.history)} measurements. It is read and forgotten.`);
   const source = addressField("Source (optional)", { role: "source", value: state.src, info, placeholder: "all" });
   const destination = addressField("Destination (optional)", { role: "destination", source: () => source.input.value, value: state.dst, info, placeholder: "all" });

@@ -39,7 +39,7 @@ export function forget() {
 // A panel to give them in. `onchange` is told when there are others.
 export function measurementsPanel(onchange) {
   const text = h("textarea", { rows: 6, spellcheck: "false", placeholder: "event_time,src_addr,dst_addr,rtt\n2025-03-03T00:00:00Z,192.0.2.1,192.0.2.71,31.2" });
-  const file = h("input", { type: "file", class: "visually-hidden", accept: ".csv,.tsv,.json,.jsonl,.ndjson,.parquet" });
+  const file = h("input", { type: "file", class: "visually-hidden", accept: ".csv,.tsv,.txt,.log,.xml,.lp,.json,.jsonl,.ndjson,.parquet" });
   const pasted = field("Paste CSV or JSON lines", text, "Columns src_addr, dst_addr, rtt in ms (empty: no answer), and event_time if there are times.");
   const use = h("button", { type: "button", onclick: usePasted }, "Use them");
   const choose = h("button", { type: "button", onclick: () => file.click() }, "Choose a file …");
