@@ -120,7 +120,7 @@ def scores_of(run: Path, split: Split, questions: int) -> dict[str, tuple[float,
     found = {}
     length = model.config.max_target_length
     for name, rows in asked(split, questions).items():
-        prompts = prompts_for(split.history, rows.questions, split.nodes, length, crossing=model.config.is_crossing)
+        prompts = prompts_for(split.history, rows.questions, split.nodes, length)
         codes = encode_rtt(np.nan_to_num(rows.rtt_ms, nan=1.0)).astype(np.int64)
         bits = np.zeros(len(rows))
         for begin in range(0, len(rows), 16):

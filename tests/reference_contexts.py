@@ -33,11 +33,6 @@ def draw_samples(seed_key: Any, row: Ints, number: Ints, facts: RowFacts, settin
     """Draw mode and window of each sample, and work out its size in tokens. `facts` are those of all rows."""
     facts = RowFacts(*(column[row].astype(np.int64) for column in facts))
     word = extend(seed_key, number)
-    crossing = uniform(extend(word, Purpose.CROSSING)) < settings.crossing
-    # Of what others measured, gaps and failures are not known.
-    facts = facts._replace(
-        failed=np.where(crossing, 0, facts.failed), long_gaps=np.where(crossing, facts.count - 1, facts.long_gaps)
-    )
     mode = np.searchsorted(np.cumsum(MODE_SHARES)[:2], uniform(extend(word, Purpose.MODE)), side="right").astype(
         np.uint8
     )
@@ -61,7 +56,6 @@ def draw_samples(seed_key: Any, row: Ints, number: Ints, facts: RowFacts, settin
         min_tokens=np.minimum(first, most),
         target_tokens=np.where(likely > settings.length, settings.length * 85 // 100, likely),
         shrinkable=np.zeros(len(row), dtype=bool),
-        crossing=crossing,
     )
 
 

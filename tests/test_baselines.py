@@ -294,8 +294,9 @@ def test_what_is_too_large_for_a_baseline_is_said() -> None:
         source=source, destination=destination, time_s=np.zeros(len(source)), rtt_ms=np.ones(len(source))
     )
     every = standard_baselines()
-    descents, neighbours = shortcuts(pairs, every)
+    descents, factors, neighbours = shortcuts(pairs, every)
     assert "vivaldi, dmfsgd: each of 1,020,000 pairs is visited 58 times, not 60" in descents
+    assert factors == "log factors, vivaldi + log factors: 8 sweeps, not 30"
     assert "more than 2,500 nodes" in neighbours
     assert shortcuts(pairs, every[:3]) == []
     assert shortcuts(pairs.take(slice(0, 2500)), every) == shortcuts(pairs.take(slice(0, 0)), every) == []

@@ -1,4 +1,4 @@
-"""Baselines on real measurements are at least as good as the figures the project set out to beat (of three seeds)."""
+"""Baselines on real measurements are at least as good as the figures the project set out to beat (several seeds)."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -32,9 +32,9 @@ def errors(predicted: Floats, rtt_ms: Floats) -> Floats:
     return np.array([np.median(relative), np.quantile(relative, 0.9), np.abs(predicted - rtt_ms).mean()])
 
 
-def unseen_pairs(pairs: Observations, make: Make, known: float) -> Floats:
+def unseen_pairs(pairs: Observations, make: Make, known: float, seeds: int = 3) -> Floats:
     results = []
-    for seed in range(3):
+    for seed in range(seeds):
         learned, test = parted(pairs, known, seed)
         results.append(errors(make(seed).fit(learned)(test.questions), test.rtt_ms.astype(np.float64)))
     return np.mean(results, axis=0)
@@ -110,7 +110,7 @@ def test_unseen_pairs_of_planetlab(
 def test_unseen_pairs_of_menog(menog: Pings, make: Make, known: float, median: float, absolute: float) -> None:
     pairs = at_once(menog_pairs(menog.fastest))
     assert len(pairs) == 2161
-    got = unseen_pairs(pairs, make, known)
+    got = unseen_pairs(pairs, make, known, seeds=9)  # few pairs: the error of three seeds varies by 3 %
     assert got[0] < median
     assert got[2] < absolute
 

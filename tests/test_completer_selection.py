@@ -110,6 +110,23 @@ def test_many_measurements_of_one_pair_do_not_displace_other_pairs() -> None:
     assert sum(row >= 50 for row in rows) >= 10
 
 
+def test_a_pair_that_was_measured_before_the_question_may_have_less_room() -> None:
+    known = observations([(1, 2, 5.0, 50.0)] + [(1, k, 0.0, 10.0 + k) for k in range(10, 32)])
+    index = ContextIndex(known, node_words([f"n{node}" for node in range(32)]))
+    sizes = [
+        len(index.choose(np.array([1]), np.array([2]), time_s, 12, if_measured=6)) for time_s in (4.0, 5.0, 6.0, np.nan)
+    ]
+    assert sizes == [12, 12, 6, 6]
+
+
+def test_what_is_usable_does_not_depend_on_which_time_was_asked_before() -> None:
+    known = random_observations(500, 12, 0)
+    index = ContextIndex(known, node_words(some_addresses(12, 0)))
+    for time_s in np.random.default_rng(1).permutation(np.append(np.unique(known.time_s)[::7], [-1.0, 1e12])):
+        expected = np.bincount(index.pair, index.time_s < time_s)
+        np.testing.assert_array_equal(index.usable(time_s), expected)
+
+
 @pytest.mark.parametrize(("nodes", "count"), [(12, 150), (60, 1000)])
 @pytest.mark.parametrize("seed", range(6))
 def test_training_and_prediction_choose_the_same(seed: int, nodes: int, count: int) -> None:

@@ -281,8 +281,8 @@ class TestWhatIsEnoughForBaselines:
         assert sufficient(parts, parts.questions.values()) is parts
 
     def test_asked_sources_are_kept_whole_and_asked_destinations_with_some_who_measured_them(self) -> None:
-        large = split(random_world(40_000, sources=2000, targets=1000))
-        asked = [sampled(questions, 5) for questions in large.questions.values()]
+        large = split(random_world(40_000, sources=6000, targets=3000))
+        asked = [sampled(questions, 1) for questions in large.questions.values()]
         part = sufficient(large, asked, enough=0, pairs=0)
         assert 0 < len(part.train) < len(large.train) / 2
         for every, kept in ((large.train, part.train), (large.history, part.history)):

@@ -213,7 +213,7 @@ class Model:
         self.name = where or "shipped"
 
     @classmethod
-    def from_pretrained(cls, where: str | None) -> "Model":
+    def from_pretrained(cls, where: str | None, context: int) -> "Model":
         return cls(where)
 
     def training_measurements(self) -> list[MeasurementSet]:

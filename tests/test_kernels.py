@@ -93,10 +93,9 @@ class TestPlan:
         length=LENGTHS,
         seed=st.integers(0, 2**63 - 1),
         epoch=st.integers(0, 10**9),
-        crossing=st.sampled_from([0.0, 0.3, 1.0]),
     )
     def test_of_any_row_index_is_that_of_the_specification(
-        self, sizes: list[int], failed: float, long_gaps: float, length: int, seed: int, epoch: int, crossing: float
+        self, sizes: list[int], failed: float, long_gaps: float, length: int, seed: int, epoch: int
     ) -> None:
         count = np.array(sizes)
         facts = facts_of(
@@ -105,7 +104,7 @@ class TestPlan:
             failed=(count * failed).astype(int),
             long_gaps=((count - 1) * long_gaps).astype(int),
         )
-        plan = SequencePlan(facts, seed, ContextSettings(length=length, crossing=crossing))
+        plan = SequencePlan(facts, seed, ContextSettings(length=length))
         found, expected = plan.block(epoch, 0), reference_batches.pack_block(plan, epoch, 0)
         for name in expected.samples._fields:
             assert np.array_equal(getattr(found.samples, name), getattr(expected.samples, name)), name

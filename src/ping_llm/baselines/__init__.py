@@ -50,14 +50,17 @@ def standard_baselines(nodes: Sequence[str] | None = None, *, symmetric: bool = 
 def shortcuts(train: Observations, baselines: Sequence[Baseline]) -> list[str]:
     """Where some of these make do with less than all of these measurements, in words."""
     descents = [one.name for one in baselines if isinstance(one, Vivaldi | Dmfsgd)]
+    factors = [one for one in baselines if isinstance(one, LogFactors)]
     has_neighbours, said = any(isinstance(one, Neighbours) for one in baselines), []
-    if not descents and not has_neighbours:
+    if not descents and not factors and not has_neighbours:
         return []
     table = PairTable.of(train)
     pairs, nodes = len(table), max(len(np.unique(end)) for end in (table.source, table.destination))
     epochs = Descent().epochs_of(pairs)
     if descents and epochs < Descent.epochs:
         said.append(f"{', '.join(descents)}: each of {pairs:,} pairs is visited {epochs} times, not {Descent.epochs}")
+    if factors and (sweeps := factors[0].sweeps_of(pairs)) < factors[0].sweeps:
+        said.append(f"{', '.join(one.name for one in factors)}: {sweeps} sweeps, not {factors[0].sweeps}")
     if has_neighbours and nodes > Neighbours.most_nodes:
         said.append(f"neighbours: answers as its base, for there are more than {Neighbours.most_nodes:,} nodes")
     return said

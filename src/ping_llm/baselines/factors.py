@@ -39,6 +39,9 @@ class LogFactors:
     width: float = 0.03
     """Errors above this (3 %) count by their size instead of their square."""
     sweeps: int = 30
+    most_visits: int = 2_000_000
+    """Bound on pairs × sweeps, but for the first eight. Large data are sparse, where more make it worse: of 160,000
+    pairs of 54,000 simulated nodes, the median relative error of seen pairs is .049 after eight, .060 after thirty."""
     symmetric: bool = False
     base: Baseline | None = None
     seed: int = 0
@@ -72,6 +75,9 @@ class LogFactors:
 
         return predict
 
+    def sweeps_of(self, pairs: int) -> int:
+        return min(self.sweeps, max(8, self.most_visits // max(pairs, 1)))
+
     def _alternate(self, source: Ints, destination: Ints, value: Floats, nodes: int) -> tuple[Floats, Floats]:
         """Of every node, and of an unknown one in the last row: bias, then factors; as source and as destination."""
         rng = np.random.default_rng(self.seed)
@@ -84,7 +90,7 @@ class LogFactors:
         ridge = np.full(1 + self.rank, self.ridge)
         ridge[0] = self.bias_ridge
         weight = np.ones(len(value))
-        for _ in range(self.sweeps):
+        for _ in range(self.sweeps_of(len(value))):
             ours = by_source.solve(theirs, weight, ridge)
             theirs = by_destination.solve(ours, weight, ridge)
             error = np.abs(value - _biases_and_dot(ours, source, theirs, destination))

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from ping_llm.sources.reading import Reading
     from ping_llm.tasks.engines import OnTiming, Timing
 
-By = Annotated[str, Option("--by", help="Whose history a row is: `source` or `destination`.")]
 EngineName = Annotated[str, Option("--engine", help="Where tasks run: `local` or `ray`.")]
 Address = Annotated[str | None, Option(help="Of the Ray cluster: HOST:6379.", show_default="RAY_ADDRESS, or a new one")]
 Timings = Annotated[Path | None, Option(help="Write what each task took to this file, as lines of JSON.")]
@@ -167,7 +166,6 @@ def prepare(
     output: options.OutputLocation,
     max_row_size_mb: Annotated[float, Option(help="Cut a longer history into several rows.")] = 8,
     train_ratio: Annotated[float, Option(min=0, max=1, help="Share of the sources in the train split.")] = 0.9,
-    by: By = "source",
     workers: options.Workers = None,
     memory_limit_gb: Annotated[
         float | None, Option(help="Of all workers.", show_default="half of what is free; Ray: 2 per task")
@@ -203,14 +201,11 @@ def prepare(
     for option, value in (("--max-row-size-mb", max_row_size_mb), ("--memory-limit-gb", memory_limit_gb or 0)):
         if not math.isfinite(value):
             raise PingLlmError(f"{option} {value}: write a number, such as 4")
-    if by not in ("source", "destination"):
-        raise PingLlmError(f"--by {by}: source or destination")
     settings = PrepareSettings(
         inputs=tuple(input),
         output=output,
         max_row_bytes=int(max_row_size_mb * MIB),
         train_ratio=train_ratio,
-        by=by,
         input_options=how,
         strict=strict,
         overwrite=overwrite,

@@ -72,6 +72,7 @@ def evaluate(
     ] = None,
     questions: Annotated[int, Option(min=1, help="Questions of each protocol, at most.")] = 1000,
     seed: Annotated[int, Option(min=0, help="Another seed asks other questions.")] = 0,
+    context: Annotated[int, Option(min=8, help="Measurements a completer looks at for a question with a time.")] = 1024,
     world: Annotated[Path | None, Option(help="Folder of the simulated measurements: adds the truth.")] = None,
     plots: Annotated[Path | None, Option(help="Folder to draw pictures into, one for each protocol.")] = None,
     how: options.HowToRead = None,
@@ -109,7 +110,7 @@ def evaluate(
     predictors: dict[str, Any] = {}
     sources: dict[str, str | None] = {}
     for where in models or (None,):
-        predictor = Predictor.from_pretrained(where)
+        predictor = Predictor.from_pretrained(where, context=context)
         _refuse_what_was_learned(predictor, measured)
         name = predictor.name if predictor.name not in predictors else str(where)
         predictors[name], sources[name] = predictor, where

@@ -205,12 +205,6 @@ class Data(Section):
     network_result_last: Share = key(
         0.0, "Share of contexts in which every measurement ends with its result, as in a question; else any order."
     )
-    network_by_destination: str = key(
-        "", "The same measurements by destination (`prepare --by destination`), for contexts that cross sources."
-    )
-    network_crossing: Share = key(
-        0.5, "Share of contexts that hold what others measured to the same destinations, if those rows are given."
-    )
     network_skip_corrupt_rows: bool = key(False, "true = skip and count unreadable rows; false = stop at the first.")
     data_cache_dir: str = key(
         "",
@@ -457,11 +451,6 @@ class Config(Run, Data, Text, Tokenizer, Worlds, Loader, Evaluation, Model, Opti
     def to_yaml(self) -> str:
         """The same as a file, which loads to an equal configuration."""
         return yaml.safe_dump(self.to_store(), sort_keys=False, allow_unicode=True, width=math.inf)
-
-    @property
-    def is_crossing(self) -> bool:
-        """Whether contexts hold what others measured to the same destinations."""
-        return bool(self.network_by_destination) and self.network_crossing > 0
 
 
 SECTIONS: Final = tuple(base for base in Config.__bases__ if issubclass(base, Section))

@@ -66,7 +66,7 @@ def segments_of(opened: RowSequences, sequence: int) -> Iterator[dict[str, Any]]
             "row_measurements": int(rows.column("count")[row]),
             "whole_row": bool(samples.whole[i]),
             "tokens": len(tokens),
-            "measurement_indices": [p if p >= 0 else None for p in segments.position[mine].tolist()],
+            "measurement_indices": segments.position[mine].tolist(),
             "field_orders": ["".join(f[0] for f in FIELD_ORDERS[o]) for o in segments.field_order[mine].tolist()],
             "measurements": as_json(decode(tokens)),
             "token_ids": tokens.tolist(),

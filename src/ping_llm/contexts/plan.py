@@ -105,14 +105,11 @@ class Samples(NamedTuple):
     """Tokens planned for it: an estimate. Whole numbers, so that sums are exact on every machine."""
     shrinkable: Flags
     """Set when the sample is packed."""
-    crossing: Flags
-    """It holds what others measured to the same destinations, too (`crossing.py`)."""
 
     @classmethod
     def empty(cls, count: int) -> "Samples":
         """Columns to be filled in."""
         kinds = {"key": np.uint64, "family": np.uint8, "mode": np.uint8, "whole": np.bool_, "shrinkable": np.bool_}
-        kinds |= {"crossing": np.bool_}
         return cls(*(np.empty(count, dtype=kinds.get(name, np.int64)) for name in cls._fields))
 
     @classmethod
@@ -184,10 +181,7 @@ class SequencePlan:
         """The samples at positions `begin` to `end` of an epoch's permutation."""
         epoch_key, samples = key(self.seed, epoch), Samples.empty(end - begin)
         keys = np.uint64(epoch_key), np.uint64(key(epoch_key, Purpose.EPOCH_ORDER))
-        crossing = self.settings.crossing
-        _draw_samples(
-            *keys, begin, self.settings.length, crossing, self.first_sample, self._signposts, self.facts, samples
-        )
+        _draw_samples(*keys, begin, self.settings.length, self.first_sample, self._signposts, self.facts, samples)
         return samples
 
     def locate(self, sequence: int) -> tuple[int, int, int]:
@@ -262,9 +256,7 @@ _SIGNPOST_SAMPLES: Final = 16
 
 _I64, _U64, _U8, _BOOL = (kind[::1] for kind in (types.int64, types.uint64, types.uint8, types.bool_))
 _FACTS: Final = types.NamedTuple([*[mapped(types.uint32)] * 3, mapped(types.uint8)], RowFacts)
-SAMPLES: Final = types.NamedTuple(
-    [_I64, _I64, _U64, _U8, _U8, _I64, _I64, _BOOL, _I64, _I64, _I64, _BOOL, _BOOL], Samples
-)
+SAMPLES: Final = types.NamedTuple([_I64, _I64, _U64, _U8, _U8, _I64, _I64, _BOOL, _I64, _I64, _I64, _BOOL], Samples)
 
 
 @part_of_kernels
@@ -312,26 +304,16 @@ def _row_of(first_sample: Any, signposts: Any, number: Any) -> Any:
     return low
 
 
-@kernel(types.uint64, types.uint64, types.int64, types.int64, types.float64, _I64, _I64, _FACTS, SAMPLES)
+@kernel(types.uint64, types.uint64, types.int64, types.int64, _I64, _I64, _FACTS, SAMPLES)
 def _draw_samples(
-    epoch_key: Any,
-    order_key: Any,
-    begin: Any,
-    length: Any,
-    share: Any,
-    first_sample: Any,
-    signposts: Any,
-    facts: Any,
-    samples: Any,
+    epoch_key: Any, order_key: Any, begin: Any, length: Any, first_sample: Any, signposts: Any, facts: Any, samples: Any
 ) -> None:
     """The samples at positions `begin` and after of an epoch's permutation: fills in their columns.
 
-    `signposts` are the rows of every 16th sample, `share` is that of samples that cross. In several passes, so that
-    the compiler can draw for several samples side by side.
+    `signposts` are the rows of every 16th sample. In several passes, so that the compiler can draw for several samples
+    side by side.
     """
-    row, number, key, family, mode, start, size, whole, max_tokens, min_tokens, target_tokens, shrinkable, crossing = (
-        samples
-    )
+    row, number, key, family, mode, start, size, whole, max_tokens, min_tokens, target_tokens, shrinkable = samples
     permute_run(order_key, first_sample[len(first_sample) - 1], begin, number)
     for i in range(len(row)):
         row[i] = _row_of(first_sample, signposts, number[i])
@@ -345,9 +327,6 @@ def _draw_samples(
         drawn = uniform(extend(word, Purpose.MODE))
         m = Mode.FULL if drawn < _NOT_FULL_FROM else Mode.PARTIAL if drawn < _NONE_FROM else Mode.NONE
         f = facts.family[r]
-        crossing[i] = uniform(extend(word, Purpose.CROSSING)) < share
-        if crossing[i]:  # of what others measured, gaps and failures are not known
-            failed, long_gaps = np.int64(0), count - 1
         whole[i] = _max_tokens(f, m, count, count, failed, long_gaps) <= length
         n = count if whole[i] else size[i]
         gaps = min(long_gaps, n)

@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 
 from ping_llm.batches.batch import PackedTokens, Stages
-from ping_llm.contexts.crossing import Destinations
 from ping_llm.contexts.plan import (
     ABSOLUTE,
     DELTA1,
@@ -42,8 +41,7 @@ class Segments:
     counts: Ints
     """Measurements of each sample that are used."""
     position: Ints
-    """Of each measurement, in the order in which it is written: its position in the sample's row.
-    Negative from rows by destination: -1 less its position there."""
+    """Of each measurement, in the order in which it is written: its position in the sample's row."""
     field_order: npt.NDArray[np.uint8]
     packed: PackedTokens
 
@@ -54,12 +52,7 @@ class Segments:
 
 
 def write_segments(
-    samples: Samples,
-    sequence: npt.NDArray[np.int32],
-    reader: RowReader,
-    settings: ContextSettings,
-    stages: Stages,
-    destinations: Destinations | None = None,
+    samples: Samples, sequence: npt.NDArray[np.int32], reader: RowReader, settings: ContextSettings, stages: Stages
 ) -> Segments:
     """Segments of at most `settings.length` tokens in each sequence. Rows that are damaged are an error."""
     rows, length = samples.row, settings.length
@@ -70,15 +63,13 @@ def write_segments(
         first, position, *_ = drawn
     with stages("read"):
         read = reader.pick(rows, first, position, samples.mode != Mode.NONE)
-        source = np.repeat(reader.rows.column("source")[rows], np.diff(first), axis=0)
-        if destinations is not None:
-            drawn, read, source = destinations.cross(samples, drawn, read, source)
     with stages("fill"):
         counts, sizes = np.empty(len(rows), dtype=np.int64), np.empty(len(rows), dtype=np.int32)
         fault = _fill(sequence, samples, drawn, read, length, counts, sizes)
         if fault != _SOUND:
             raise reader.rows.corrupt(int(rows[fault]), "its measurements are not as the index says")
     with stages("encode"):
+        source = reader.rows.column("source")[rows]
         tokens, written, field_order = _write(samples, source, drawn, read, counts, sizes, settings.result_last)
     packed = PackedTokens(tokens=tokens, sizes=sizes, sequence=sequence)
     return Segments(samples=samples, counts=counts, position=written, field_order=field_order, packed=packed)
@@ -354,7 +345,7 @@ def _write(samples: Any, source: Any, drawn: Any, read: Any, counts: Any, sizes:
                 next_timed += 1
             i &= _INDEX
             order = RESULT_LAST if is_result_last else np.int64((words[i] >> _U48) * np.uint64(_ORDERS) >> _U16)
-            at = write_measurement(tokens, at, is_v6, source, i, destination, i, rtt_ms[i], kind, value, order)
+            at = write_measurement(tokens, at, is_v6, source, s, destination, i, rtt_ms[i], kind, value, order)
             written[number], field_orders[number] = position[i], order
             number += 1
     return tokens, written, field_orders

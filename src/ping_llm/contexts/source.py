@@ -6,7 +6,6 @@ from typing import Any, Self
 import numpy as np
 
 from ping_llm.batches.batch import PackedTokens, Stages
-from ping_llm.contexts.crossing import Destinations
 from ping_llm.contexts.plan import RowFacts, SequencePlan
 from ping_llm.contexts.segments import Segments, write_segments
 from ping_llm.contexts.spec import RowsSpec
@@ -18,13 +17,7 @@ class RowSequences:
     """Builds any sequences of a plan from the rows it was made for."""
 
     def __init__(
-        self,
-        rows: RowSet,
-        plan: SequencePlan,
-        stages: Stages | None = None,
-        *,
-        skip_corrupt_rows: bool = False,
-        by_destination: RowSet | None = None,
+        self, rows: RowSet, plan: SequencePlan, stages: Stages | None = None, *, skip_corrupt_rows: bool = False
     ) -> None:
         self.rows = rows
         self.plan = plan
@@ -33,14 +26,12 @@ class RowSequences:
         self.left_out: dict[int, str] = {}
         """Rows that were left out, with what is wrong with them."""
         self._reader = RowReader(rows)
-        self._destinations = None if by_destination is None else Destinations(by_destination)
 
     @classmethod
     def of(cls, spec: RowsSpec, seed: int, stages: Stages) -> Self:
         rows = RowSet(spec.folder, spec.split)
         plan = SequencePlan(RowFacts.of(rows), seed, spec.contexts)
-        crossed = RowSet(spec.by_destination, "train") if spec.by_destination and spec.contexts.crossing else None
-        return cls(rows, plan, stages, skip_corrupt_rows=spec.skip_corrupt_rows, by_destination=crossed)
+        return cls(rows, plan, stages, skip_corrupt_rows=spec.skip_corrupt_rows)
 
     @property
     def sequences_per_epoch(self) -> int:
@@ -75,9 +66,7 @@ class RowSequences:
                 sound = ~np.isin(samples.row, list(self.left_out))
                 samples, sequence = samples.take(sound), sequence[sound]
             try:
-                return write_segments(
-                    samples, sequence, self._reader, self.plan.settings, self.stages, self._destinations
-                )
+                return write_segments(samples, sequence, self._reader, self.plan.settings, self.stages)
             except CorruptRowError as error:
                 if not self.skip_corrupt_rows:
                     raise

@@ -39,9 +39,6 @@ class ContextSettings:
     result_last: float = 0.0
     """Share of contexts in which every measurement ends with its result, as in a question for one."""
 
-    crossing: float = 0.0
-    """Share of contexts that cross sources (`crossing.py`)."""
-
     def per_row(self, counts: npt.ArrayLike) -> Ints:
         """Contexts per epoch of rows with so many measurements."""
         contexts = -(-np.asarray(counts, dtype=np.int64) // self.measurements_per_context)
@@ -57,12 +54,9 @@ class RowsSpec:
     fingerprint: str
     contexts: ContextSettings = field(default_factory=ContextSettings)
     skip_corrupt_rows: bool = False
-    by_destination: str = ""
-    """Folder of the same measurements by destination, for contexts that cross; and what it holds."""
-    by_destination_fingerprint: str = ""
 
     @classmethod
-    def find(cls, pattern: str, default_split: str, by_destination: str = "", **settings: Any) -> "RowsSpec":
+    def find(cls, pattern: str, default_split: str, **settings: Any) -> "RowsSpec":
         """From a folder that `prepare` wrote, or from a pattern of its shards such as `rows/train*.arrayrecord`."""
         path = locate(pattern)
         if path.is_dir() or not (path.parent / MANIFEST).exists():
@@ -71,8 +65,6 @@ class RowsSpec:
             folder, matched = path.parent, {file.name for file in path.parent.glob(path.name)}
             split = next((s for s in Manifest.load(folder).splits if path.name.startswith(s)), default_split)
         manifest = Manifest.load(folder)
-        if manifest.is_by_destination:
-            raise PingLlmError(f"{folder} holds rows by destination: give them as network_by_destination")
         if split not in manifest.splits:
             raise PingLlmError(f"{folder} has no split {split!r}, only {', '.join(manifest.splits)}")
         info = manifest.splits[split]
@@ -84,12 +76,6 @@ class RowsSpec:
                 f"{pattern} names {len(matched & shards)} of the {len(shards)} {split} shards; a split is used whole: "
                 f"give {folder} or {folder}/{split}*.arrayrecord"
             )
-        if by_destination:
-            others = Manifest.load(by_destination)
-            if not others.is_by_destination:
-                raise PingLlmError(f"{by_destination} was not prepared by destination: see `ping-llm prepare --by`")
-            settings["by_destination"] = str(locate(by_destination))
-            settings["by_destination_fingerprint"] = others.splits["train"].fingerprint
         return cls(folder=str(folder), split=split, fingerprint=info.fingerprint, **settings)
 
     def open(self, spec: DataSpec, stages: "Stages") -> "RowSequences":
@@ -101,8 +87,6 @@ class RowsSpec:
 def data_spec(rows: Sequence[RowsSpec], **settings: Any) -> DataSpec:
     """What decides every batch of probe rows, whose contexts are drawn alike; `settings` are those of `DataSpec`."""
     contexts = {f"contexts.{name}": value for name, value in asdict(rows[0].contexts).items() if name != "length"}
-    if rows[0].by_destination:
-        contexts["by_destination"] = rows[0].by_destination_fingerprint
     return DataSpec(
         sources=tuple(rows),
         length=rows[0].contexts.length,

@@ -55,7 +55,6 @@ DROP_REASONS: Final = {
     "zero_rtt": "an RTT of 0, which nothing has: a timeout is an empty cell",
     "absurd_rtt": "an RTT above ten minutes, or infinite",
     "duplicate": "an exact copy of another measurement, its time included",
-    "for_evaluation": "of a source of the evaluation split, in rows by destination",
 }
 """Why a row can be dropped. A row with several faults is counted under the first one in this order."""
 

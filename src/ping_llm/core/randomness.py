@@ -31,7 +31,6 @@ class Purpose(IntEnum):
     MEASUREMENT = 7
     SEQUENCE_ORDER = 8
     FIELD_ORDER = 9
-    CROSSING = 10
 
 
 def mix64(value: Any) -> Any:

@@ -9,7 +9,7 @@ import shutil
 import tempfile
 import weakref
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from ping_llm.batches.loader import Loader
 from ping_llm.batches.spec import DataSpec, DataState
@@ -74,13 +74,8 @@ def _spec_of(config: Config, split: str, part: Part) -> "tuple[DataSpec, RowsInM
         max_contexts=config.network_max_contexts,
         length=config.max_target_length,
         result_last=config.network_result_last,
-        crossing=config.network_crossing if config.is_crossing else 0.0,
     )
-    drawn: dict[str, Any] = {
-        "contexts": contexts,
-        "skip_corrupt_rows": config.network_skip_corrupt_rows,
-        "by_destination": config.network_by_destination,
-    }
+    drawn = {"contexts": contexts, "skip_corrupt_rows": config.network_skip_corrupt_rows}
     if config.network_data_format == "network_parquet":
         if len(blend) > 1:
             raise PingLlmError("network_parquet cannot blend; prepare the files and use probe_chunks")

@@ -22,7 +22,7 @@ from ping_llm.evaluate.split import Split
 
 ENOUGH: Final = 4_000_000
 """Of so many measurements for training, or less, all are used."""
-PAIRS: Final = 250_000
+PAIRS: Final = 400_000
 """As many, or what the asked nodes need."""
 _SOURCES: Final = 20
 """For each asked node, and for each of its prefixes."""

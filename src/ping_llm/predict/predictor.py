@@ -116,10 +116,7 @@ class Predictor:
             return widened(self.model.predict(known, questions, nodes, advance), Support.of(known, questions))
         from ping_llm.predict.prompts import prompts_for
 
-        config = self.trained.config
-        answers = self.model.forecast(
-            prompts_for(known, questions, nodes, config.max_target_length, crossing=config.is_crossing)
-        )
+        answers = self.model.forecast(prompts_for(known, questions, nodes, self.trained.config.max_target_length))
         if advance is not None:
             advance(len(questions))
         return answers
@@ -139,7 +136,7 @@ class Predictor:
             return
         from ping_llm.predict.prompts import Histories
 
-        histories = Histories.about(questions, known, nodes, crossing=self.trained.config.is_crossing)
+        histories = Histories.about(questions, known, nodes)
         for begin in range(0, len(questions), _AT_ONCE):
             rows = np.arange(begin, min(begin + _AT_ONCE, len(questions)))
             prompts = histories.prompts(questions.take(rows), self.trained.config.max_target_length)
@@ -150,7 +147,7 @@ class Predictor:
     def context(self, known: Observations, question: Questions, nodes: Sequence[str]) -> Ints:
         """Which known measurements the answer to one question is drawn from, most informative first.
 
-        The completer chooses them for the pair; the language model takes the latest of the source, as many as fit.
+        The completer chooses them for the pair; the language model takes the latest of the pair and of the source.
         """
         source, destination, time_s = (column[0].item() for column in vars(question).values())
         if isinstance(self.model, Completer):
@@ -158,10 +155,9 @@ class Predictor:
         from ping_llm.predict.prompts import Histories
 
         histories = Histories(known, nodes)
-        kept = histories.prompt(source, destination, time_s, self.trained.config.max_target_length).measurements
-        _, rows = histories.row(source)
-        before = rows if np.isnan(time_s) else rows[known.time_s[rows] < time_s]
-        return before[::-1][:kept]
+        kept = histories.context(source, destination, time_s, self.trained.config.max_target_length)
+        _, rows = histories.row(source, histories.family_of(source, destination))
+        return rows[kept[::-1]]
 
     def anomaly_scores(
         self, measured: MeasurementSet, which: Ints | None = None, advance: Advance | None = None

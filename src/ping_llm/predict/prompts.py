@@ -2,7 +2,8 @@
 
 Either every measurement of a sequence carries its time, or none does: the two are how most training contexts look. With
 times, the first measurement has an absolute one and the others say how many seconds they come later. Of a history that
-does not fit the context, the most recent measurements are kept.
+does not fit the context, the most recent measurements are kept; in a question for a result, half of the context is for
+those of its pair, however long ago they were.
 """
 
 from collections.abc import Sequence
@@ -47,24 +48,13 @@ class Prompt:
     """Of the history that was kept."""
 
 
-def spell(
-    row: ProbeRow, chosen: Ints, *, timed: bool, order: npt.ArrayLike, sources: npt.NDArray[np.uint8] | None = None
-) -> tuple[Tokens, Ints]:
-    """A context of measurements of a row, in order of time: its tokens, and how many each measurement takes.
-
-    `sources` are those of its measurements, if they are not the row's.
-    """
+def spell(row: ProbeRow, chosen: Ints, *, timed: bool, order: npt.ArrayLike) -> tuple[Tokens, Ints]:
+    """A context of measurements of a row, in order of time: its tokens, and how many each measurement takes."""
     from ping_llm.tokens.encode import encode_history
 
     seconds = row.time_us[chosen] // 1_000_000 if timed else None
     return encode_history(
-        row.family,
-        row.source if sources is None else sources[chosen],
-        row.destinations[chosen],
-        row.rtt_ms[chosen],
-        seconds,
-        starts=np.array([0]),
-        order=order,
+        row.family, row.source, row.destinations[chosen], row.rtt_ms[chosen], seconds, starts=np.array([0]), order=order
     )
 
 
@@ -102,18 +92,10 @@ class TokenOffsets:
         return windows
 
 
-def prompt_of(
-    row: ProbeRow,
-    length: int,
-    *,
-    timed: bool,
-    order: int,
-    answer_tokens: int,
-    sources: npt.NDArray[np.uint8] | None = None,
-) -> Prompt:
+def prompt_of(row: ProbeRow, length: int, *, timed: bool, order: int, answer_tokens: int) -> Prompt:
     """Ask for the end of the last measurement of a row, after as many of those before it as fit."""
     chosen = np.arange(TokenOffsets.of(row, timed=timed).first(len(row), length), len(row))
-    tokens, counts = spell(row, chosen, timed=timed, order=order, sources=sources)
+    tokens, counts = spell(row, chosen, timed=timed, order=order)
     begin = len(tokens) - int(counts[-1])
     return Prompt(history=tokens[:begin], question=tokens[begin:-answer_tokens], measurements=len(chosen) - 1)
 
@@ -138,11 +120,10 @@ def with_query(
 class Histories:
     """What each source measured, in time order. Nodes are numbers, `nodes` their addresses.
 
-    An IPv6 address stands in for a name without an address; an IPv4 address at the other end is mapped. `crossing`: a
-    question is asked after what its pair measured, and what others measured to its destination, too.
+    An IPv6 address stands in for a name without an address; an IPv4 address at the other end is mapped.
     """
 
-    def __init__(self, known: Observations, nodes: Sequence[str], *, crossing: bool = False) -> None:
+    def __init__(self, known: Observations, nodes: Sequence[str]) -> None:
         self._families, self._packed, _ = parse_nodes(nodes)
         self._mapped = ipv4_mapped(self._families, self._packed)
         self._nodes = nodes
@@ -150,20 +131,48 @@ class Histories:
         source, destination = (self._families[end[order]] for end in (known.source, known.destination))
         order = order[~of_two_families(source, destination)]
         self._order, self._known = order, known.take(order)
-        self._crossing = crossing
-        # By destination, in time order: in the numbering of `_known`.
-        self._to = np.lexsort((self._known.time_s, self._known.destination)) if crossing else order
         self.row = cache(self._row)
 
     @classmethod
-    def about(cls, questions: Questions, known: Observations, nodes: Sequence[str], *, crossing: bool = False) -> Self:
-        """Those of the sources that are asked about, if others do not matter."""
-        return cls(known if crossing else known.take(np.isin(known.source, questions.source)), nodes, crossing=crossing)
+    def about(cls, questions: Questions, known: Observations, nodes: Sequence[str]) -> Self:
+        """Those of the sources that are asked about."""
+        return cls(known.take(np.isin(known.source, questions.source)), nodes)
 
     def prompts(self, questions: Questions, length: int) -> list[Prompt]:
+        """One for each. Without a time, a question comes a second after the last measurement of its source."""
         columns: list[npt.NDArray[np.generic]] = [questions.source, questions.destination, questions.time_s]
         ends = zip(*(column.tolist() for column in columns), strict=True)
         return [self.prompt(source, destination, time_s, length) for source, destination, time_s in ends]
+
+    def prompt(self, source: int, destination: int, time_s: float, length: int) -> Prompt:
+        """What the source measured before (see `context`), and the question."""
+        family = self.family_of(source, destination)
+        context = self.context(source, destination, time_s, length)
+        row, _ = self.row(source, family)
+        now = int(row.time_us[-1]) + 1_000_000 if len(row) else 0
+        if not np.isnan(time_s):
+            now = round(time_s * 1e6)
+        packed = self._addresses(family)[destination]
+        question = with_query(_of_row(row, context), now, packed, 1.0, length)  # any RTT: its tokens are cut off
+        return prompt_of(question, length - _RTT_TOKENS, timed=True, order=RESULT_LAST, answer_tokens=_RTT_TOKENS)
+
+    def context(self, source: int, destination: int, time_s: float, length: int) -> Ints:
+        """Which measurements of the source's row a question comes after, strictly before it: the latest of the pair,
+        in at most half of the context, and of the others the latest that fit."""
+        family = self.family_of(source, destination)
+        row, _ = self.row(source, family)
+        stop = len(row) if np.isnan(time_s) else int(np.searchsorted(row.time_us, round(time_s * 1e6)))
+        is_pair = (row.destinations[:stop] == self._addresses(family)[destination]).all(axis=1)
+        pair, others = (np.flatnonzero(chosen)[-(length // MIN_TOKENS) :] for chosen in (is_pair, ~is_pair))
+        room = length - int(token_counts(row.family, False, TimeKind.ABSOLUTE))
+        pair = pair[TokenOffsets.of(_of_row(row, pair), timed=True).first(len(pair), room // 2) :]
+        while True:
+            context = np.sort(np.concatenate([pair, others]))
+            offsets = TokenOffsets.of(_of_row(row, context), timed=True)
+            excess = int(offsets.ends[-1] - offsets.begins[0]) - room if len(context) else 0
+            if excess <= 0:
+                return context
+            others = others[-(-excess // int(token_counts(row.family, False, TimeKind.DELTA4))) :]
 
     def _row(self, source: int, family: int | None = None) -> tuple[ProbeRow, Ints]:
         """The measurements of a source, and which of the known ones they are. An IPv4 row has none with names."""
@@ -174,7 +183,7 @@ class Histories:
         if family == 4:
             rows = rows[~is_named]
         own = self._known.take(rows)
-        packed = (self._packed if family == 4 else self._mapped)[:, : ADDRESS_BYTES[family]]
+        packed = self._addresses(family)
         row = ProbeRow(
             family=family,
             source=packed[source].tobytes(),
@@ -189,94 +198,31 @@ class Histories:
         row, _ = self.row(source, self._family(source))
         return row
 
+    def _addresses(self, family: int) -> npt.NDArray[np.uint8]:
+        """Of all nodes, as rows of a family have them."""
+        return (self._packed if family == 4 else self._mapped)[:, : ADDRESS_BYTES[family]]
+
+    def family_of(self, source: int, destination: int) -> int:
+        """Of the row that a question about both comes after."""
+        if of_two_families(self._families[[source]], self._families[[destination]])[0]:
+            ends = self._nodes[source], self._nodes[destination]
+            raise PingLlmError(f"{ends[0]} and {ends[1]} are not of one family: no ping goes from one to the other")
+        return max(self._family(source), self._family(destination))
+
     def _family(self, node: int) -> int:
         if self._families[node] == UNPARSABLE:
             raise PingLlmError(f"{self._nodes[node]!r} is neither an address nor a name")
         return 4 if self._families[node] == 4 else 6
 
-    def prompt(self, source: int, destination: int, time_s: float, length: int) -> Prompt:
-        """What the source measured strictly before, as much of the latest as fits, and the question."""
-        family = max(self._family(source), self._family(destination))
-        if of_two_families(self._families[[source]], self._families[[destination]])[0]:
-            ends = self._nodes[source], self._nodes[destination]
-            raise PingLlmError(f"{ends[0]} and {ends[1]} are not of one family: no ping goes from one to the other")
-        if self._crossing:
-            return self._crossing_prompt(source, destination, time_s, length)
-        row, _ = self.row(source, family)
-        now = int(row.time_us[-1]) + 1_000_000 if len(row) else 0
-        if not np.isnan(time_s):
-            now = round(time_s * 1e6)
-        packed = (self._packed if family == 4 else self._mapped)[destination, : ADDRESS_BYTES[family]]
-        question = with_query(row, now, packed, 1.0, length)  # any RTT: its tokens are cut off
-        return prompt_of(question, length - _RTT_TOKENS, timed=True, order=RESULT_LAST, answer_tokens=_RTT_TOKENS)
 
-    def _crossing_prompt(self, source: int, destination: int, time_s: float, length: int) -> Prompt:
-        """In time order: what the pair measured last, then each other pair once, the last time: others with the
-        destination, the source with others, and at last others with these."""
-        known, family = self._known, self._family(source)
-        own = self._before(np.arange(*np.searchsorted(known.source, [source, source + 1])), time_s)
-        is_pair = known.destination[own] == destination
-        limit = length // int(token_counts(family, False, TimeKind.DELTA4))
-        parts = [own[is_pair][-(limit // 2) :]]
-        others = self._others(source, destination, time_s)
-        left = limit - len(parts[0])
-        parts.append(others[max(0, len(others) - left // 2) :])
-        left -= len(parts[1])
-        rest = _latest_of_each(own[~is_pair], known.destination)
-        parts.append(rest[max(0, len(rest) - left) :])
-        left -= len(parts[2])
-        for other in known.destination[parts[2][::-1]].tolist():
-            if left > 0:
-                more = self._others(source, other, time_s)[-(-(-left // len(parts[2])) + 1) :][-left:]
-                parts.append(more)
-                left -= len(more)
-        chosen = np.concatenate(parts)
-        chosen = chosen[np.argsort(known.time_s[chosen], kind="stable")]
-        times = np.nan_to_num(known.time_s[chosen], nan=0.0)
-        now = time_s if not np.isnan(time_s) else times[-1] + 1 if len(chosen) else 0.0
-        sources = np.append(known.source[chosen], source)
-        destinations = np.append(known.destination[chosen], destination)
-        if (self._families[sources] == NAMED).any() or (self._families[destinations] == NAMED).any():
-            family = 6
-        packed = (self._packed if family == 4 else self._mapped)[:, : ADDRESS_BYTES[family]]
-        row = ProbeRow(
-            family=family,
-            source=packed[source].tobytes(),
-            destinations=packed[destinations],
-            time_us=(np.append(times, now) * 1e6).round().astype(np.int64),
-            rtt_ms=np.append(known.rtt_ms[chosen], 1.0).astype(np.float32),
-        )
-        return prompt_of(
-            row,
-            length - _RTT_TOKENS,
-            timed=True,
-            order=RESULT_LAST,
-            answer_tokens=_RTT_TOKENS,
-            sources=packed[sources],
-        )
-
-    def _others(self, source: int, destination: int, time_s: float) -> Ints:
-        """The latest that each other source measured to a destination."""
-        known = self._known
-        to = self._to[slice(*np.searchsorted(known.destination, [destination, destination + 1], sorter=self._to))]
-        to = self._before(to, time_s)
-        return _latest_of_each(to[known.source[to] != source], known.source)
-
-    def _before(self, rows: Ints, time_s: float) -> Ints:
-        return rows if np.isnan(time_s) else rows[: np.searchsorted(self._known.time_s[rows], time_s)]
+def _of_row(row: ProbeRow, chosen: Ints) -> ProbeRow:
+    """Some of its measurements."""
+    columns = {name: getattr(row, name)[chosen] for name in ("destinations", "time_us", "rtt_ms")}
+    return replace(row, **columns)
 
 
-def _latest_of_each(rows: Ints, ends: Ints) -> Ints:
-    """Of rows in time order, the last one of each end; in time order."""
-    latest = np.unique(ends[rows][::-1], return_index=True)[1]
-    return rows[len(rows) - 1 - np.sort(latest)[::-1]]
-
-
-def prompts_for(
-    known: Observations, questions: Questions, nodes: Sequence[str], length: int, *, crossing: bool = False
-) -> list[Prompt]:
-    """One for each question. Without a time, a question comes a second after the last measurement of its source."""
-    return Histories.about(questions, known, nodes, crossing=crossing).prompts(questions, length)
+def prompts_for(known: Observations, questions: Questions, nodes: Sequence[str], length: int) -> list[Prompt]:
+    return Histories.about(questions, known, nodes).prompts(questions, length)
 
 
 # Questions for destinations.

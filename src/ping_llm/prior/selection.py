@@ -299,13 +299,25 @@ class ContextIndex:
             parts += [(members[near], count // 2), (members[far], count - count // 2)]
         return cluster
 
-    def choose(self, sources: Ints, destinations: Ints, time_s: float, room: int, *, is_shared: bool = False) -> Ints:
-        """Rows of the context of questions between some nodes and others, in either direction, best first."""
+    def choose(
+        self,
+        sources: Ints,
+        destinations: Ints,
+        time_s: float,
+        room: int,
+        *,
+        if_measured: int | None = None,
+        is_shared: bool = False,
+    ) -> Ints:
+        """Rows of the context of questions between some nodes and others, in either direction, best first: as many as
+        there is `room` for, or `if_measured` if any is of their own pairs."""
         usable = self.usable(time_s)
         pairs = np.flatnonzero(usable)
         usable = usable[pairs]
         parts, distances = self._distances(pairs, usable, sources, destinations)
         count = [int(usable[part].sum()) for part in parts]
+        if if_measured is not None and count[OWN]:
+            room = if_measured
         own, shared, rest, more_shared, more_own = map(int, quotas(count, room, is_shared=is_shared))
         numbers = own + more_own, shared + more_shared, rest
         of_own, of_shared, of_rest = (

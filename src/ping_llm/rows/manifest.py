@@ -120,10 +120,6 @@ class Manifest:
     def fingerprint(self) -> str:
         return _digest({name: split.fingerprint for name, split in sorted(self.splits.items())})
 
-    @property
-    def is_by_destination(self) -> bool:
-        return self.options.get("by") == "destination"
-
     @cached_property
     def files(self) -> dict[str, tuple[int, str]]:
         """Size and checksum of each file of the dataset."""

@@ -17,7 +17,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, partial
 from itertools import chain, pairwise
 from pathlib import Path
@@ -30,8 +30,7 @@ import pyarrow as pa
 from ping_llm.core.errors import MeasurementError, PingLlmError
 from ping_llm.core.files import sync
 from ping_llm.core.measurements import DROP_REASONS, AddressColumn, ValidMeasurements, source_hash, validate
-from ping_llm.core.randomness import mix64, uniform
-from ping_llm.rows.format import Bytes, Ints
+from ping_llm.rows.format import Ints
 from ping_llm.sources import files
 from ping_llm.sources.files import Piece, RawBatch
 from ping_llm.storage import Location
@@ -53,8 +52,6 @@ RECORDS: Final = {
 what sorts fast: one for IPv4, two for IPv6."""
 
 BYTES_PER_ROW_IN_FLIGHT: Final = 480  # memory of a task for each measurement of a batch, with strings and sorted copies
-
-_SPLIT_SALT: Final = np.uint64(0x5EED_0F_5B117)  # the bucket is cut from the same hash
 
 HEADER_BYTES: Final = len(FAMILIES) * (BUCKETS + 1) * 8
 
@@ -149,8 +146,6 @@ def partition(task: Task[tuple[Piece, ...]]) -> Marker:
                         examples = {**files.examples_of(piece, raw, valid.first_dropped), **examples}
                     valid = valid.with_addresses(known)
                     names.update(valid.stand_ins)
-                    if task.settings.by == "destination":
-                        valid = _by_destination(valid, task.settings.train_ratio)
                     dropped += raw.dropped + valid.dropped
                     read += raw.batch.num_rows + raw.dropped.total()
                     if len(valid):
@@ -165,26 +160,6 @@ def partition(task: Task[tuple[Piece, ...]]) -> Marker:
         bytes_in = sum(piece.bytes for piece in task.input)
         made = [run] if starts else []
         return task.finish(made, pieces=counts, names=names, bytes_in=bytes_in, bytes_out=size)
-
-
-def _by_destination(valid: ValidMeasurements, train_ratio: float) -> ValidMeasurements:
-    """The same with its ends exchanged. What sources of the evaluation split measured is left out."""
-    src = valid.src
-    kept = is_train(src.families, src.packed, train_ratio)[src.codes]
-    return replace(
-        valid,
-        time_us=valid.time_us[kept],
-        src=replace(valid.dst, codes=valid.dst.codes[kept]),
-        dst=replace(src, codes=src.codes[kept]),
-        family=valid.family[kept],
-        rtt_ms=valid.rtt_ms[kept],
-        dropped=valid.dropped + Counter({"for_evaluation": int(np.count_nonzero(~kept))}),
-    )
-
-
-def is_train(families: npt.NDArray[np.uint8], packed: Bytes, train_ratio: float) -> npt.NDArray[np.bool_]:
-    """Which sources belong to the training split: a function of the address alone."""
-    return uniform(mix64(source_hash(families, packed) ^ _SPLIT_SALT)) < train_ratio
 
 
 def _first_bad_row(piece: Piece, raw: RawBatch, first_dropped: Mapping[str, int]) -> MeasurementError:

@@ -88,8 +88,6 @@ class PrepareSettings(EngineChoice):
     max_row_bytes: int = 8 * MIB
     train_ratio: float = 0.9
     input_options: InputOptions = AS_FOUND
-    by: str = "source"
-    """Whose history a row is. By destination, measurements of evaluation sources are left out."""
     strict: bool = False
     overwrite: bool = False
     work: str | None = None  # folder for unfinished work, which all machines of the engine reach
@@ -119,8 +117,7 @@ class Plan:
 
     @property
     def options(self) -> dict[str, Any]:
-        by = {"by": "destination"} if self.settings.by == "destination" else {}
-        return {"max_row_bytes": self.settings.max_row_bytes, "train_ratio": self.settings.train_ratio, **by}
+        return {"max_row_bytes": self.settings.max_row_bytes, "train_ratio": self.settings.train_ratio}
 
     @cached_property
     def digest(self) -> str:

@@ -22,14 +22,18 @@ from array_record.python.array_record_module import ArrayRecordWriter
 
 from ping_llm.core.errors import PingLlmError, one_line
 from ping_llm.core.files import file_sha256
+from ping_llm.core.measurements import source_hash
+from ping_llm.core.randomness import mix64, uniform
 from ping_llm.rows import format as layout
 from ping_llm.rows.format import Bytes, Ints, RowBatch, encode_rows
 from ping_llm.rows.manifest import INDEX_SCHEMA, INDEX_TYPES, SPLITS, ShardInfo
-from ping_llm.rows.partition import FAMILIES, RECORDS, Marker, Spans, Task, is_train, record_batches, span_reader
+from ping_llm.rows.partition import FAMILIES, RECORDS, Marker, Spans, Task, record_batches, span_reader
 from ping_llm.storage import Location
 
 SORTED_BATCH_ROWS: Final = 500_000
 SORT_MEMORY_SHARE: Final = 0.5  # DuckDB's part of a worker's memory; the rest is for what goes in and comes out
+
+_SPLIT_SALT: Final = np.uint64(0x5EED_0F_5B117)  # the bucket is cut from the same hash
 
 
 def write_shard(task: Task[Spans]) -> Marker:
@@ -43,9 +47,7 @@ def write_shard(task: Task[Spans]) -> Marker:
             batches = sorted_batches(unsorted, family, memory_bytes=memory, scratch=scratch)
             batches = without_copies(batches, copies)
             for rows in cut_into_rows(batches, family, task.settings.max_row_bytes):
-                families = np.full(len(rows.sources), family, dtype=np.uint8)
-                by_source = task.settings.by == "source"
-                in_train = is_train(families, rows.sources, task.settings.train_ratio if by_source else 1.0)
+                in_train = is_train(rows, task.settings.train_ratio)
                 writers["train"].add(rows.take(in_train))
                 writers["eval"].add(rows.take(~in_train))
         infos = {split: asdict(writer.close()) for split, writer in writers.items()}
@@ -56,6 +58,12 @@ def write_shard(task: Task[Spans]) -> Marker:
             dropped=copies,
             **infos,
         )
+
+
+def is_train(rows: RowBatch, train_ratio: float) -> npt.NDArray[np.bool_]:
+    """Which rows belong to the training split: a function of the source address alone."""
+    families = np.full(len(rows.sources), rows.family, dtype=np.uint8)
+    return uniform(mix64(source_hash(families, rows.sources) ^ _SPLIT_SALT)) < train_ratio
 
 
 def sorted_batches(

@@ -6,6 +6,7 @@ background what is expected next. So a measurement is never part of the expectat
 """
 
 import os
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +17,7 @@ from pathlib import Path
 from queue import Empty, Queue
 from threading import Event, Thread
 from typing import Any, Final, Self
+from urllib.parse import urlsplit
 
 import numpy as np
 import pyarrow as pa
@@ -24,13 +26,14 @@ from pyarrow import csv
 from ping_llm.core.errors import PingLlmError, explained
 from ping_llm.core.rtt import Floats, RttDistribution
 from ping_llm.predict.predictor import read_questions
-from ping_llm.rows.measurement_set import MeasurementSet, joined
+from ping_llm.rows.measurement_set import MeasurementSet, joined, read_observations
 from ping_llm.serve.access import log
 from ping_llm.serve.answers import Query
 from ping_llm.serve.api import Service
 from ping_llm.serve.metrics import PairValues
 from ping_llm.serve.store import KnownMeasurements, MeasurementStore, read_upload
 from ping_llm.sources.columns import InputOptions
+from ping_llm.sources.remote import prometheus
 
 Feed = Callable[[], MeasurementSet | None]
 Pair = tuple[str, str]
@@ -108,15 +111,16 @@ class Watcher:
         """What has arrived since the last time, and what is expected now."""
         begin, arrived = time.monotonic(), self._arrived()
         if arrived is not None:
-            if self._expected is not None:
-                self._score(arrived)
             self._service.store = self._service.store.extended(arrived, self._settings.max_known)
             self._is_stale = True
+            if self._expected is not None:
+                self._score(arrived)
         if not self._is_stale:
             return
         if self._expected is None and len(self._service.store):
             self._score_latest()
         self._choose_pairs()
+        self._look_up_latest()
         support = self._expect(self._service.store)
         self._is_stale = False
         if self._expected is not None:
@@ -138,7 +142,7 @@ class Watcher:
                     self._metrics.arrived.labels(name).inc(len(found.observations))
                     self._metrics.dropped.labels(name).inc(sum(found.dropped.values()))
                 self._complaints.pop(name, None)
-            except PingLlmError as error:
+            except Exception as error:  # of any kind: what other feeds have brought is not to be lost
                 self._metrics.feed_errors.labels(name).inc()
                 if self._complaints.get(name) != str(error):
                     log.warning("%s: %s", name, error)
@@ -187,6 +191,16 @@ class Watcher:
         observations = store.measured.observations
         self._expect(MeasurementStore(replace(store.measured, observations=observations.take(kept))))
         self._score(replace(store.measured, observations=observations.take(~kept)), is_new=False)
+
+    def _look_up_latest(self) -> None:
+        """Of pairs that were not watched when they were measured."""
+        store = self._service.store
+        known = store.measured.observations
+        for pair, number in self._number.items():
+            if np.isnan(self._seen["observed_at"][number]) and len(rows := store.rows_of(*pair)):
+                latest = known.time_s[rows[-1]]
+                self._seen["observed_at"][number] = time.time() if np.isnan(latest) else latest
+                self._seen["observed_s"][number] = known.rtt_ms[rows[-1]] / 1000
 
     def _score(self, arrived: MeasurementSet, *, is_new: bool = True) -> None:
         """By what was expected before they came. Of a pair, the latest score is kept."""
@@ -258,6 +272,45 @@ class FileTail:
     def _find_place(self, about: os.stat_result) -> None:
         if (about.st_dev, about.st_ino) != self._file or about.st_size < self._offset:
             self._file, self._offset, self._head = (about.st_dev, about.st_ino), 0, b""
+
+
+class PrometheusFeed:
+    """What a Prometheus server has got since the last call, and its last day at first; `sources.remote` has the URL."""
+
+    def __init__(self, source: str) -> None:
+        self._source, self._last_s = source, -np.inf
+
+    def __call__(self) -> MeasurementSet | None:
+        source = self._source
+        if self._last_s > 0:  # from the latest on, which counters are compared with
+            source += f"{'&' if '?' in source else '?'}start={self._last_s:.3f}"
+        with tempfile.TemporaryDirectory(prefix="ping-llm-follow-") as folder:
+            answers = list(prometheus(source, Path(folder)))
+            if not answers:
+                return None
+            measured = read_observations(answers, options=_FEW)
+        observations = measured.observations
+        new = observations.take(observations.time_s > self._last_s + 0.001)
+        if not len(new):
+            return None
+        self._last_s = float(new.time_s[-1])
+        return replace(measured, observations=new)
+
+
+def feeds_of(sources: Sequence[str]) -> dict[str, Feed]:
+    """Of files that grow, and of Prometheus servers, by their names."""
+    feeds: dict[str, Feed] = {}
+    for source in sources:
+        path = Path(source)
+        if source.lower().startswith("prometheus+"):
+            feed: Feed = PrometheusFeed(source)
+            name = urlsplit(source.removeprefix("prometheus+")).netloc.rpartition("@")[2]
+        elif path.is_file():
+            feed, name = FileTail(path), path.name
+        else:
+            raise PingLlmError(f"--follow {source}: there is no such file")
+        feeds[source if name in feeds else name] = feed
+    return feeds
 
 
 def _readable(head: bytes, lines: Sequence[bytes], path: Path) -> MeasurementSet:

@@ -10,7 +10,7 @@ from ping_llm.core.errors import MeasurementError, PingLlmError
 
 MAX_BAD_SHARE: Final = 0.1
 """Of the rows. Where more cannot be used, the table was most likely misunderstood."""
-_NO_FAULT: Final = frozenset({"duplicate", "not_ping", "for_evaluation"})
+_NO_FAULT: Final = frozenset({"duplicate", "not_ping"})
 """Reasons to leave a row out that say nothing against the others."""
 
 

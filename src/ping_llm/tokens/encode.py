@@ -151,7 +151,7 @@ def encode(
 
 def encode_history(
     family: int,
-    source: bytes | npt.NDArray[np.uint8],
+    source: bytes,
     destinations: npt.NDArray[np.uint8],
     rtt_ms: npt.NDArray[np.float32],
     time_s: npt.NDArray[np.int64] | None,
@@ -159,10 +159,10 @@ def encode_history(
     starts: npt.ArrayLike = (0,),
     order: npt.ArrayLike,
 ) -> tuple[npt.NDArray[np.uint16], npt.NDArray[np.int64]]:
-    """Consecutive measurements as tokens, with all their times or (`time_s` is None) with none.
+    """Consecutive measurements of one source as tokens, with all their times or (`time_s` is None) with none.
 
-    `source` is of all, or (measurements, 4 or 16) bytes like `destinations`; `starts` are the indices at which a new
-    context begins: there the time is absolute, elsewhere it is the delta since the measurement before.
+    `destinations` are (measurements, 4 or 16) bytes, `starts` the indices at which a new context begins: there the time
+    is absolute, elsewhere it is the delta since the measurement before.
     """
     count, width = destinations.shape
     kind, value = np.full(count, TimeKind.NONE), np.zeros(count, dtype=np.int64)
@@ -171,8 +171,7 @@ def encode_history(
         kind = np.where(value <= LONGEST_DELTA1_S, TimeKind.DELTA1, TimeKind.DELTA4)
         kind[np.asarray(starts)], value[np.asarray(starts)] = TimeKind.ABSOLUTE, time_s[np.asarray(starts)]
     addresses = np.zeros((2, count, 16), dtype=np.uint8)
-    sources = np.frombuffer(source, dtype=np.uint8) if isinstance(source, bytes) else source
-    addresses[0, :, :width], addresses[1, :, :width] = sources, destinations
+    addresses[0, :, :width], addresses[1, :, :width] = np.frombuffer(source, dtype=np.uint8), destinations
     return encode(
         family=np.full(count, family),
         source=addresses[0],

@@ -40,9 +40,9 @@ BACKENDS: Final = {"network": "network", "text": "grain"}
 
 NETWORK_KEYS: Final = (
     "network_data_format", "network_train_files", "network_eval_files", "network_context_measurements",
-    "network_max_contexts", "network_result_last", "network_by_destination", "network_crossing",
-    "network_skip_corrupt_rows", "mixture_schedule", "skip_steps", "skip_documents", "allow_data_change",
-    "data_cache_dir", "grain_debug_mode", "grain_visualization_dir",
+    "network_max_contexts", "network_result_last", "network_skip_corrupt_rows", "mixture_schedule",
+    "skip_steps", "skip_documents", "allow_data_change", "data_cache_dir", "grain_debug_mode",
+    "grain_visualization_dir",
 )  # fmt: skip
 """Keys of ours that are added to MaxText's configuration: type, default, help and rule are ours."""
 

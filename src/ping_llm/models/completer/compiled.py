@@ -28,7 +28,7 @@ class OnJax:
             settings = replace(settings, dtype="float32")
         settings = replace(settings, attention="plain")
         graph, state = nnx.split(nnx.eval_shape(lambda: SetTransformer(settings, nnx.Rngs(0))))
-        self.contexts_at_once = contexts_at_once
+        self.contexts_at_once, self.queries_at_once = contexts_at_once, _QUERY_SIZES[-1]
         self._weights = with_arrays(state, weights)
 
         @jax.jit

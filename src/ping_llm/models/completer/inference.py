@@ -39,7 +39,6 @@ from ping_llm.models.completer.network import (
 from ping_llm.models.layers import Array, Singles, by_rows, single_threaded_blas
 from ping_llm.prior.selection import LEVELS, ContextIndex, node_words
 
-_QUERIES_AT_ONCE: Final = 256
 _CLUSTER_SIZE: Final = 32
 """Nodes of a cluster, about so many or more."""
 _KEPT_SLOTS: Final = 16_384
@@ -52,6 +51,8 @@ _NOBODY: Final = np.array([[1] * (1 + LEVELS), [2] * (1 + LEVELS)], np.uint32)
 class PredictionSettings:
     context: int = 1024
     """Measurements that are chosen for a single pair, at most."""
+    measured: int = 256
+    """Likewise, for one that was itself measured: then more help nothing, and take seven times as long."""
     whole: int = 2048
     """Measurements of a history that is looked at whole, at most; and of a part that many queries share."""
     clusters: int = 11
@@ -67,7 +68,7 @@ class PredictionSettings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        least = {"context": 8, "whole": 8, "clusters": 0, "votes": 1, "contexts_per_call": 1}
+        least = {"context": 8, "measured": 8, "whole": 8, "clusters": 0, "votes": 1, "contexts_per_call": 1}
         for name, fewest in least.items():
             if not isinstance(value := getattr(self, name), int | np.integer) or value < fewest:
                 raise PingLlmError(f"{name} must be a whole number of at least {fewest}, not {value!r}")
@@ -198,7 +199,8 @@ class History:
                     yield _Context(rows, np.nan, queries[~alone[queries]], True)
         for row in np.flatnonzero(alone).tolist():
             source, destination, time_s = (column[row : row + 1] for column in vars(questions).values())
-            rows = index.choose(source, destination, time_s.item(), s.context - 1)
+            if_measured = min(s.context, s.measured) - 1
+            rows = index.choose(source, destination, time_s.item(), s.context - 1, if_measured=if_measured)
             yield _Context(rows, time_s.item(), np.array([row]))
 
     @cached_property
@@ -226,7 +228,8 @@ class History:
     ) -> Iterator[tuple[Ints, "BinDistribution"]]:
         """Answers to queries of some contexts, which are encoded together."""
         encoded = [self._encoded(contexts, vote) for vote in range(self.settings.votes)]
-        at_once, network = _QUERIES_AT_ONCE, self.completer.network
+        network = self.completer.network
+        at_once = network.queries_at_once
         for start in range(0, max(len(context.queries) for context in contexts), at_once):
             parts = [context.queries[start : start + at_once] for context in contexts]
             slots = network.padded_queries(max(map(len, parts)))
@@ -279,6 +282,8 @@ class RunningNetwork(Protocol):
 
     @property
     def contexts_at_once(self) -> int: ...
+    @property
+    def queries_at_once(self) -> int: ...
     def padded_context(self, slots: int) -> int: ...
     def padded_queries(self, queries: int) -> int: ...
     def encode(self, context: Measurements) -> Encoded: ...
@@ -292,6 +297,7 @@ class _OnNumPy:
 
     network: PlainNetwork
     contexts_at_once: int = 1
+    queries_at_once: int = 512
 
     def padded_context(self, slots: int) -> int:
         return slots
