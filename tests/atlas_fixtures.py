@@ -42,7 +42,7 @@ def as_lines(results: list[Any]) -> bytes:
 
 def written(folder: Path) -> list[Row]:
     tables = [pq.read_table(file) for file in sorted(folder.glob("*.parquet"))]
-    return [tuple(row.values()) for table in tables for row in table.to_pylist()]
+    return [tuple(row.values())[:5] for table in tables for row in table.to_pylist()]
 
 
 def visible(folder: Path) -> list[str]:

@@ -44,7 +44,7 @@ def shared_data() -> Path:
 
 
 def random_measurements(count: int, *, seed: int = 0, sources: int = 60, whole_seconds: bool = True) -> pa.Table:
-    """Measurements of both families in random order, with failures, exact duplicates and equal times."""
+    """Measurements of both families in random order, with failures and equal times; none is a copy of another."""
     rng = np.random.default_rng(seed)
     source = rng.integers(0, sources, count) ** 2 // sources  # a few sources have most of the measurements
     ipv6 = source % 3 == 0
@@ -52,9 +52,12 @@ def random_measurements(count: int, *, seed: int = 0, sources: int = 60, whole_s
     unit = 1_000_000 if whole_seconds else 1
     time = 1_700_000_000_000_000 + rng.integers(0, 5_000, count) * unit
     rtt = np.round(rng.lognormal(3.5, 1.0, count), 1).astype(np.float32)
-    duplicate = rng.integers(0, count, count // 20)
-    for column in (source, ipv6, target, time, rtt):
-        column[: len(duplicate)] = column[duplicate]
+    same_time = rng.integers(0, count, count // 20)
+    for column in (source, ipv6, time):
+        column[: len(same_time)] = column[same_time]
+    while len(copies := _copies(source, target, time)):
+        target[copies] = rng.integers(0, 40, len(copies))
+        time[copies] += unit
 
     def address(number: int, is_ipv6: bool) -> str:
         return str(IPv6Address((0x20010DB8 << 96) + number) if is_ipv6 else IPv4Address((10 << 24) + number))
@@ -69,6 +72,11 @@ def random_measurements(count: int, *, seed: int = 0, sources: int = 60, whole_s
         },
         schema=SCHEMA,
     )
+
+
+def _copies(*columns: Any) -> Any:
+    _, first = np.unique(np.stack(columns), axis=1, return_index=True)
+    return np.setdiff1d(np.arange(len(columns[0])), first)
 
 
 @pytest.fixture

@@ -184,6 +184,8 @@ def test_watch_prints_what_changed_survives_a_broken_file_and_ends_with_ctrl_c(f
         assert process.stdout is not None
         assert process.stderr is not None
         first = json.loads(process.stdout.readline())["predictions"]
+        assert process.stderr.readline().startswith("read: ")
+        assert "rows used" in process.stderr.readline()
         whole = file.read_text()
         file.write_text("")
         assert "reading again" in process.stderr.readline()

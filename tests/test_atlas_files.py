@@ -98,7 +98,10 @@ class TestContainers:
         assert table.column("src_addr").to_pylist() == [p.source for p in expected for _ in p.rtts]
         assert table.column("dst_addr").to_pylist() == [p.destination for p in expected for _ in p.rtts]
         assert table.column("ip_version").to_pylist() == [p.ip_version for p in expected for _ in p.rtts]
-        assert table.column("event_time").cast(pa.int64()).to_pylist() == [p.time_us for p in expected for _ in p.rtts]
+        assert table.column("event_time").cast(pa.int64()).to_pylist() == [
+            p.time_us + packet for p in expected for packet in range(len(p.rtts))
+        ]
+        assert table.column("prb_id").to_pylist() == [p.probe for p in expected for _ in p.rtts]
         assert table.column("rtt").equals(pa.chunked_array([pa.array(p.rtts, pa.float32()) for p in expected]))
 
     @settings(max_examples=200, deadline=None)

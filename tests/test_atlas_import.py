@@ -15,9 +15,8 @@ import pytest
 
 from atlas_fixtures import TIME, as_lines, ping, several_files, visible, written
 from ping_llm.core.errors import MeasurementError, PingLlmError
-from ping_llm.core.measurements import SCHEMA
 from ping_llm.sources.atlas import import_atlas
-from ping_llm.sources.atlas.chunks import ReadSizes
+from ping_llm.sources.atlas.chunks import ATLAS_SCHEMA, ReadSizes
 from ping_llm.sources.atlas.importer import ROWS_PER_GROUP, write_measurements
 
 
@@ -33,7 +32,7 @@ class TestOutput:
         import_atlas([file], tmp_path / "out")
         assert visible(tmp_path / "out") == ["measurements-00000.parquet"]
         parquet = pq.ParquetFile(tmp_path / "out" / "measurements-00000.parquet")
-        assert parquet.schema_arrow.equals(SCHEMA)
+        assert parquet.schema_arrow.equals(ATLAS_SCHEMA)
         columns = [parquet.metadata.row_group(0).column(i) for i in range(5)]
         assert {column.compression for column in columns} == {"ZSTD"}
         assert {c.path_in_schema for c in columns if c.has_dictionary_page} == {"src_addr", "dst_addr"}
@@ -59,10 +58,12 @@ class TestOutput:
 
     def test_files_and_row_groups_have_their_exact_size_however_the_batches_are_cut(self, tmp_path: Path) -> None:
         rows = ROWS_PER_GROUP + 2007
-        times = pa.array(range(TIME, TIME + rows), pa.int64()).cast(SCHEMA.field("event_time").type)
+        times = pa.array(range(TIME, TIME + rows), pa.int64()).cast(ATLAS_SCHEMA.field("event_time").type)
         text = pa.array([f"198.51.100.{i * i % 251}" for i in range(rows)])
-        ones = pa.array([4] * rows, pa.int8())
-        batch = pa.RecordBatch.from_arrays([times, text, text, ones, ones.cast(pa.float32())], schema=SCHEMA)
+        ones, ids = pa.array([4] * rows, pa.int8()), pa.array(range(rows), pa.int64())
+        batch = pa.RecordBatch.from_arrays(
+            [times, text, text, ones, ones.cast(pa.float32()), ids, ids], schema=ATLAS_SCHEMA
+        )
         contents = []
         for number, cuts in enumerate([[], [1, 5000, 5000, 23_456, ROWS_PER_GROUP + 1], list(range(0, rows, 977))]):
             folder = tmp_path / str(number)

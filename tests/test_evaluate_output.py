@@ -18,6 +18,7 @@ from ping_llm.baselines.forecasts import PointWithResiduals, cumulative
 from ping_llm.baselines.interface import GlobalMedian
 from ping_llm.baselines.sequential import LastValue
 from ping_llm.cli.evaluate import evaluate as command
+from ping_llm.cli.options import with_input
 from ping_llm.core.errors import PingLlmError
 from ping_llm.core.rtt import Observations, Questions
 from ping_llm.evaluate import protocols
@@ -234,7 +235,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def run(*arguments: Any) -> SimpleNamespace:
     app = typer.Typer(rich_markup_mode="markdown")
-    app.command()(command)
+    app.command()(with_input(command))
     result = CliRunner().invoke(app, [str(a) for a in arguments])
     if isinstance(result.exception, PingLlmError):
         raise result.exception

@@ -13,11 +13,13 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from format_samples import FPING_TIMES, HERE, PING_D, SAMPLES, SMOKEPING, A, B, Measured, Sample, smokeping_database
+from format_samples import FPING_TIMES, HERE, PING_D, SAMPLES, SMOKEPING, V6, A, B, Measured, Sample, smokeping_database
 from ping_llm.core.errors import PingLlmError
 from ping_llm.rows.measurement_set import read_observations
 from ping_llm.serve.store import read_upload
 from ping_llm.sources import files
+from ping_llm.sources.columns import AS_FOUND, InputOptions
+from ping_llm.sources.files import BLOCK_BYTES
 from ping_llm.sources.formats import READERS, matching, vantage_in
 from ping_llm.sources.formats.adapter import TABLE, read_table
 
@@ -48,7 +50,7 @@ def test_a_reader_finds_every_measurement_of_a_sample(name: str, tmp_path: Path)
 @pytest.mark.parametrize("name", SAMPLES)
 def test_the_content_tells_the_format_whatever_the_file_is_called(name: str) -> None:
     sample = SAMPLES[name]
-    assert [reader for reader in READERS if matching(sample.text[: 1 << 14]) == reader] == [sample.reader]
+    assert [reader for reader in READERS if matching(sample.text[:BLOCK_BYTES]) == reader] == [sample.reader]
 
 
 def test_every_reader_has_a_sample() -> None:
@@ -120,6 +122,12 @@ def test_a_file_that_is_called_after_its_target_does_not_say_who_pings(tmp_path:
         (tmp_path / name).write_text(SAMPLES[sample].text)
         rows = read_table(tmp_path / name).to_pylist()
         assert {row["src_addr"] for row in rows if row["dst_addr"] == A} == {"localhost"}
+
+
+def test_the_user_names_the_unit_of_an_expression(tmp_path: Path) -> None:
+    options = InputOptions(rtt_unit="ms")
+    known = read_observations([written(SAMPLES["prometheus_vector"], tmp_path)], options=options)
+    assert known.observations.rtt_ms.tolist() == pytest.approx([0.015])
 
 
 def test_the_user_names_the_vantage_point_or_the_label_that_holds_it(tmp_path: Path) -> None:
@@ -291,9 +299,12 @@ def test_files_of_tools_are_a_history_like_any_other(tmp_path: Path) -> None:
 
 
 def test_a_tool_without_times_gives_a_history_without_times(tmp_path: Path) -> None:
-    known = read_observations([written(SAMPLES["fping_each"], tmp_path)])
-    assert known.nodes == (HERE, A)
-    assert known.dropped == {"family_mismatch": 4}  # the name of the file is an IPv4 address
+    options = InputOptions(columns={"src_addr": "ams1"})
+    known = read_observations([written(SAMPLES["fping_each"], tmp_path)], options=options)
+    assert known.nodes == (A, V6, "ams1")
+    assert len(known.observations) == 8
+    assert known.reading is not None
+    assert known.reading.lines[0] == "read: output of fping"
     assert not (known.observations.time_s == known.observations.time_s).any()
 
 
@@ -308,8 +319,8 @@ def test_a_folder_of_logs_is_read_by_their_content(tmp_path: Path) -> None:
     (tmp_path / "pings.csv").write_text(f"event_time,src_addr,dst_addr,rtt\n1714557600,{HERE},{B},5\n")
     written(FPING_TIMES, tmp_path)
     (tmp_path / "README.md").write_text("Made by cron.\n")
-    found = [files.describe(path, {}, 1000)[0].format for path in files.expand([str(tmp_path)])]
+    found = [files.describe(path, AS_FOUND, 1000)[0].format for path in files.expand([str(tmp_path)])]
     assert found == ["csv"]  # the names tell, as far as they do
     (tmp_path / "pings.csv").unlink()
-    found = [files.describe(path, {}, 1000)[0].format for path in files.expand([str(tmp_path)])]
+    found = [files.describe(path, AS_FOUND, 1000)[0].format for path in files.expand([str(tmp_path)])]
     assert found == ["tool"]

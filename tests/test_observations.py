@@ -20,6 +20,7 @@ from ping_llm.core.measurements import SCHEMA
 from ping_llm.evaluate.split import split
 from ping_llm.rows.measurement_set import read_observations, rows_observations
 from ping_llm.rows.prepare import PrepareSettings, TaskSizes, prepare
+from ping_llm.sources.columns import InputOptions
 from split_fixtures import Measurement, leaks, plain
 
 WriteParquet = Callable[..., Path]
@@ -86,7 +87,7 @@ class TestReading:
         assert Counter(plain(whole.nodes, whole.observations)) == Counter(plain(cut.nodes, cut.observations))
 
     def test_equal_times_stay_in_the_order_of_the_input(self, write_parquet: WriteParquet) -> None:
-        table = random_measurements(2_000)
+        table = random_measurements(2_000).set_column(4, "rtt", pa.array(np.arange(1.0, 2_001.0), pa.float32()))
         at = np.where(np.arange(2_000) % 2, 1_700_000_000, 1_600_000_000)
         column = pa.array(at * 1_000_000, SCHEMA.field("event_time").type)
         found = read_observations([write_parquet(table.set_column(0, SCHEMA.field("event_time"), column))])
@@ -104,13 +105,13 @@ class TestReading:
 
     def test_csv_with_other_column_names_is_read_and_unusable_rows_are_counted(self, tmp_path: Path) -> None:
         (tmp_path / "a.csv").write_text(
-            "when,src,dst,latency\n2024-01-01T00:00:02Z,10.0.0.1,10.0.0.2,7.5\n1704067201,10.0.0.2,10.0.0.1,\n"
-            "1704067201,nowhere,10.0.0.1,3\n"
+            "when,src,dst,duration\n2024-01-01T00:00:02Z,10.0.0.1,10.0.0.2,7.5\n1704067201,10.0.0.2,10.0.0.1,\n"
+            "1704067201,10.0.0,10.0.0.1,3\n"
         )
         told: list[float] = []
         found = read_observations(
             [tmp_path / "a.csv"],
-            columns={"event_time": "when", "rtt": "latency"},
+            options=InputOptions(columns={"event_time": "when", "rtt": "duration"}, allow_bad_rows=True),
             on_progress=lambda amount=1, *, total=None: told.append(amount),
         )
         assert plain(found.nodes, found.observations) == [

@@ -137,7 +137,7 @@ def test_distributions_are_those_whose_quantiles_the_data_frame_has(
 
 def test_a_program_is_warned_of_rows_that_were_dropped(shipped: Predictor) -> None:
     known, asked = plane()
-    sources = ["nowhere to be found!", *known["src_addr"].to_pylist()[1:]]
+    sources = ["10.0.0.300", *known["src_addr"].to_pylist()[1:]]
     known = known.set_column(0, "src_addr", pa.array(sources))
     for call in (shipped.predict_df, shipped.distributions):
         with pytest.warns(DroppedRowsWarning, match="1 bad_src_addr") as warned:
@@ -151,7 +151,7 @@ def test_a_program_is_warned_of_rows_that_were_dropped(shipped: Predictor) -> No
 
 def test_an_error_names_the_argument_and_not_the_option_of_the_command(shipped: Predictor) -> None:
     known, asked = plane()
-    for history in (known.rename_columns(["src_addr", "to", "rtt"]), known.rename_columns(["from", "to", "rtt"])):
+    for history in (known.rename_columns(["src_addr", "x", "rtt"]), known.rename_columns(["x", "dst_addr", "rtt"])):
         with pytest.raises(PingLlmError, match=r'columns=\{"(src|dst)_addr": "NAME"\}'):
             shipped.predict_df(asked, history=history)
 
@@ -215,7 +215,7 @@ def test_an_answer_says_what_it_rests_on_and_a_guess_between_islands_is_wide(shi
 @pytest.mark.parametrize(
     ("source", "time", "message"),
     [
-        ("not an address", 0, "question 1: src_addr 'not an address' is not an address"),
+        ("10.0.0.300", 0, "question 1: src_addr '10.0.0.300' is neither an address nor a name"),
         ("192.0.2.1", "yesterday", "question 1: yesterday is not a time"),
     ],
 )

@@ -29,6 +29,7 @@ from ping_llm.rows.dataset import RowSet
 from ping_llm.rows.manifest import Manifest
 from ping_llm.rows.partition import partition
 from ping_llm.rows.prepare import MIB, PrepareSettings, TaskSizes, prepare
+from ping_llm.sources.columns import InputOptions
 from ping_llm.sources.simulator import SimulatorSettings, simulate
 
 WriteParquet = Callable[..., Path]
@@ -81,7 +82,7 @@ class TestContent:
 
     def test_input_is_output_plus_the_drop_report(self, tmp_path: Path, write_parquet: WriteParquet) -> None:
         good = random_measurements(5_000)
-        bad = good.slice(0, 300).set_column(2, "dst_addr", pa.array(["nowhere"] * 300))
+        bad = good.slice(0, 300).set_column(2, "dst_addr", pa.array(["?"] * 300))
         manifest = run(tmp_path / "rows", write_parquet(good, "a.parquet"), write_parquet(bad, "b.parquet"))
         assert manifest.read == 5_300
         assert manifest.written == 5_000 == sum(contents(tmp_path / "rows").values())
@@ -449,19 +450,19 @@ class TestBadInput:
         assert "unknown kind of file" in self.refused(tmp_path, tmp_path / "a.xlsx")
 
     def test_a_missing_column_is_named_with_what_is_there(self, tmp_path: Path, write_parquet: WriteParquet) -> None:
-        table = random_measurements(100).rename_columns(["event_time", "src_addr", "dst_addr", "ip_version", "latency"])
+        table = random_measurements(100).rename_columns(["event_time", "src_addr", "dst_addr", "ip_version", "quux"])
         message = self.refused(tmp_path, write_parquet(table))
-        assert "'rtt'" in message
-        assert "latency" in message
+        assert "rtt" in message
+        assert "quux" in message
         assert "--columns" in message
 
     def test_a_column_of_the_wrong_type(self, tmp_path: Path, write_parquet: WriteParquet) -> None:
-        table = random_measurements(10).set_column(1, "src_addr", pa.array(range(10)))
-        assert "column 'src_addr' has type int64" in self.refused(tmp_path, write_parquet(table))
+        table = random_measurements(10).set_column(1, "src_addr", pa.array([1.5] * 10))
+        assert "column 'src_addr' has type double" in self.refused(tmp_path, write_parquet(table))
 
     def test_no_usable_measurement(self, tmp_path: Path, write_parquet: WriteParquet) -> None:
         table = random_measurements(10).set_column(1, "src_addr", pa.array(["?"] * 10))
-        assert "'bad_src_addr': 10" in self.refused(tmp_path, write_parquet(table))
+        assert "10 bad_src_addr (row 0: src_addr=?)" in self.refused(tmp_path, write_parquet(table))
 
     def test_an_output_that_cannot_be_made(self, tmp_path: Path, write_parquet: WriteParquet) -> None:
         (tmp_path / "file").write_text("")
@@ -471,10 +472,10 @@ class TestBadInput:
     def test_strict_stops_at_the_first_bad_row_and_names_it(self, tmp_path: Path, write_parquet: WriteParquet) -> None:
         table = random_measurements(5_000)
         sources = table["src_addr"].to_pylist()
-        sources[3_210] = "not-an-address"
-        sources[4_000] = "neither"
+        sources[3_210] = "10.0.0.300"
+        sources[4_000] = "10.0.0"
         path = write_parquet(table.set_column(1, "src_addr", pa.array(sources)), row_group_size=500)
-        with pytest.raises(MeasurementError, match=r"measurements.parquet, row 3210: bad_src_addr.*not-an-address"):
+        with pytest.raises(MeasurementError, match=r"measurements.parquet, row 3210: bad_src_addr.*10.0.0.300"):
             run(tmp_path / "rows", path, strict=True, workers=2)
         assert run(tmp_path / "rows", path).dropped == {"bad_src_addr": 2}
 
@@ -525,7 +526,7 @@ def test_command_line_reports_json(tmp_path: Path, write_parquet: WriteParquet) 
         app, ["prepare", "-i", str(path), "-o", str(tmp_path / "rows"), "--workers", "1", "--json"]
     )
     assert json.loads(done.stdout)["written"] == 1_000
-    assert done.stderr == "", "quiet when not a terminal"
+    assert [line.partition(" ")[0] for line in done.stderr.splitlines()] == ["read:", "1,000"], "and no progress"
 
 
 def test_errors_of_the_command_are_one_line(tmp_path: Path) -> None:
@@ -547,14 +548,18 @@ def test_a_simulated_folder_and_a_renamed_csv_are_prepared_as_they_are(tmp_path:
         "2024-05-06T07:09:09Z;192.0.2.1\n"
     )
     names = {"event_time": "when", "src_addr": "probe", "dst_addr": "target", "rtt": "ms"}
-    manifest = run(tmp_path / "csv", tmp_path / "mine.csv", columns=names)
+    with pytest.raises(PingLlmError, match=r"1 of 3 rows cannot be used: 1 malformed_row \(line 4: 2 cells, not 4\)"):
+        run(tmp_path / "csv", tmp_path / "mine.csv", input_options=InputOptions(columns=names))
+    going_on = InputOptions(columns=names, allow_bad_rows=True)
+    manifest = run(tmp_path / "csv", tmp_path / "mine.csv", input_options=going_on)
     assert (manifest.read, manifest.written, manifest.dropped) == (3, 2, {"malformed_row": 1})
     with pytest.raises(MeasurementError, match=r"mine.csv, line 4: malformed_row"):
-        run(tmp_path / "strict", tmp_path / "mine.csv", columns=names, strict=True)
+        run(tmp_path / "strict", tmp_path / "mine.csv", input_options=InputOptions(columns=names), strict=True)
 
 
 @pytest.mark.slow
 def test_the_real_dump_is_prepared_without_loss(shared_data: Path, tmp_path: Path) -> None:
     manifest = run(tmp_path / "rows", shared_data / "ripe-atlas-ping-menog.jsonl.bz2")
-    assert (manifest.read, manifest.written, manifest.dropped) == (346_176, 346_176, {})
-    assert sum(split.failed for split in manifest.splits.values()) == 21_860
+    # Probes behind one address that timed out in the same second look like copies.
+    assert (manifest.read, manifest.written, manifest.dropped) == (346_176, 346_142, {"duplicate": 34})
+    assert sum(split.failed for split in manifest.splits.values()) == 21_860 - 34

@@ -191,7 +191,7 @@ class TestSplit:
     @pytest.mark.parametrize(
         ("nodes", "message"),
         [
-            (("10.0.0.1", "nowhere"), "'nowhere' is not an address"),
+            (("10.0.0.1", "10.0.0"), "'10.0.0' is neither an address nor a name"),
             (("2001:db8::1", "2001:DB8:0::1"), "two nodes have the same address"),
             (("10.0.0.1",), "between nodes 0 to 1, but 1 nodes have addresses"),
         ],

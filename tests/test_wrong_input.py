@@ -37,7 +37,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "other.csv").write_text("foo,bar\n1,2\n")
     (folder / "one.csv").write_text(HEADER + "1700000000,10.0.0.1,10.0.0.2,5\n1700000001,10.0.0.1,10.0.0.3,7\n")
     (folder / "timed.csv").write_text("src,dst,time\n10.0.0.1,10.0.0.2,1700000000\n")
-    (folder / "unusable.csv").write_text(HEADER + "1700000000,here,there,5\n")
+    (folder / "unusable.csv").write_text(HEADER + "1700000000,10.0.0,there,5\n")
     (folder / "rows.yml").write_text("network_train_files: rows\n")
     (folder / "latin1.md").write_bytes("é".encode("latin-1"))
     return folder
@@ -65,7 +65,12 @@ CASES = [
     ("prepare -i rows -o new", "the folder rows holds no measurement file"),
     ("prepare -i split -o new", "the folder split is a split: what may be learned from is in split/train"),
     ("prepare -i raw -o empty.csv", "cannot write to empty.csv"),
-    ("prepare -i raw -o new --columns foo=bar", "write COLUMN=NAME"),
+    ("prepare -i raw -o new --columns foo=bar", "there is no 'foo' to be named, but event_time, src_addr"),
+    ("prepare -i raw -o new --rtt-unit m", "the unit of RTTs 'm': write s, ms, us or ns"),
+    ("prepare -i raw -o new --delimiter ab", "the delimiter 'ab': write one character"),
+    ("prepare -i raw -o new --date-order ymd", "the order of dates 'ymd': write dmy or mdy"),
+    ("prepare -i raw -o new --nodes nosuch.csv", "nosuch.csv"),
+    ("prepare -i raw -o new --nodes other.csv", "other.csv: no column name"),
     ("prepare -i raw -o new --columns rtt", "write COLUMN=NAME"),
     ("prepare -i raw -o new --max-row-size-mb 0", "largest row size"),
     ("prepare -i raw -o new --columns rtt=nosuch", "no column 'nosuch'"),
@@ -115,7 +120,7 @@ CASES = [
     ("predict --src 10.0.0.1 --dst 10.0.0.2 --history nosuch", "no input file matches 'nosuch'"),
     ("predict --src 10.0.0.1 --dst 10.0.0.2 --history /dev/null", "/dev/null is empty"),
     ("predict --src 10.0.0.1 --dst 10.0.0.2 --history other.csv", "no column 'src_addr'"),
-    ("predict --src 10.0.0.1 --dst 10.0.0.2 --columns foo=bar", "write COLUMN=NAME"),
+    ("predict --src 10.0.0.1 --dst 10.0.0.2 --columns foo=bar", "there is no 'foo' to be named"),
     ("predict --src 10.0.0.1 --dst 10.0.0.2 --time never", "never is not a time"),
     ("predict --src 10.0.0.1 --dst 10.0.0.2 --quantiles 2", "write levels between 0 and 1"),
     ("predict --src 10.0.0.1 --dst 10.0.0.2 --quantiles foo", "write levels between 0 and 1"),
@@ -123,8 +128,8 @@ CASES = [
     ("predict --src 10.0.0.1 --dst 10.0.0.2 --output folder.csv", "folder.csv: there is a folder of that name"),
     ("predict --src 10.0.0.1 --dst 10.0.0.2 --output empty.csv/x.csv", "empty.csv is a file, not a folder"),
     ("predict --src 10.0.0.1 --dst 10.0.0.2 --output x.txt", "must end with .csv or .parquet"),
-    ("predict --src foo --dst bar", "'foo' is not an address"),
-    ("predict --questions nosuch.csv", "cannot read nosuch.csv"),
+    ("predict --src 10.0.0 --dst bar", "'10.0.0' is neither an address nor a name"),
+    ("predict --questions nosuch.csv", "nosuch.csv"),
     ("predict --questions empty.csv", "cannot read empty.csv"),
     ("predict --questions timed.csv --time 2024-05-01", "the questions have times of their own: leave --time out"),
     ("predict --questions other.csv", "no column 'src_addr'"),

@@ -13,7 +13,8 @@ pytest.importorskip("fastapi", reason="ping-llm serve needs the extra `serve`")
 from starlette.testclient import TestClient
 
 from ping_llm.core.errors import PingLlmError
-from ping_llm.serve.store import MeasurementStore, read_places
+from ping_llm.serve.server import read_places
+from ping_llm.serve.store import MeasurementStore
 from serving_fixtures import DESTINATION, FILE, OTHER, PLACES, SOURCE, csv, good, question, refused, running, some_store
 
 
@@ -70,7 +71,7 @@ class TestPredict:
     @pytest.mark.parametrize(
         ("asked", "says"),
         [
-            (question("nonsense"), "'nonsense' is not an IPv4 or IPv6 address"),
+            (question("10.0.0.300"), "'10.0.0.300' is neither an address nor a name"),
             (question("192.0.2.1", "2001:db8::1"), "not of one family"),
             (question(event_time="yesterday"), "not a time"),
             (question(event_time=-5.0), "not a time"),
@@ -242,12 +243,12 @@ def test_places_are_those_that_the_server_was_given() -> None:
 
 @pytest.mark.parametrize(
     ("text", "says"),
-    [("a,b\n1,2\n", "columns"), ("address,latitude,longitude\n192.0.2.1,95,3\n", "degrees"), ("", "cannot read")],
+    [("a,b\n1,2\n", "no column name"), ("name,latitude,longitude\nhere,95,3\n", "degrees"), ("", "nodes.csv")],
 )
 def test_a_file_without_places_is_one_line(tmp_path: Path, text: str, says: str) -> None:
     (tmp_path / "nodes.csv").write_text(text)
     with pytest.raises(PingLlmError, match=says):
-        read_places(tmp_path / "nodes.csv")
+        read_places(str(tmp_path / "nodes.csv"))
 
 
 @pytest.mark.parametrize(("limit", "kept"), [(20, range(20)), (7, range(14, 20)), (2, [18, 19]), (1, [19])])
@@ -261,7 +262,7 @@ class TestFiles:
     ROWS = tuple((f"2024-05-01T00:{minute:02}:00Z", SOURCE, DESTINATION, 10 + minute) for minute in range(30))
 
     def test_measurements_of_a_csv_file_come_back_as_columns(self, bare: TestClient) -> None:
-        content = csv([*self.ROWS, ("2024-05-01T01:00:00Z", "bad", DESTINATION, 1)])
+        content = csv([*self.ROWS, ("2024-05-01T01:00:00Z", "192.0.2", DESTINATION, 1)])
         found = good(bare.post("/api/v1/read", content=content, headers=FILE))
         assert found["rtt"][:3] == [10, 11, 12]
         assert found["dropped"] == {"bad_src_addr": 1}
@@ -301,10 +302,11 @@ class TestFiles:
             (b"\x1f\x8b\x08\x00nothing", "compressed"),
             (b"a,b\n1,2\n", "no column"),
             (b"PAR1 this is none", "Parquet"),
-            (b"{not json}\n", "JSON"),
-            (b"[1, 2]", "JSON object"),
-            (b"src_addr,dst_addr,rtt\nx,y,1\n", "no usable measurement"),
-            (b"\xff\xfe\x00\x00", "UTF-8"),
+            (b'{"not json}\n', "JSON"),
+            (b"[1, 2]", "no column"),
+            (b"src_addr,dst_addr,rtt\n1.2,y,1\n", "no usable measurement"),
+            (b"\xff\xfe", "UTF-8"),
+            (b"\xff\xfe\x00\x00", "unknown kind of file"),
         ],
     )
     def test_what_is_no_file_of_measurements_is_refused_in_one_line(

@@ -175,8 +175,8 @@ class TestExpectations:
         ("text", "says"),
         [
             ("src_addr,dst_addr\n", "no pair"),
-            ("a,b\n1,2\n", "src_addr"),
-            ("src_addr,dst_addr\nx,y\n", "not an address"),
+            ("src\n1\n", "dst_addr"),
+            ("src_addr,dst_addr\n10.0.0,y\n", "neither an address"),
             (f"src_addr,dst_addr\n{SOURCE},2001:db8::1\n", "family"),
         ],
     )
@@ -234,7 +234,7 @@ class TestFileTail:
         tail = FileTail(path)
         found = tail()
         assert found is not None
-        self.add(path, b'{"src_addr": "192.0.2.1", "dst_addr": "192.0.2.2"}\n')
+        self.add(path, b'{"src_addr": "192.0.2.1", "dst_addr": "192.0.2.2", "rtt": null}\n')
         found = tail()
         assert found is not None
         assert len(found.observations) == 1
@@ -358,7 +358,7 @@ class TestAdding:
     @pytest.mark.parametrize(
         ("one", "says"),
         [
-            (question("nobody", rtt=1.0), "none"),
+            (question("10.0.0", rtt=1.0), "cannot be used"),
             (question(rtt="fast"), "rtt"),
             (question(rtt=1.0, event_time=4e9), "future"),
             (question(rtt=1.0, colour="red"), "colour"),

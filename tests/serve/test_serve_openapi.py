@@ -42,7 +42,7 @@ FORBIDDEN = [
     if path not in {"/api/v1/model", "/api/v1/read"}  # to which anything may be sent
 ]
 
-schemathesis.openapi.format("ip", st.sampled_from([*NODES, "203.0.113.250", "::", "0.0.0.0", " 192.0.2.1", "1.2.3"]))
+schemathesis.openapi.format("node", st.sampled_from([*NODES, "203.0.113.250", "::", "0.0.0.0", " 192.0.2.1", "1.2.3"]))
 
 
 @pytest.fixture(scope="module")

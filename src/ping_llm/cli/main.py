@@ -10,7 +10,7 @@ from typing import Annotated
 from typer import Exit, Option, Typer
 
 from ping_llm import __version__
-from ping_llm.cli import anomalies, data, evaluate, inspect, predict, serve, train
+from ping_llm.cli import anomalies, data, evaluate, inspect, options, predict, serve, train
 from ping_llm.core.console import err, out, print_error
 from ping_llm.core.errors import PingLlmError, missing_extra
 from ping_llm.core.signals import stop_on_signals
@@ -28,7 +28,7 @@ to_a_model = predict.predict, *from_data, train.train, evaluate.evaluate
 with_a_model = train.report, serve.serve, train.export, train.convert
 questions = predict.suggest, predict.destinations, predict.complete, anomalies.anomalies
 for command in (*to_a_model, *with_a_model, *questions):
-    app.command()(command)
+    app.command()(options.with_input(command))
 
 import_app = Typer(help="Turn other people's measurement formats into measurement files.", no_args_is_help=True)
 import_app.command("atlas")(data.import_atlas)

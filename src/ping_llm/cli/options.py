@@ -1,8 +1,10 @@
 """What several commands share: options, reading measurements, printing results, and writing files."""
 
+import functools
+import inspect
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -20,15 +22,27 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from ping_llm.rows.measurement_set import MeasurementSet
+    from ping_llm.sources.columns import InputOptions
+    from ping_llm.sources.reading import Reading
 
 # Input.
 MeasurementFiles = Annotated[list[str], Argument(help="Measurement files, folders or globs.")]
 History = Annotated[
     list[str] | None, Option("--history", help="Known measurements: a file, folder or quoted glob; may be repeated.")
 ]
-Columns = Annotated[
-    list[str] | None, Option(help="Your name of a column, as rtt=latency_ms; may be repeated.", metavar="COLUMN=NAME")
-]
+HowToRead = Any
+"""How measurements are to be read: `InputOptions`, for which `with_input` gives a command options."""
+_INPUT_OPTIONS: dict[str, Any] = {
+    "columns": Annotated[
+        list[str] | None,
+        Option(help="Your name of a column, as rtt=latency_ms; may be repeated.", metavar="COLUMN=NAME"),
+    ],
+    "rtt_unit": Annotated[str | None, Option(help="Unit of RTTs: s, ms, us or ns.", show_default="as found")],
+    "delimiter": Annotated[str | None, Option(help="Of cells: a character, or `tab`.", show_default="as found")],
+    "date_order": Annotated[str | None, Option(help="Of 03/04/2024: dmy or mdy.", show_default="as found")],
+    "nodes": Annotated[str | None, Option(help="File of what names are: name, address, latitude, longitude, as.")],
+    "allow_bad_rows": Annotated[bool, Option("--allow-bad-rows", help="Go on although many rows cannot be used.")],
+}
 Strict = Annotated[bool, Option("--strict", help="Stop at the first result or measurement that cannot be used.")]
 AnyCheckpoint = Annotated[
     Path | None,
@@ -51,33 +65,68 @@ Json = Annotated[bool, Option("--json", help="Print the result as one line of JS
 _QUICKLY_READ_BYTES = 10 << 20  # less is read in one step, which a progress bar could not show
 
 
-def renamed(pairs: list[str] | None) -> dict[str, str]:
-    """The files' names of columns of the schema."""
-    from ping_llm.core.measurements import SCHEMA
+def with_input(command: Callable[..., None]) -> Callable[..., None]:
+    """A command whose parameter `how`, if it has one, is made of the options that say how to read measurements."""
+    signature = inspect.signature(command)
+    if "how" not in signature.parameters:
+        return command
 
+    @functools.wraps(command)
+    def wrapped(**values: Any) -> None:
+        from ping_llm.sources.columns import InputOptions
+
+        given = {name: values.pop(name) for name in _INPUT_OPTIONS}
+        given["columns"] = _renamed(given["columns"])
+        given["delimiter"] = {"tab": "\t", "\\t": "\t", "space": " "}.get(given["delimiter"], given["delimiter"])
+        command(**values, how=InputOptions(**given))
+
+    parameters: list[inspect.Parameter] = []
+    for name, own in signature.parameters.items():
+        if name != "how":
+            parameters.append(own.replace(kind=own.KEYWORD_ONLY))
+            continue
+        for option, kind in _INPUT_OPTIONS.items():
+            default = False if option == "allow_bad_rows" else None
+            parameters.append(inspect.Parameter(option, own.KEYWORD_ONLY, annotation=kind, default=default))
+    wrapped.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    return wrapped
+
+
+def _renamed(pairs: list[str] | None) -> dict[str, str]:
+    """The files' names of columns of the schema."""
     names = {}
     for pair in pairs or []:
         column, _, name = pair.partition("=")
-        if column not in SCHEMA.names or not name:
-            raise PingLlmError(f"--columns {pair!r}: write COLUMN=NAME with a column of {', '.join(SCHEMA.names)}")
+        if not name:
+            raise PingLlmError(f"--columns {pair!r}: write COLUMN=NAME, such as rtt=latency_ms")
         names[column] = name
     return names
 
 
-def read_measurements(files: Sequence[str] | None, columns: list[str] | None) -> "MeasurementSet":
-    """Measurements, after a line for each reason why some could not be used; none without files."""
+def read_measurements(files: Sequence[str] | None, how: "InputOptions") -> "MeasurementSet":
+    """Measurements, after two lines about what was read; none without files."""
     from ping_llm.rows.measurement_set import read_observations, table_observations
     from ping_llm.sources.files import expand
 
-    names = renamed(columns)
     if not files:
         return table_observations(None)
     is_long = sum(file.size() or 0 for file in expand(files)) > _QUICKLY_READ_BYTES  # a device has no size
     with progress("reading") if is_long else nullcontext(no_progress) as advance:
-        measured = read_observations(files, columns=names, on_progress=advance)
-    for reason, count in measured.dropped.items():
-        err.print(f"dropped {count:,} {reason}", markup=False)
+        measured = read_observations(files, options=how, on_progress=advance)
+    if measured.reading:
+        tell(measured.reading)
     return measured
+
+
+def as_read(measured: "MeasurementSet") -> dict[str, Any]:
+    """The same for the JSON of a result."""
+    return {"reading": measured.reading.to_json()} if measured.reading else {}
+
+
+def tell(reading: "Reading") -> None:
+    """What was understood of the input, on standard error."""
+    for line in reading.lines:
+        err.print(line, markup=False)
 
 
 def show(value: Any, json_output: bool, *texts: Any) -> None:

@@ -25,8 +25,8 @@ _MAX_QUESTIONS = 1_000_000
 
 def predict(
     history: options.History = None,
-    src: Annotated[list[str] | None, Option(help="Source address; may be repeated.")] = None,
-    dst: Annotated[list[str] | None, Option(help="Destination address; may be repeated.")] = None,
+    src: Annotated[list[str] | None, Option(help="Source: an address or a name; may be repeated.")] = None,
+    dst: Annotated[list[str] | None, Option(help="Destination; may be repeated.")] = None,
     questions: Annotated[
         Path | None, Option(help="File of questions instead: src_addr, dst_addr, and event_time if it matters.")
     ] = None,
@@ -42,7 +42,7 @@ def predict(
         float | None,
         Option(min=0.1, metavar="SECONDS", help="Read the history again so often, and print answers that changed."),
     ] = None,
-    columns: options.Columns = None,
+    how: options.HowToRead = None,
     output: Annotated[
         Path | None, Option("--output", "-o", help="Write all to a .csv or .parquet file; --matrix also to .html.")
     ] = None,
@@ -51,7 +51,7 @@ def predict(
     """Predict RTTs that were not measured, from measurements that were.
 
     Works without any training: the completer that comes with ping-llm was trained on simulated Internets only and reads
-    your measurements as context. Of addresses it only sees which share a prefix, so private ones and stand-ins will do.
+    your measurements as context. Of addresses it only sees which share a prefix, so private ones and names will do.
     Every answer is a distribution: its quantiles, and the probability of a timeout.
 
     The completer looks at a history of up to 2,047 measurements whole. Of a longer one, it looks at what is most
@@ -79,7 +79,7 @@ def predict(
     options.check_file(output, ".csv", ".parquet", *[".html"] * matrix)
     if watch is not None and not history:
         raise PingLlmError("--watch follows a --history")
-    read, stamp = partial(options.read_measurements, history, columns), partial(stamps, history or [])
+    read, stamp = partial(options.read_measurements, history, how), partial(stamps, history or [])
     last = stamp() if watch else None
     known = read()
     table = _questions(src or [], dst or [], questions, known if matrix else None, time)
@@ -93,7 +93,7 @@ def predict(
         return answered
 
     answered = answers(table, known)
-    _show(answered, levels, json_output, known.nodes if matrix else None, is_written=output is not None)
+    _show(answered, known, levels, json_output, as_matrix=matrix, is_written=output is not None)
     if watch is None:
         return
     printed: dict[tuple[Any, ...], dict[str, Any]] = {}
@@ -104,24 +104,25 @@ def predict(
             if changed := _changed(printed, answered, levels):
                 if not json_output:
                     out.print(f"\n{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC: {len(changed):,} changed", markup=False)
-                _show(answered.take(changed), levels, json_output)
+                _show(answered.take(changed), known, levels, json_output)
 
 
 def _show(
     answered: "pa.Table",
+    known: "MeasurementSet",
     levels: list[float],
     json_output: bool,
-    matrix_of: "Sequence[str] | None" = None,
     *,
+    as_matrix: bool = False,
     is_written: bool = False,
 ) -> None:
     from ping_llm.cli import answers
     from ping_llm.predict.matrix import Matrix
 
     if json_output:
-        return options.show({"predictions": answered.to_pylist()}, True)
-    if matrix_of is not None and not is_written:
-        matrix = Matrix.of(answered, levels, matrix_of)
+        return options.show({"predictions": answered.to_pylist(), **options.as_read(known)}, True)
+    if as_matrix and not is_written:
+        matrix = Matrix.of(answered, levels, known.nodes)
         return options.show(None, False, answers.heat_map(matrix) if out.is_terminal else answers.plain_matrix(matrix))
     if not is_written or len(answered) <= answers.ROWS_SHOWN:
         options.show(None, False, *answers.answers_table(answered, levels))
@@ -195,43 +196,33 @@ def _questions(
     import numpy as np
     import pyarrow as pa
 
-    from ping_llm.sources.files import COLUMN_NAMES
+    from ping_llm.core.measurements import of_two_families, parse_nodes
+    from ping_llm.sources.columns import OPTIONAL_IN_QUESTIONS, find_columns
+    from ping_llm.sources.tables import read_table
 
     if [bool(src or dst), questions is not None, matrix_of is not None].count(True) != 1 or bool(src) != bool(dst):
         raise PingLlmError("say what to predict: --src with --dst, or --questions FILE, or --matrix")
     if questions is not None:
-        table = _read_table(questions)
+        table = read_table(questions)
     else:
         pairs = list(product(src, dst))
         if matrix_of is not None:
             known, nodes = matrix_of.observations, matrix_of.nodes
             if not len(known):
                 raise PingLlmError("--matrix is of the sources and destinations of the history: give --history")
-            src, dst = ([nodes[node] for node in np.unique(column)] for column in (known.source, known.destination))
-            pairs = [(a, b) for a, b in product(src, dst) if a != b and (":" in a) == (":" in b)]
+            source, destination = np.unique(known.source)[:, None], np.unique(known.destination)[None]
+            families, _, _ = parse_nodes(matrix_of.addresses_of())
+            may = ~of_two_families(families[source], families[destination]) & (source != destination)
+            ends = np.broadcast_arrays(source, destination)
+            pairs = [(nodes[a], nodes[b]) for a, b in zip(*(end[may].tolist() for end in ends), strict=True)]
         if len(pairs) > _MAX_QUESTIONS:
             raise PingLlmError(f"{len(pairs):,} pairs are more than {_MAX_QUESTIONS:,}: name some by --src and --dst")
         table = pa.table({"src_addr": [p[0] for p in pairs], "dst_addr": [p[1] for p in pairs]})
     if time is not None:
-        if not set(COLUMN_NAMES["event_time"]).isdisjoint(table.column_names):
+        if "event_time" in find_columns(table.column_names, {}, "the questions", OPTIONAL_IN_QUESTIONS):
             raise PingLlmError("the questions have times of their own: leave --time out")
         table = table.append_column("event_time", pa.array([time] * table.num_rows))
     return table
-
-
-def _read_table(path: Path) -> "pa.Table":
-    """A file of questions as it is: all its columns come back with the answers."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-    from pyarrow import csv
-
-    from ping_llm.sources.files import COLUMN_NAMES
-
-    with explained(f"cannot read {path}", OSError, pa.ArrowException):
-        if path.suffix == ".parquet":
-            return pq.read_table(path)
-        addresses = dict.fromkeys(COLUMN_NAMES["src_addr"] + COLUMN_NAMES["dst_addr"], pa.string())
-        return csv.read_csv(path, convert_options=csv.ConvertOptions(column_types=addresses))
 
 
 def suggest(
@@ -242,7 +233,7 @@ def suggest(
         Option(help="File of pairs that can be measured: src_addr, dst_addr.", show_default="unmeasured ones"),
     ] = None,
     checkpoint: options.AnyCheckpoint = None,
-    columns: options.Columns = None,
+    how: options.HowToRead = None,
     output: options.OutputTable = None,
     json_output: options.Json = False,
 ) -> None:
@@ -259,10 +250,11 @@ def suggest(
     from ping_llm.cli.answers import answers_table
     from ping_llm.predict.predictor import Predictor
     from ping_llm.predict.suggest import LEVELS
+    from ping_llm.sources.tables import read_table
 
     options.check_file(output, ".csv", ".parquet")
-    known = options.read_measurements(history, columns)
-    possible = _read_table(among) if among else None
+    known = options.read_measurements(history, how)
+    possible = read_table(among) if among else None
     with progress("weighing candidates") as advance:
         found = Predictor.from_pretrained(checkpoint).suggest(known, budget=budget, among=possible, advance=advance)
     if output:
@@ -273,7 +265,7 @@ def suggest(
 
 # What only a language model can answer.
 
-Source = Annotated[str, Option("--src", help="Source address.")]
+Source = Annotated[str, Option("--src", help="Source: an address or a name.")]
 Rtt = Annotated[float | None, Option(help="RTT in ms; `nan`: a timeout.", show_default="any")]
 Count = Annotated[int, Option(min=1, help="How many to show.")]
 Beam = Annotated[int, Option(min=1, help="Width of the beam search over addresses.")]
@@ -284,7 +276,7 @@ def destinations(
     src: Source,
     rtt: Rtt = None,
     history: options.History = None,
-    columns: options.Columns = None,
+    how: options.HowToRead = None,
     count: Count = 10,
     beam: Beam = 256,
     json_output: options.Json = False,
@@ -298,7 +290,7 @@ def destinations(
 
         ping-llm destinations --checkpoint runs/ping-llm/my-run --src 192.0.2.1 --rtt 20 --history my_pings.csv
     """
-    complete(checkpoint, src, "", rtt, history, columns, count, beam, json_output)
+    complete(checkpoint, src, "", rtt, history, how, count, beam, json_output)
 
 
 def complete(
@@ -307,7 +299,7 @@ def complete(
     prefix: Annotated[str, Option(help="Beginning of the destination, such as 193.0. or 2001:67c:.")],
     rtt: Rtt = None,
     history: options.History = None,
-    columns: options.Columns = None,
+    how: options.HowToRead = None,
     count: Count = 10,
     beam: Beam = 256,
     json_output: options.Json = False,
@@ -318,17 +310,20 @@ def complete(
 
         ping-llm complete --checkpoint runs/ping-llm/my-run --src 192.0.2.1 --prefix 193.0.
     """
+    from ping_llm.core.measurements import spelled_addresses
     from ping_llm.predict import scoring
     from ping_llm.predict.predictor import Predictor
     from ping_llm.predict.prompts import Histories
 
     model = Predictor.from_pretrained(checkpoint).language_model
-    measured = options.read_measurements(history, columns)
+    measured = options.read_measurements(history, how)
+    (source,) = spelled_addresses(measured.addresses_of([src]))
     own = None  # what the source itself measured
     if src in measured.nodes:
-        own, _ = Histories(measured.observations, measured.nodes).row(measured.nodes.index(src))
-    found = scoring.destinations(model, src, rtt, history=own, count=count, beam=beam, prefix=prefix)
-    pairs = list(zip(found.addresses, found.probability.tolist(), strict=True))
+        own = Histories(measured.observations, measured.addresses_of()).own(measured.nodes.index(src))
+    found = scoring.destinations(model, source, rtt, history=own, count=count, beam=beam, prefix=prefix)
+    names = dict(zip(spelled_addresses(measured.addresses_of()), measured.nodes, strict=True))
+    pairs = [(names.get(a, a), chance) for a, chance in zip(found.addresses, found.probability.tolist(), strict=True)]
     likely = [{"address": address, "probability": chance} for address, chance in pairs]
     lines = [f"{chance:9.4%}  {address}" for address, chance in pairs]
     lines.append(f"{found.covered:.1%} of the probability lies in what was looked at")

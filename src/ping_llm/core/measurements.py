@@ -3,31 +3,30 @@
 A *measurement* says that at `event_time` the host `src_addr` probed `dst_addr` and an answer came after `rtt`
 milliseconds, or none came (`rtt` is null: the probe *failed*).
 
-What people really have in these columns is read leniently and becomes one type. Times may be timestamps of any unit,
-naive (taken as UTC) or with a zone, epoch numbers, or text of either kind; RTTs may be text. A row that still cannot be
-used is dropped and counted by reason; it is never repaired into something that was not measured. Only a column of a
+What people really have in these columns is read leniently (`cells.py`) and becomes one type. A row that still cannot
+be used is dropped and counted by reason; it is never repaired into something that was not measured. Only a column of a
 wrong *type* raises (`TypeError`).
 
-Addresses become fixed-width bytes, a whole column at a time. A column of address strings has few distinct values, so it
-is dictionary-encoded first and only the distinct strings are parsed. An `AddressColumn` keeps that shape: a table of
-distinct addresses and one code per measurement.
+Nodes are addresses or names. They become fixed-width bytes, a whole column at a time: a column has few distinct values,
+so it is dictionary-encoded first and only the distinct strings are parsed. An `AddressColumn` keeps that shape: a table
+of distinct nodes and one code per measurement.
 """
 
+import re
 import socket
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from hashlib import blake2b
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from ping_llm.core.cells import MISSING_TEXT, PLAIN, Spelling, is_text, rtt_milliseconds, time_microseconds
+from ping_llm.core.errors import PingLlmError
 from ping_llm.core.randomness import GOLDEN, mix64
-
-Flags = npt.NDArray[np.bool_]
 
 SCHEMA: Final = pa.schema(
     [
@@ -49,11 +48,13 @@ DROP_REASONS: Final = {
     "malformed_row": "the line does not have the columns its header promises, or is not a JSON object",
     "missing_time": "no event time",
     "bad_time": "an event time that cannot be parsed, or is not between 1970 and 2100",
-    "bad_src_addr": "no source address, or not an address",
-    "bad_dst_addr": "no destination address, or not an address",
+    "bad_src_addr": "no source, or one that is neither an address nor a name",
+    "bad_dst_addr": "no destination, or one that is neither an address nor a name",
     "family_mismatch": "source, destination and ip_version are not all of one family",
     "bad_rtt": "an RTT that is NaN or not a number",
+    "zero_rtt": "an RTT of 0, which nothing has: a timeout is an empty cell",
     "absurd_rtt": "an RTT above ten minutes, or infinite",
+    "duplicate": "an exact copy of another measurement, its time included",
 }
 """Why a row can be dropped. A row with several faults is counted under the first one in this order."""
 
@@ -61,19 +62,28 @@ ADDRESS_BYTES: Final = {4: 4, 6: 16}
 """Bytes of an address, by family."""
 
 UNPARSABLE: Final = 0
-"""The family given to a string that is not an address."""
+"""The family given to a string that is neither an address nor a name."""
+
+NAMED: Final = 7
+"""The family of names: of hosts, sites or probes. A name may be measured with nodes of either family."""
+
+STAND_IN_PREFIX: Final = bytes.fromhex("20010db8")  # 2001:db8::/32 is reserved for documentation
+"""Where a model needs an address, a name has one of these: its other 12 bytes are a hash of the name."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AddressColumn:
-    """Addresses of many measurements: `packed[codes[i]]` are the bytes of the i-th, `families[codes[i]]` its family.
+    """The nodes of many measurements: `packed[codes[i]]` are the bytes of the i-th, `families[codes[i]]` its family.
 
-    IPv4 addresses fill the first 4 of the 16 bytes. A missing address has the code of an unparsable one.
+    IPv4 addresses fill the first 4 of the 16 bytes. A name has those of its stand-in. A missing node has the code of an
+    unusable one.
     """
 
     families: npt.NDArray[np.uint8]
     packed: npt.NDArray[np.uint8]
     codes: npt.NDArray[np.int32]
+    names: Mapping[bytes, str] = field(default_factory=dict)
+    """Of stand-ins."""
 
     @property
     def family_of_each(self) -> npt.NDArray[np.uint8]:
@@ -81,18 +91,71 @@ class AddressColumn:
 
 
 def parse_column(column: Any, name: str) -> AddressColumn:
-    """Parse an Arrow string column (plain or dictionary-encoded); what is not an address gets family `UNPARSABLE`."""
+    """Parse an Arrow column of text (plain or dictionary-encoded) or whole numbers (as the ids of Atlas probes are)."""
     kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
-    if not is_text(kind) and not pa.types.is_null(kind):
+    if pa.types.is_integer(kind):
+        column = column.cast(pa.string())
+    elif not is_text(kind) and not pa.types.is_null(kind):
         raise TypeError(f"column {name} has type {column.type}; expected text, such as 192.0.2.1")
     encoded = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
-    families, packed = parse_addresses([text or "" for text in encoded.dictionary.to_pylist()])
-    missing = len(families)  # one more entry stands for a missing address
+    families, packed, names = parse_nodes([text or "" for text in encoded.dictionary.to_pylist()])
+    missing = len(families)  # one more entry stands for a missing node
     return AddressColumn(
         families=np.append(families, np.uint8(UNPARSABLE)),
         packed=np.vstack([packed, np.zeros((1, 16), dtype=np.uint8)]),
         codes=encoded.indices.cast(pa.int32()).fill_null(missing).to_numpy(zero_copy_only=False),
+        names=names,
     )
+
+
+_WITH_PORT: Final = re.compile(r"^(?:\[([0-9A-Fa-f:.]+)(?:%\w+)?\](?::\d+)?|([0-9.]+):\d+|([0-9A-Fa-f:]+)%\w+)$")
+_LIKE_AN_ADDRESS: Final = re.compile(r"^[0-9.]*\.[0-9.]*$|^[0-9A-Fa-f.]*:[0-9A-Fa-f.]*:[0-9A-Fa-f:.]*$|::|/\d+$")
+"""Digits and points, colons between hexadecimal digits, or a prefix: a slip rather than a name."""
+_MAX_NAME: Final = 255
+
+
+def parse_nodes(strings: Sequence[str]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8], dict[bytes, str]]:
+    """Addresses, perhaps with a port, and names: family (4, 6, `NAMED` or `UNPARSABLE`), 16 bytes, and the names."""
+    families, packed = parse_addresses(strings)
+    names: dict[bytes, str] = {}
+    for i in np.flatnonzero(families == UNPARSABLE).tolist():
+        text = strings[i].strip()
+        if found := _WITH_PORT.match(text):
+            family, address = parse_addresses([found[1] or found[2] or found[3]])
+            families[i], packed[i] = family[0], address[0]
+        elif _is_name(text):
+            stand_in = STAND_IN_PREFIX + blake2b(text.encode(), digest_size=12).digest()
+            families[i], packed[i] = NAMED, np.frombuffer(stand_in, dtype=np.uint8)
+            names[stand_in] = text
+    return families, packed, names
+
+
+def node_text(text: str) -> str:
+    """An address in its usual spelling, or a name; an error if it is neither."""
+    families, packed, names = parse_nodes([text])
+    if families[0] == UNPARSABLE:
+        raise PingLlmError(f"{text[:60]!r} is neither an address nor a name")
+    return next(iter(names.values()), None) or format_address(int(families[0]), packed[0].tobytes())
+
+
+def spelled_addresses(nodes: Sequence[str]) -> list[str]:
+    """The address of each node, or the one that stands in for its name."""
+    families, packed, _ = parse_nodes(nodes)
+    return [
+        format_address(4 if family == 4 else 6, one.tobytes())
+        for family, one in zip(families.tolist(), packed, strict=True)
+    ]
+
+
+def can_measure(nodes: Sequence[str], other: str) -> npt.NDArray[np.bool_]:
+    """Which nodes may measure another one: not those with an address of the other family."""
+    families, _, _ = parse_nodes([*nodes, other])
+    return ~of_two_families(families[:-1], families[-1:])
+
+
+def _is_name(text: str) -> bool:
+    says_nothing = text.lower() in MISSING_TEXT or not any(map(str.isalnum, text))
+    return not says_nothing and text.isprintable() and len(text) <= _MAX_NAME and not _LIKE_AN_ADDRESS.search(text)
 
 
 def parse_addresses(strings: Sequence[str]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
@@ -121,12 +184,16 @@ def _pton_or_none(kind: socket.AddressFamily, string: str) -> bytes | None:
 
 
 def prefix_numbers(strings: Sequence[str], lengths: Mapping[int, Sequence[int]]) -> npt.NDArray[np.int64]:
-    """[levels, strings]: equal numbers where addresses share a prefix. `lengths` are bits, a level each, by family."""
-    families, packed = parse_addresses(strings)
+    """[levels, strings]: equal numbers where addresses share a prefix. `lengths` are bits, a level each, by family.
+
+    A name shares nothing.
+    """
+    families, packed, _ = parse_nodes(strings)
     bits = np.unpackbits(packed, axis=1)
     numbers = np.empty((len(lengths[4]), len(strings)), dtype=np.int64)
     for level, (bits_4, bits_6) in enumerate(zip(lengths[4], lengths[6], strict=True)):
-        kept = np.arange(bits.shape[1]) < np.where(families == 6, bits_6, bits_4)[:, None]
+        kept_bits = np.select([families == 4, families == 6], [bits_4, bits_6], bits.shape[1])
+        kept = np.arange(bits.shape[1]) < kept_bits[:, None]
         prefix = np.column_stack([families, np.packbits(bits * kept, axis=1)])
         numbers[level] = np.unique(prefix, axis=0, return_inverse=True)[1].reshape(-1)
     return numbers
@@ -159,23 +226,75 @@ class ValidMeasurements:
     family: npt.NDArray[np.uint8]
     rtt_ms: npt.NDArray[np.float32]
     dropped: Counter[str] = field(default_factory=Counter)
-    first_dropped: tuple[int, str] | None = None
-    """Position in the batch and reason of the first row that was dropped."""
+    first_dropped: Mapping[str, int] = field(default_factory=dict)
+    """Of each reason, the position in the batch of the first row that was dropped."""
 
     def __len__(self) -> int:
         return len(self.time_us)
 
+    @property
+    def stand_ins(self) -> dict[str, str]:
+        """The address that stands in for each name that has none."""
+        named = {**self.src.names, **self.dst.names}
+        return {name: format_address(6, stand_in) for stand_in, name in named.items()}
 
-def validate(batch: pa.RecordBatch) -> ValidMeasurements:
+    def with_addresses(self, known: Mapping[str, str]) -> "ValidMeasurements":
+        """The same with an address for every name: the one that is known of it, else an IPv6 address that stands in.
+
+        An IPv4 address at the other end of an IPv6 address is mapped.
+        """
+        if not self.src.names and not self.dst.names:
+            return self
+        src, dst = (_addressed(column, known) for column in (self.src, self.dst))
+        family = np.maximum(src.family_of_each, dst.family_of_each)
+        src, dst = (_mapped(column, (family == 6) & (column.family_of_each == 4)) for column in (src, dst))
+        return replace(self, src=src, dst=dst, family=family)
+
+
+def _addressed(column: AddressColumn, known: Mapping[str, str]) -> AddressColumn:
+    """With addresses for names. Of `names`, those stay that have none but a stand-in."""
+    families, packed = np.where(column.families == NAMED, np.uint8(6), column.families), column.packed.copy()
+    for i in np.flatnonzero(column.families == NAMED).tolist():
+        if address := known.get(column.names[packed[i].tobytes()]):
+            (families[i],), (packed[i],) = parse_addresses([address])
+    names = {stand_in: name for stand_in, name in column.names.items() if name not in known}
+    return replace(column, families=families, packed=packed, names=names)
+
+
+def _mapped(column: AddressColumn, where: npt.NDArray[np.bool_]) -> AddressColumn:
+    """With IPv4-mapped addresses for some of the measurements: the table has an entry of each kind."""
+    if not where.any():
+        return column
+    families = np.concatenate([column.families, np.full_like(column.families, 6)])
+    packed = np.vstack([column.packed, ipv4_mapped(column.families, column.packed)])
+    return replace(
+        column, families=families, packed=packed, codes=column.codes + (where * len(column.families)).astype(np.int32)
+    )
+
+
+def ipv4_mapped(families: npt.NDArray[np.uint8], packed: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    """IPv4 addresses as IPv6 writes them (`::ffff:192.0.2.1`), all others as they are."""
+    mapped = np.pad(packed[:, :4], ((0, 0), (12, 0)))
+    mapped[:, 10:12] = 255
+    return np.where(families[:, None] == 4, mapped, packed)
+
+
+def of_two_families(one: npt.NDArray[np.uint8], other: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
+    """Where no ping goes from one node to the other: one has an IPv4 address, the other an IPv6 address."""
+    return (one != other) & (one != NAMED) & (other != NAMED)
+
+
+def validate(batch: pa.RecordBatch, spelling: Spelling = PLAIN) -> ValidMeasurements:
     """Check every row of a batch that has the schema's column names (of any accepted type; `ip_version` optional)."""
-    time_us, time_missing, time_bad = time_microseconds(batch.column("event_time"))
-    rtt, rtt_bad = rtt_milliseconds(batch.column("rtt"))
+    time_us, time_missing, time_bad = time_microseconds(batch.column("event_time"), spelling)
+    rtt, rtt_bad = rtt_milliseconds(batch.column("rtt"), spelling)
     src, dst = (parse_column(batch.column(name), name) for name in ("src_addr", "dst_addr"))
     family, dst_family = src.family_of_each, dst.family_of_each
-    mismatch = family != dst_family
+    mismatch = of_two_families(family, dst_family)
     if "ip_version" in batch.schema.names:
         stated, _ = rtt_milliseconds(batch.column("ip_version"))  # the same lenient reading of numbers
-        mismatch |= ~(np.isnan(stated) | (stated == 0) | (stated == family))
+        says = ~np.isnan(stated) & (stated != 0)
+        mismatch |= says & ((family != stated) & (family != NAMED) | (dst_family != stated) & (dst_family != NAMED))
 
     faults = {
         "missing_time": time_missing,
@@ -184,135 +303,21 @@ def validate(batch: pa.RecordBatch) -> ValidMeasurements:
         "bad_dst_addr": dst_family == UNPARSABLE,
         "family_mismatch": mismatch,
         "bad_rtt": rtt_bad,
+        "zero_rtt": (rtt >= 0) & (rtt < 1e-6),  # a float32 would have 0, or nearly
         "absurd_rtt": rtt > MAX_RTT_MS,
     }
     masks, reasons = np.stack(list(faults.values())), list(faults)
     unusable = masks.any(axis=0)
     keep: Any = ~unusable if unusable.any() else slice(None)
-    first_fault = masks[:, unusable].argmax(axis=0)
-    counts = np.bincount(first_fault, minlength=len(reasons)).tolist()
+    fault, positions = masks[:, unusable].argmax(axis=0), np.flatnonzero(unusable)
+    found, first, counts = np.unique(fault, return_index=True, return_counts=True)
+    found_reasons = [reasons[number] for number in found.tolist()]
     return ValidMeasurements(
         time_us=time_us[keep],
         src=replace(src, codes=src.codes[keep]),
         dst=replace(dst, codes=dst.codes[keep]),
         family=family[keep],
-        # Negative means failed. Adding 0.0 turns -0.0 into 0.0: equal measurements must have equal bytes.
-        rtt_ms=np.where(rtt >= 0, rtt, np.nan).astype(np.float32)[keep] + np.float32(0.0),
-        dropped=Counter({reason: count for reason, count in zip(reasons, counts, strict=True) if count}),
-        first_dropped=(int(unusable.argmax()), reasons[first_fault[0]]) if len(first_fault) else None,
+        rtt_ms=np.where(rtt > 0, rtt, np.nan)[keep].astype(np.float32),  # negative means failed
+        dropped=Counter(dict(zip(found_reasons, counts.tolist(), strict=True))),
+        first_dropped=dict(zip(found_reasons, positions[first].tolist(), strict=True)),
     )
-
-
-MISSING_TEXT: Final = frozenset({"", "*", "-", "null", "none", "na", "n/a", "timeout"})
-"""What an empty cell is spelled as in text columns. For an RTT it means that the probe failed."""
-
-_EPOCH_TICKS: Final = {1e11: 1, 1e14: 10**3, 1e17: 10**6, np.inf: 10**9}
-"""Ticks per second of epoch numbers below a bound: seconds up to the year 5138, then milli-, micro-, nanoseconds."""
-
-_TICKS_PER_SECOND: Final = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
-
-
-def time_microseconds(column: Any, name: str = "event_time") -> tuple[npt.NDArray[np.int64], Flags, Flags]:
-    """Microseconds since 1970 of each value, with flags for the missing and for the unusable ones."""
-    column, missing = _cells(column)
-    kind, bad = column.type, np.zeros(len(column), dtype=bool)
-    if pa.types.is_timestamp(kind):
-        micros = _rescaled(_integers(column), _TICKS_PER_SECOND[kind.unit])
-    elif pa.types.is_integer(kind):  # integers stay integers: a float has 53 bits, nanoseconds need 61
-        numbers = _integers(column)
-        scaled = [_rescaled(numbers, ticks) for ticks in _EPOCH_TICKS.values()]
-        micros = np.select([numbers < bound for bound in _EPOCH_TICKS], scaled)
-    elif is_text(kind) or is_number(kind):
-        try:  # the common case, in one pass: every cell a number, or none
-            micros, bad = _epoch_floats(_floats(column))
-        except pa.ArrowInvalid:
-            micros, bad = _parse_each(column, _time_from_text, np.int64)
-    else:
-        raise TypeError(f"column {name} has type {kind}; expected a timestamp, epoch seconds or ISO 8601 text")
-    return micros, missing, bad & ~missing
-
-
-def rtt_milliseconds(column: Any, name: str = "rtt") -> tuple[npt.NDArray[np.float64], Flags]:
-    """The number in each cell; NaN where there is none, with a flag for NaN and for text that is no number."""
-    column, missing = _cells(column)
-    if not is_text(column.type) and not is_number(column.type):
-        raise TypeError(f"column {name} has type {column.type}; expected numbers (milliseconds)")
-    try:
-        values = _floats(column)
-    except pa.ArrowInvalid:
-        values, _ = _parse_each(column, float, np.float64)
-    return values, np.isnan(values) & ~missing
-
-
-def _rescaled(ticks: npt.NDArray[np.int64], per_second: int) -> npt.NDArray[np.int64]:
-    """Microseconds, cutting nanoseconds; what overflows becomes negative, which no valid time is."""
-    if per_second >= 10**6:
-        return ticks // (per_second // 10**6)
-    factor = 10**6 // per_second
-    return np.where((ticks >= 0) & (ticks <= np.iinfo(np.int64).max // factor), ticks, -1) * factor
-
-
-def _epoch_floats(values: npt.NDArray[np.float64]) -> tuple[npt.NDArray[np.int64], Flags]:
-    bad = ~np.isfinite(values)
-    usable = np.where(bad, 0.0, values)
-    scale = np.select([usable < bound for bound in _EPOCH_TICKS], [1e6 / ticks for ticks in _EPOCH_TICKS.values()])
-    with np.errstate(over="ignore"):  # infinity is clipped like any other time too far away
-        return np.round(np.clip(usable * scale, -1, 9e18)).astype(np.int64), bad
-
-
-def _time_from_text(text: str) -> int:
-    try:
-        number = float(text)
-    except ValueError:
-        moment = datetime.fromisoformat(text)
-        moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
-        return int(moment.replace(microsecond=0).timestamp()) * 1_000_000 + moment.microsecond
-    micros, bad = _epoch_floats(np.array([number]))
-    if bad[0]:
-        raise ValueError(text)
-    return int(micros[0])
-
-
-def _cells(column: Any) -> tuple[Any, Flags]:
-    """A column without dictionary encoding, its text trimmed and null where nothing is said; and where it is null."""
-    if pa.types.is_dictionary(column.type):
-        column = column.dictionary_decode()
-    if is_text(column.type):
-        text = pc.utf8_trim_whitespace(column.cast(pa.large_string()))
-        absent = pc.is_in(pc.utf8_lower(text), pa.array(sorted(MISSING_TEXT)))
-        column = pc.if_else(absent, pa.scalar(None, text.type), text)
-    elif pa.types.is_null(column.type):  # in a file where every probe failed, for instance
-        column = column.cast(pa.float64())
-    return column, column.is_null().to_numpy(zero_copy_only=False)
-
-
-def _parse_each(cells: Any, parse: Callable[[str], float], kind: Any) -> tuple[npt.NDArray[Any], Flags]:
-    """Cell by cell, where Arrow's cast, which does a clean column at full speed, refuses all for one bad cell.
-
-    What cannot be parsed is flagged and, as a float, NaN.
-    """
-    values = np.full(len(cells), np.nan if kind is np.float64 else 0, dtype=kind)
-    bad = np.zeros(len(cells), dtype=bool)
-    for i, cell in enumerate(cells.to_pylist()):
-        if cell is not None:
-            try:
-                values[i] = parse(cell)
-            except (ValueError, OverflowError):
-                bad[i] = True
-    return values, bad
-
-
-def is_text(kind: Any) -> bool:
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
-
-
-def is_number(kind: Any) -> bool:
-    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind))
-
-
-def _floats(column: Any) -> npt.NDArray[np.float64]:
-    return column.cast(pa.float64(), safe=False).fill_null(np.nan).to_numpy(zero_copy_only=False)
-
-
-def _integers(column: Any) -> npt.NDArray[np.int64]:
-    return column.cast(pa.int64(), safe=False).fill_null(0).to_numpy(zero_copy_only=False)

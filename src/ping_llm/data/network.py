@@ -21,6 +21,7 @@ from ping_llm.rows.dataset import fetch_ahead
 from ping_llm.rows.manifest import Manifest
 from ping_llm.rows.prepare import DEFAULT_SIZES, PrepareSettings, prepare
 from ping_llm.sources import files
+from ping_llm.sources.columns import AS_FOUND
 from ping_llm.storage import locate
 from ping_llm.storage.cache import Cache, configure
 
@@ -120,5 +121,5 @@ class RowsInMemory:
 
 def _needed_bytes(pattern: str) -> int:
     """A line of CSV or JSON is about as long as what it becomes."""
-    described = [files.describe(path, {}, DEFAULT_SIZES.piece_rows)[0] for path in files.expand([pattern])]
+    described = [files.describe(path, AS_FOUND, DEFAULT_SIZES.piece_rows)[0] for path in files.expand([pattern])]
     return sum(f.bytes if f.measurements is None else f.measurements * _BYTES_PER_MEASUREMENT for f in described)

@@ -32,7 +32,7 @@ import pyarrow.parquet as pq
 
 from ping_llm.core.errors import PingLlmError
 from ping_llm.core.files import atomic_folder, file_sha256, relative_name, sealed, unsealed
-from ping_llm.core.measurements import MAX_RTT_MS, SCHEMA, UNPARSABLE, parse_addresses, source_hash
+from ping_llm.core.measurements import MAX_RTT_MS, NAMED, SCHEMA, UNPARSABLE, parse_nodes, source_hash
 from ping_llm.core.randomness import GOLDEN, mix64, uniform
 from ping_llm.core.rtt import Bools, Floats, Ints, Observations, Questions
 from ping_llm.rows.measurement_set import MeasurementSet
@@ -203,10 +203,10 @@ def _cut_time(time_s: Floats, later: float) -> float:
 
 
 def _node_hashes(nodes: tuple[str, ...]) -> Hashes:
-    families, packed = parse_addresses(nodes)
+    families, packed, _ = parse_nodes(nodes)
     if (families == UNPARSABLE).any():
-        raise PingLlmError(f"node {nodes[int(np.argmin(families))]!r} is not an address")
-    hashes = source_hash(families, packed)
+        raise PingLlmError(f"node {nodes[int(np.argmin(families))]!r} is neither an address nor a name")
+    hashes = source_hash(np.where(families == NAMED, np.uint8(6), families), packed)
     if len(np.unique(hashes)) < len(hashes):
         raise PingLlmError("two nodes have the same address, so one could be learned from and the other asked about")
     return hashes
@@ -295,8 +295,9 @@ def write_split(
         "questions": {name: len(part) for name, part in result.questions.items()},
         "unused": result.unused,
     }
-    families, _ = parse_addresses(result.nodes)
-    ip_version, addresses = pa.array(families.astype(np.int8)), pa.array(result.nodes, pa.string())
+    families, _, _ = parse_nodes(result.nodes)
+    ip_version = pa.array(np.where(families == NAMED, 0, families).astype(np.int8))
+    addresses = pa.array(result.nodes, pa.string())
     parts = {TRAIN_FILE: result.train, "history.parquet": result.history}
     parts |= {f"questions-{name}.parquet": questions for name, questions in result.questions.items()}
     try:

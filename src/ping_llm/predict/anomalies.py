@@ -46,7 +46,7 @@ def anomalies(
         explained, advance = np.sort(highest(found["bits"], top)), no_progress
     questions = asked.questions.take(explained)
     support = Support.of(known, questions)
-    for rows, answers in predictor.in_parts(known, questions, measured.nodes, support, advance):
+    for rows, answers in predictor.in_parts(known, questions, measured.addresses_of(), support, advance):
         at = explained[rows]
         low, high = answers.interval(0.9)
         columns = {"expected": answers.median, "low": low, "high": high, "p_failed": answers.p_failed}

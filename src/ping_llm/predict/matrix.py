@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ping_llm.core.rtt import Bools, Floats
-from ping_llm.sources.files import COLUMN_NAMES
+from ping_llm.sources.columns import OPTIONAL_IN_QUESTIONS, find_columns
 
 MARKS: Final = {"measured": "", "predicted": "~", "extrapolated": "?"}
 """What stands after a value. Whoever wants the number only can drop the last character."""
@@ -84,4 +84,4 @@ class Matrix:
 
 def end_column(table: pa.Table, end: str) -> str:
     """The name that a table has for `src_addr` or `dst_addr`."""
-    return next(name for name in COLUMN_NAMES[end] if name in table.column_names)
+    return find_columns(table.column_names, {}, "the questions", OPTIONAL_IN_QUESTIONS)[end]

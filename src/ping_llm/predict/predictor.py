@@ -7,7 +7,7 @@
 """
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -17,16 +17,26 @@ from typing import TYPE_CHECKING, Any, Final, Self
 import numpy as np
 import pyarrow as pa
 
+from ping_llm.core.cells import time_microseconds
 from ping_llm.core.console import Advance, no_progress
 from ping_llm.core.console import progress as progress_of
 from ping_llm.core.errors import DroppedRowsWarning, PingLlmError, explained, extras_needed, options_as_arguments
-from ping_llm.core.measurements import MAX_TIME_US, UNPARSABLE, format_address, parse_column, time_microseconds
+from ping_llm.core.measurements import (
+    MAX_TIME_US,
+    NAMED,
+    UNPARSABLE,
+    format_address,
+    of_two_families,
+    parse_column,
+    parse_nodes,
+)
 from ping_llm.core.rtt import Floats, Ints, Observations, Questions, RttDistribution
 from ping_llm.models.completer.inference import Completer, PredictionSettings
 from ping_llm.predict.support import Support, measured_before, widened
 from ping_llm.rows.measurement_set import MeasurementSet, read_observations, rows_observations, table_observations
 from ping_llm.runs.trained import SHIPPED, Trained, completer_settings, load_trained
-from ping_llm.sources.files import find_columns
+from ping_llm.sources.columns import AS_FOUND, OPTIONAL_IN_QUESTIONS, InputOptions, find_columns
+from ping_llm.sources.nodes import NO_NODES, Nodes, addresses_of, shown_names
 
 if TYPE_CHECKING:
     from ping_llm.predict.language_model import LanguageModel
@@ -146,7 +156,8 @@ class Predictor:
 
         histories = Histories(known, nodes)
         kept = histories.context(source, destination, time_s, self.trained.config.max_target_length)
-        return histories.row(source)[1][kept[::-1]]
+        _, rows = histories.row(source, histories.family_of(source, destination))
+        return rows[kept[::-1]]
 
     def anomaly_scores(
         self, measured: MeasurementSet, which: Ints | None = None, advance: Advance | None = None
@@ -159,12 +170,12 @@ class Predictor:
         known = measured.observations
         which = np.arange(len(known)) if which is None else which
         if isinstance(self.model, Completer):
-            answers = self.predict(known, known.questions.take(which), measured.nodes, advance)
+            answers = self.predict(known, known.questions.take(which), measured.addresses_of(), advance)
             return answers.bits(known.rtt_ms[which])
         from ping_llm.predict.prompts import Histories
         from ping_llm.predict.scoring import score_rows
 
-        histories = Histories(known, measured.nodes)
+        histories = Histories(known, measured.addresses_of())
         found = [histories.row(source) for source in np.unique(known.source[which]).tolist()]
         timed = not np.isnan(known.time_s).any()
         bits = np.full(len(known), np.nan)
@@ -182,12 +193,15 @@ class Predictor:
         history: History | None = None,
         quantile_levels: Sequence[float] = (0.1, 0.5, 0.9),
         progress: bool = False,
+        **input_options: Any,
     ) -> Any:
         """A data frame of questions, with the answers in new columns.
 
         `df` has the columns `src_addr` and `dst_addr`, and may have `event_time`; it is one of pandas, Polars or Arrow,
         and so is the answer. `history` holds known measurements: such a data frame with `rtt` too, or files; rows of it
-        that cannot be used are dropped, with a `DroppedRowsWarning`. `progress` shows how far it is on standard error.
+        that cannot be used are dropped, with a `DroppedRowsWarning`. How it is to be read is found by looking at it,
+        unless `input_options` say so: those of `InputOptions`, such as `rtt_unit="us"` or `columns={"rtt": "delay_x"}`.
+        `progress` shows how far it is on standard error.
 
         New columns: `p_failed`, `predictions` (the median RTT in ms), and one for each level, named like "0.1"; then
         what the answer rests on: `measured` (the median of the pair's latest 25 answers), `pair_measurements`,
@@ -195,21 +209,25 @@ class Predictor:
         `extrapolating`, and the `reason` if it is.
         """
         levels = checked_levels(quantile_levels)
-        table, measured = _to_arrow(df, "the questions"), _known(history)
+        table, measured = _to_arrow(df, "the questions"), _known(history, input_options)
         with _shown(progress, "predicting", len(table)) as advance:
             return _from_arrow(self.answered(table, measured, levels, advance), df)
 
-    def distributions(self, df: Any, *, history: History | None = None, progress: bool = False) -> RttDistribution:
+    def distributions(
+        self, df: Any, *, history: History | None = None, progress: bool = False, **input_options: Any
+    ) -> RttDistribution:
         """The distribution of the result of each question, in the order of the rows; otherwise as `predict_df`.
 
         A completer's takes 19 kB of memory for each question.
         """
-        table, measured = _to_arrow(df, "the questions"), _known(history)
-        questions, nodes = read_questions(table, measured.nodes)
+        table, measured = _to_arrow(df, "the questions"), _known(history, input_options)
+        questions, nodes = read_questions(table, measured.nodes, measured.described)
         with _shown(progress, "predicting", len(table)) as advance:
-            return self.predict(measured.observations, questions, nodes, advance)
+            return self.predict(measured.observations, questions, measured.addresses_of(nodes), advance)
 
-    def anomalies(self, history: History, *, last: int | None = None, progress: bool = False) -> pa.Table:
+    def anomalies(
+        self, history: History, *, last: int | None = None, progress: bool = False, **input_options: Any
+    ) -> pa.Table:
         """Measurements beside what was expected of them, given those before: see `ping_llm.predict.anomalies`.
 
         Of the latest `last` (None: of all), in time order.
@@ -218,7 +236,7 @@ class Predictor:
 
         if last is not None and last < 1:
             raise PingLlmError(f"last must be at least 1; got {last}")
-        measured = _known(history)
+        measured = _known(history, input_options)
         which = np.arange(len(measured.observations))[-(last or 0) :]
         with _shown(progress, "scoring", len(which)) as advance:
             return anomalies(self, measured, which, len(which), advance)
@@ -227,7 +245,8 @@ class Predictor:
         self, table: pa.Table, measured: MeasurementSet, levels: Sequence[float], advance: Advance | None = None
     ) -> pa.Table:
         """A table of questions with the columns that `predict_df` names, in place of any of the same names."""
-        questions, nodes = read_questions(table, measured.nodes)
+        questions, nodes = read_questions(table, measured.nodes, measured.described)
+        nodes = measured.addresses_of(nodes)
         support = Support.of(measured.observations, questions)
         names = ["p_failed", "predictions", *(f"{level:g}" for level in levels)]
         values = np.full((len(names), table.num_rows), np.nan)
@@ -255,11 +274,11 @@ class Predictor:
 
         if budget < 1:
             raise PingLlmError(f"budget must be at least 1; got {budget}")
-        measured = _known(history)
+        measured = _known(history, {})
         known, nodes = measured.observations, measured.nodes
         if among is not None:
             table = _to_arrow(among, "the candidates")
-            pairs, _ = read_questions(table, nodes)
+            pairs, _ = read_questions(table, measured.nodes, measured.described)
             rows = shortlist(pairs, known, budget)
             asked, table = pairs.take(rows), table.take(rows)
         else:
@@ -279,17 +298,17 @@ def _shown(progress: bool, what: str, total: int) -> AbstractContextManager[Adva
     return progress_of(what, total) if progress else nullcontext(no_progress)
 
 
-def _known(history: History | None) -> MeasurementSet:
+def _known(history: History | None, input_options: Mapping[str, Any]) -> MeasurementSet:
     """What a Python program gave, which is warned of what was dropped; commands have read theirs and told it."""
     with options_as_arguments():
-        measured = load_history(history)
+        measured = load_history(history, InputOptions(**input_options))
     if measured.dropped and measured is not history:
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in measured.dropped.items())
-        warnings.warn(f"rows of the history that cannot be used: {reasons}", DroppedRowsWarning, stacklevel=3)
+        warnings.warn(f"rows of the history that are not used: {reasons}", DroppedRowsWarning, stacklevel=3)
     return measured
 
 
-def load_history(history: History | None) -> MeasurementSet:
+def load_history(history: History | None, options: InputOptions = AS_FOUND) -> MeasurementSet:
     """Known measurements. Without any, a model falls back on what it learned in training."""
     if history is None:
         return table_observations(None)
@@ -297,19 +316,24 @@ def load_history(history: History | None) -> MeasurementSet:
         return history
     paths = [history] if isinstance(history, str | Path) else history
     if isinstance(paths, Sequence) and all(isinstance(path, str | Path) for path in paths):
-        return read_observations(paths)
-    table = _named(_to_arrow(history, "the history"), "the history", optional={"event_time", "ip_version"})
-    with explained("the history", TypeError):
-        return table_observations(table)
+        return read_observations(paths, options=options)
+    if hasattr(history, "iloc") and history.index.inferred_type == "string":  # a matrix of pandas
+        history = history.reset_index()
+    return table_observations(_to_arrow(history, "the history"), options, "the history")
 
 
-def read_questions(table: pa.Table, nodes: Sequence[str]) -> tuple[Questions, tuple[str, ...]]:
+def read_questions(
+    table: pa.Table, nodes: Sequence[str], described: Nodes = NO_NODES
+) -> tuple[Questions, tuple[str, ...]]:
     """Questions from the columns of a table, and all nodes: the known ones first, as they were."""
-    named = _named(table, "the questions", optional={"event_time", "ip_version", "rtt"})
+    named = _named(table, "the questions")
     number = {node: index for index, node in enumerate(nodes)}
+    shown = shown_names(described)
     time_s = np.full(table.num_rows, np.nan)
     with explained("the questions", TypeError):
-        source, destination = (_numbers(named[end].combine_chunks(), end, number) for end in ("src_addr", "dst_addr"))
+        source, destination = (
+            _numbers(named[end].combine_chunks(), end, number, shown) for end in ("src_addr", "dst_addr")
+        )
         if "event_time" in named.column_names:
             time_us, missing, bad = time_microseconds(named["event_time"].combine_chunks())
             bad |= ~missing & ((time_us < 0) | (time_us >= MAX_TIME_US))
@@ -320,10 +344,10 @@ def read_questions(table: pa.Table, nodes: Sequence[str]) -> tuple[Questions, tu
                 )
             time_s = np.where(missing, np.nan, time_us / 1e6)
     all_nodes = tuple(number)
-    is_ipv6 = np.array([":" in node for node in all_nodes], dtype=bool)
-    if len(mixed := np.flatnonzero(is_ipv6[source] != is_ipv6[destination])):
-        ends = " and ".join(all_nodes[end[mixed[0]]] for end in (source, destination))
-        raise PingLlmError(f"question {mixed[0] + 1}: {ends} are not of one family: no ping goes from one to the other")
+    families, _, _ = parse_nodes(addresses_of(all_nodes, described))
+    if len(mixed := np.flatnonzero(of_two_families(families[source], families[destination]))):
+        both = " and ".join(all_nodes[end[mixed[0]]] for end in (source, destination))
+        raise PingLlmError(f"question {mixed[0] + 1}: {both} are not of one family: no ping goes from one to the other")
     return Questions(source=source, destination=destination, time_s=time_s), all_nodes
 
 
@@ -338,18 +362,19 @@ def checked_levels(levels: Any) -> list[float]:
     return found
 
 
-def _numbers(column: Any, name: str, number: dict[str, int]) -> Any:
-    """The node of each address; an address that was never measured becomes a new one."""
+def _numbers(column: Any, name: str, number: dict[str, int], shown: Mapping[str, str]) -> Any:
+    """The node of each address or name; one that was never measured becomes a new one."""
     parsed = parse_column(column, name)
     wrong = np.flatnonzero(parsed.family_of_each == UNPARSABLE)
     if len(wrong):
-        raise PingLlmError(f"question {wrong[0] + 1}: {name} {column[int(wrong[0])].as_py()!r} is not an address")
+        cell = column[int(wrong[0])].as_py()
+        raise PingLlmError(f"question {wrong[0] + 1}: {name} {cell!r} is neither an address nor a name")
     texts = [
-        format_address(int(family), packed.tobytes()) if family != UNPARSABLE else ""
-        for family, packed in zip(parsed.families, parsed.packed, strict=True)
+        parsed.names[packed.tobytes()] if family == NAMED else format_address(int(family), packed.tobytes())
+        for family, packed in zip(parsed.families[:-1], parsed.packed[:-1], strict=True)
     ]
-    of_text = np.array([number.setdefault(text, len(number)) if text else -1 for text in texts], dtype=np.int64)
-    return of_text[parsed.codes]
+    texts = [shown.get(text, text) for text in texts]
+    return np.array([number.setdefault(text, len(number)) for text in texts] + [-1], dtype=np.int64)[parsed.codes]
 
 
 def _to_arrow(frame: Any, what: str) -> pa.Table:
@@ -372,10 +397,10 @@ def _from_arrow(table: pa.Table, like: Any) -> Any:
     return table.to_pandas().set_axis(like.index)
 
 
-def _named(table: pa.Table, what: str, optional: set[str]) -> pa.Table:
+def _named(table: pa.Table, what: str) -> pa.Table:
     """The columns that are needed, under the names of the schema; whatever types they have."""
     names = table.column_names
     if len(set(names)) < len(names):
         raise PingLlmError(f"{what}: two columns are called {max(names, key=names.count)!r}: rename or drop one")
-    found = find_columns(names, {}, what, optional=frozenset(optional))
+    found = find_columns(names, {}, what, OPTIONAL_IN_QUESTIONS)
     return table.select(list(found.values())).rename_columns(list(found))

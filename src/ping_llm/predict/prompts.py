@@ -15,7 +15,16 @@ import numpy as np
 import numpy.typing as npt
 
 from ping_llm.core.errors import PingLlmError
-from ping_llm.core.measurements import ADDRESS_BYTES, MAX_RTT_MS, MAX_TIME_US, UNPARSABLE, parse_addresses
+from ping_llm.core.measurements import (
+    ADDRESS_BYTES,
+    MAX_RTT_MS,
+    MAX_TIME_US,
+    NAMED,
+    UNPARSABLE,
+    ipv4_mapped,
+    of_two_families,
+    parse_nodes,
+)
 from ping_llm.core.rtt import Floats, Ints, Observations, Questions
 from ping_llm.rows.format import ProbeRow
 from ping_llm.tokens import FIELD_ORDERS, LONGEST_DELTA1_S, RESULT_LAST, TimeKind, token_counts
@@ -109,13 +118,18 @@ def with_query(
 
 
 class Histories:
-    """What each source measured, in time order. Nodes are numbers, `nodes` their addresses."""
+    """What each source measured, in time order. Nodes are numbers, `nodes` their addresses.
+
+    An IPv6 address stands in for a name without an address; an IPv4 address at the other end is mapped.
+    """
 
     def __init__(self, known: Observations, nodes: Sequence[str]) -> None:
-        self._families, self._packed = parse_addresses(nodes)
+        self._families, self._packed, _ = parse_nodes(nodes)
+        self._mapped = ipv4_mapped(self._families, self._packed)
         self._nodes = nodes
         order = np.lexsort((known.time_s, known.source))
-        order = order[self._families[known.source[order]] == self._families[known.destination[order]]]
+        source, destination = (self._families[end[order]] for end in (known.source, known.destination))
+        order = order[~of_two_families(source, destination)]
         self._order, self._known = order, known.take(order)
         self.row = cache(self._row)
 
@@ -132,24 +146,23 @@ class Histories:
 
     def prompt(self, source: int, destination: int, time_s: float, length: int) -> Prompt:
         """What the source measured before (see `context`), and the question."""
+        family = self.family_of(source, destination)
         context = self.context(source, destination, time_s, length)
-        row, _ = self.row(source)
+        row, _ = self.row(source, family)
         now = int(row.time_us[-1]) + 1_000_000 if len(row) else 0
         if not np.isnan(time_s):
             now = round(time_s * 1e6)
-        packed = self._packed[destination, : ADDRESS_BYTES[row.family]]
+        packed = self._addresses(family)[destination]
         question = with_query(_of_row(row, context), now, packed, 1.0, length)  # any RTT: its tokens are cut off
         return prompt_of(question, length - _RTT_TOKENS, timed=True, order=RESULT_LAST, answer_tokens=_RTT_TOKENS)
 
     def context(self, source: int, destination: int, time_s: float, length: int) -> Ints:
         """Which measurements of the source's row a question comes after, strictly before it: the latest of the pair,
         in at most half of the context, and of the others the latest that fit."""
-        if self._family(source) != self._family(destination):
-            ends = self._nodes[source], self._nodes[destination]
-            raise PingLlmError(f"{ends[0]} and {ends[1]} are not of one family: no ping goes from one to the other")
-        row, _ = self.row(source)
+        family = self.family_of(source, destination)
+        row, _ = self.row(source, family)
         stop = len(row) if np.isnan(time_s) else int(np.searchsorted(row.time_us, round(time_s * 1e6)))
-        is_pair = (row.destinations[:stop] == self._packed[destination, : ADDRESS_BYTES[row.family]]).all(axis=1)
+        is_pair = (row.destinations[:stop] == self._addresses(family)[destination]).all(axis=1)
         pair, others = (np.flatnonzero(chosen)[-(length // MIN_TOKENS) :] for chosen in (is_pair, ~is_pair))
         room = length - int(token_counts(row.family, False, TimeKind.ABSOLUTE))
         pair = pair[TokenOffsets.of(_of_row(row, pair), timed=True).first(len(pair), room // 2) :]
@@ -161,24 +174,45 @@ class Histories:
                 return context
             others = others[-(-excess // int(token_counts(row.family, False, TimeKind.DELTA4))) :]
 
-    def _row(self, source: int) -> tuple[ProbeRow, Ints]:
-        """The measurements of a source, and which of the known ones they are."""
-        family = self._family(source)
-        start, stop = np.searchsorted(self._known.source, [source, source + 1])
-        own = self._known.take(slice(start, stop))
+    def _row(self, source: int, family: int | None = None) -> tuple[ProbeRow, Ints]:
+        """The measurements of a source, and which of the known ones they are. An IPv4 row has none with names."""
+        rows = np.arange(*np.searchsorted(self._known.source, [source, source + 1]))
+        is_named = self._families[self._known.destination[rows]] == NAMED
+        if family is None:
+            family = 6 if is_named.any() else self._family(source)
+        if family == 4:
+            rows = rows[~is_named]
+        own = self._known.take(rows)
+        packed = self._addresses(family)
         row = ProbeRow(
             family=family,
-            source=self._packed[source, : ADDRESS_BYTES[family]].tobytes(),
-            destinations=self._packed[own.destination, : ADDRESS_BYTES[family]],
+            source=packed[source].tobytes(),
+            destinations=packed[own.destination],
             time_us=(np.nan_to_num(own.time_s, nan=0.0) * 1e6).round().astype(np.int64),
             rtt_ms=own.rtt_ms.astype(np.float32),
         )
-        return row, self._order[start:stop]
+        return row, self._order[rows]
+
+    def own(self, source: int) -> ProbeRow:
+        """The measurements of a source under its own address, which is of one family."""
+        row, _ = self.row(source, self._family(source))
+        return row
+
+    def _addresses(self, family: int) -> npt.NDArray[np.uint8]:
+        """Of all nodes, as rows of a family have them."""
+        return (self._packed if family == 4 else self._mapped)[:, : ADDRESS_BYTES[family]]
+
+    def family_of(self, source: int, destination: int) -> int:
+        """Of the row that a question about both comes after."""
+        if of_two_families(self._families[[source]], self._families[[destination]])[0]:
+            ends = self._nodes[source], self._nodes[destination]
+            raise PingLlmError(f"{ends[0]} and {ends[1]} are not of one family: no ping goes from one to the other")
+        return max(self._family(source), self._family(destination))
 
     def _family(self, node: int) -> int:
         if self._families[node] == UNPARSABLE:
-            raise PingLlmError(f"{self._nodes[node]!r} is not an address, and the language model reads addresses")
-        return int(self._families[node])
+            raise PingLlmError(f"{self._nodes[node]!r} is neither an address nor a name")
+        return 4 if self._families[node] == 4 else 6
 
 
 def _of_row(row: ProbeRow, chosen: Ints) -> ProbeRow:
@@ -202,7 +236,7 @@ def destination_prompt(
     With a time, what the history has from then on is not used. Without, the context has no times at all.
     """
     packed = pack([source])[0]
-    family = 6 if ":" in source else 4
+    family = 4 if len(packed) == 4 else 6
     if history is not None and history.source != packed.tobytes():
         raise PingLlmError(f"the history is of {history.source_address}, the question of {source}")
     if rtt_ms is not None and not np.isnan(rtt_ms) and not 0 < rtt_ms <= MAX_RTT_MS:
@@ -228,13 +262,14 @@ def destination_prompt(
 
 
 def pack(addresses: Sequence[str]) -> npt.NDArray[np.uint8]:
-    """Bytes of addresses, all of the family of the first, (addresses, 4 or 16)."""
-    families, packed = parse_addresses(addresses)
+    """Bytes of addresses, all of the family of the first, (addresses, 4 or 16). Names have IPv6 addresses."""
+    families, packed, _ = parse_nodes(addresses)
+    families = np.where(families == NAMED, np.uint8(6), families)
     bad = np.flatnonzero((families == UNPARSABLE) | (families != families[:1]))
     if len(bad):
         which = addresses[int(bad[0])]
         if families[bad[0]] == UNPARSABLE:
-            raise PingLlmError(f"{which!r} is not an IPv4 or IPv6 address")
+            raise PingLlmError(f"{which!r} is neither an address nor a name")
         raise PingLlmError(f"{which} is of another family than {addresses[0]}")
     return packed[:, : ADDRESS_BYTES[int(families[0])]] if len(families) else packed
 

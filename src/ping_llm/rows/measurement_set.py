@@ -1,11 +1,11 @@
 """Measurements as columns of numbers, from measurement files, from tables, or from prepared rows.
 
-Every address becomes the number of a node. Nodes are numbered in the order of their addresses, IPv4 first, so that the
-numbers do not depend on how the measurements were ordered or cut into files.
+Every address or name becomes the number of a node. Nodes are numbered in the order of their addresses, IPv4 first and
+names last, so that the numbers do not depend on how the measurements were ordered or cut into files.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -15,13 +15,26 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ping_llm.core.console import Advance, no_progress
-from ping_llm.core.errors import PingLlmError, extras_needed
-from ping_llm.core.measurements import ADDRESS_BYTES, AddressColumn, ValidMeasurements, format_address, validate
+from ping_llm.core.errors import PingLlmError, explained, extras_needed
+from ping_llm.core.measurements import (
+    ADDRESS_BYTES,
+    NAMED,
+    AddressColumn,
+    ValidMeasurements,
+    format_address,
+    parse_nodes,
+    validate,
+)
+from ping_llm.core.randomness import mix64
 from ping_llm.core.rtt import Ints, Observations
 from ping_llm.rows.format import ProbeRow
 from ping_llm.sources import files
-from ping_llm.sources.files import OPTIONAL_WITHOUT_TIME, Piece
-from ping_llm.storage import Location
+from ping_llm.sources.columns import AS_FOUND, OPTIONAL_WITHOUT_TIME, InputOptions, check_rtts, find_columns, understand
+from ping_llm.sources.files import Piece, RawBatch
+from ping_llm.sources.nodes import NO_NODES, Nodes, addresses_of, read_nodes, shown_in_rows, shown_names
+from ping_llm.sources.reading import Reading
+from ping_llm.sources.tables import melted
+from ping_llm.storage import Location, locate
 
 BATCH_ROWS: Final = 1_000_000  # measurements in work at once; the memory beyond the result grows with it
 
@@ -33,12 +46,20 @@ NOTHING: Final = Observations(
 
 @dataclass(frozen=True, kw_only=True)
 class MeasurementSet:
-    """Measurements and the addresses of their nodes: `nodes[observations.source[i]]` is who sent the i-th."""
+    """Measurements and their nodes: `nodes[observations.source[i]]` is who sent the i-th."""
 
     nodes: tuple[str, ...]
+    """Addresses in their usual spelling, and names."""
     observations: Observations  # in time order; measurements of one time are in the order of the input
     dropped: Mapping[str, int] = field(default_factory=dict)
     """How many could not be used, by reason (see `measurements.DROP_REASONS`)."""
+    reading: Reading | None = None
+    described: Nodes = field(default_factory=dict)
+    """What a nodes file says, by name."""
+
+    def addresses_of(self, nodes: Sequence[str] | None = None) -> tuple[str, ...]:
+        """What a model is told of nodes (None: all): their addresses, as far as they have any."""
+        return tuple(addresses_of(self.nodes if nodes is None else nodes, self.described))
 
 
 def joined(sets: Sequence[MeasurementSet]) -> MeasurementSet:
@@ -53,60 +74,143 @@ def joined(sets: Sequence[MeasurementSet]) -> MeasurementSet:
         parts.append(replace(known, source=ids[known.source], destination=ids[known.destination]))
     together = Observations(**{name: np.concatenate([vars(part)[name] for part in parts]) for name in vars(NOTHING)})
     in_order = together.take(np.argsort(together.time_s, kind="stable"))
-    return MeasurementSet(nodes=tuple(number), observations=in_order)
+    described = {name: node for one in sets for name, node in one.described.items()}
+    return MeasurementSet(nodes=tuple(number), observations=in_order, described=described)
 
 
 def read_observations(
-    inputs: Sequence[str | Path], *, columns: Mapping[str, str] | None = None, on_progress: Advance = no_progress
+    inputs: Sequence[str | Path], *, options: InputOptions = AS_FOUND, on_progress: Advance = no_progress
 ) -> MeasurementSet:
     """The measurements of files, folders or globs, of every kind that `ping-llm prepare` and `import atlas` take.
 
-    `columns` gives the files' names of schema columns that have other names there. Files without a column of times are
-    taken, too: all times are then NaN. `on_progress` is told how many measurements were read.
+    Files without times are taken, too: all times are then NaN. `on_progress` is told how many rows were read.
     """
-    dropped: Counter[str] = Counter()
     # All files are looked at before the first is read.
     pieces: list[Piece] = []
-    for path in files.expand([str(i) for i in inputs]):
-        if path.suffix in {".gz", ".bz2"} and path.name.count(".") == 1:  # daily Atlas dumps: ping-2024-05-01T0000.bz2
-            pieces.append(Piece(path=str(path), format="atlas", columns={}, bytes=path.size()))
-        else:
-            pieces += files.describe(path, columns or {}, BATCH_ROWS, OPTIONAL_WITHOUT_TIME)[1]
+    paths, copies = files.distinct(files.expand([str(i) for i in inputs]))
+    for path in paths:
+        pieces += files.describe(path, options, BATCH_ROWS, OPTIONAL_WITHOUT_TIME)[1]
 
-    def batches() -> Iterable[pa.RecordBatch]:
+    def batches() -> Iterator[tuple[Piece, RawBatch]]:
         for piece in pieces:
             for raw in files.read(piece, BATCH_ROWS):
-                dropped.update(+raw.dropped)
-                yield raw.batch
+                yield piece, raw
                 on_progress(raw.batch.num_rows)
 
-    return _checked(batches(), dropped)
+    return _checked(batches(), options, [f"{copy} is a copy of {original}" for copy, original in copies.items()])
 
 
-def table_observations(table: pa.Table | None) -> MeasurementSet:
-    """The measurements of a table whose columns have the schema's names; None: no measurements."""
-    return _joined([], {}) if table is None else _checked(table.to_batches(), Counter())
+def table_observations(
+    table: pa.Table | None, options: InputOptions = AS_FOUND, what: str = "the table"
+) -> MeasurementSet:
+    """The measurements of a table with columns as a file may have them; None: no measurements."""
+    if table is None:
+        return MeasurementSet(nodes=(), observations=NOTHING)
+    names = table.column_names
+    if len(set(names)) < len(names):
+        raise PingLlmError(f"{what}: two columns are called {max(names, key=names.count)!r}: rename or drop one")
+    with explained(what, TypeError):
+        try:
+            find_columns(names, options.columns, what, OPTIONAL_WITHOUT_TIME)
+        except PingLlmError:
+            if (matrix := melted(table)) is None:
+                raise
+            table, names = matrix, matrix.column_names
+        sample = {name: table[name].slice(0, BATCH_ROWS).combine_chunks() for name in names}
+        found = understand(names, sample, options, what, OPTIONAL_WITHOUT_TIME)
+        piece = Piece(path=what, format="table", columns=found.columns, bytes=0, spelling=found.spelling)
+        piece = replace(piece, understood=found.said)
+        table = table.select(list(found.columns.values())).rename_columns(list(found.columns))
+        starts = np.cumsum([0, *map(len, table.to_batches())]).tolist()
+        raw = (RawBatch(batch=one, first_row=start) for one, start in zip(table.to_batches(), starts, strict=False))
+        return _checked(((piece, one) for one in raw), options)
 
 
-def _checked(batches: Iterable[pa.RecordBatch], dropped: Counter[str]) -> MeasurementSet:
+def _checked(
+    batches: Iterable[tuple[Piece, RawBatch]], options: InputOptions, notes: Sequence[str] = ()
+) -> MeasurementSet:
     parts: list[ValidMeasurements] = []
+    dropped: Counter[str] = Counter()
+    examples: dict[str, str] = {}
+    understood: dict[str, None] = {}
     timed: set[bool] = set()
-    for batch in batches:
-        if "event_time" in batch.schema.names and batch.column("event_time").null_count == batch.num_rows:
+    for piece, raw in batches:
+        understood[piece.understood or piece.format] = None
+        batch = raw.batch
+        if piece.format == "tool" and batch.column("event_time").null_count == batch.num_rows:
             batch = batch.drop_columns(["event_time"])  # the tool does not write times
         is_timed = "event_time" in batch.schema.names
         if not is_timed:
             batch = batch.append_column("event_time", pa.array(np.zeros(batch.num_rows, dtype=np.int64)))
-        valid = validate(batch)
-        dropped.update(valid.dropped)
+        valid = validate(batch, piece.spelling)
+        dropped.update(+raw.dropped + valid.dropped)
+        if raw.examples or valid.first_dropped:
+            examples = {**files.examples_of(piece, raw, valid.first_dropped), **examples}
         if len(valid):
             parts.append(valid)
             timed.add(is_timed)
-    if not parts:
-        raise PingLlmError(f"no usable measurement in the input; dropped: {dict(dropped) or 'none, it is empty'}")
     if len(timed) > 1:
         raise PingLlmError("some of the files have a column of times, others have not: give times for all or for none")
-    return _joined(parts, dropped, is_timed=timed.pop())
+    is_timed = timed == {True}
+    rows = sum(map(len, parts)) + dropped.total()
+    nodes, known = _joined(parts, is_timed=is_timed)
+    described = read_nodes(options.nodes) if options.nodes else NO_NODES
+    names = shown_names(described)
+    nodes, known = _renamed(nodes, known, lambda node: names.get(node, node))
+    if is_timed:
+        known, dropped["duplicate"] = without_copies(known)
+    failed = np.isnan(known.rtt_ms)
+    begin_s, end_s = (float(known.time_s[0]), float(known.time_s[-1])) if is_timed and len(known) else (None, None)
+    reading = Reading(
+        understood=(*understood, *notes),
+        rows=rows,
+        used=len(known),
+        timeouts=int(failed.sum()),
+        nodes=len(nodes),
+        names=int((parse_nodes(tuple(addresses_of(nodes, described)))[0] == NAMED).sum()),
+        begin_s=begin_s,
+        end_s=end_s,
+        dropped=dict(+dropped),
+        examples=examples,
+    )
+    reading.check(allow_bad_rows=options.allow_bad_rows)
+    if not options.allow_bad_rows:
+        check_rtts(known.rtt_ms, "ms", "the input")
+    return MeasurementSet(
+        nodes=nodes, observations=known, dropped=reading.dropped, reading=reading, described=described
+    )
+
+
+def without_copies(known: Observations) -> tuple[Observations, int]:
+    """Measurements in time order, each once, and how many were exact copies of an earlier one: of its pair, time and
+    result."""
+    same_time = known.time_s[1:] == known.time_s[:-1]
+    near = np.flatnonzero(np.append(same_time, False) | np.append(False, same_time))  # all others are no copies
+    some = known.take(near)
+    rtt = some.rtt_ms.astype(np.float32).view(np.uint32).astype(np.uint64)
+    columns = (some.time_s.view(np.uint64), some.pair.astype(np.uint64), rtt)
+    key = np.zeros(len(some), dtype=np.uint64)
+    for column in columns:
+        key = mix64(key ^ column)
+    order = np.argsort(key, kind="stable")
+    is_copy = np.logical_and.reduce([column[order[1:]] == column[order[:-1]] for column in columns])
+    if not is_copy.any():
+        return known, 0
+    keep = np.ones(len(known), dtype=bool)
+    keep[near[order[1:][is_copy]]] = False
+    return known.take(keep), int(is_copy.sum())
+
+
+def _renamed(
+    nodes: tuple[str, ...], known: Observations, shown: Callable[[str], str]
+) -> tuple[tuple[str, ...], Observations]:
+    """Under other names, which may be the same for several nodes."""
+    renamed = [shown(node) for node in nodes]
+    if renamed == list(nodes):
+        return nodes, known
+    number: dict[str, int] = {}
+    ids = np.array([number.setdefault(node, len(number)) for node in renamed], dtype=np.int64)
+    return tuple(number), replace(known, source=ids[known.source], destination=ids[known.destination])
 
 
 def rows_observations(
@@ -116,6 +220,7 @@ def rows_observations(
     with extras_needed("reading prepared rows"):
         from ping_llm.rows.dataset import RowSet
 
+    described, shown = shown_in_rows(locate(folder))
     parts: list[ValidMeasurements] = []
     with RowSet(folder, split) as rows:
         on_progress(0, total=rows.info.measurements)
@@ -127,7 +232,9 @@ def rows_observations(
                     rows.fetch(some)
                     parts.append(_of_rows([rows[row] for row in some.tolist()], family, rows.column("source")[some]))
                     on_progress(len(parts[-1]))
-    return _joined(parts, {})
+    nodes, known = _joined(parts)
+    nodes, known = _renamed(nodes, known, shown)
+    return MeasurementSet(nodes=nodes, observations=known, described=described)
 
 
 def _of_rows(rows: list[ProbeRow], family: int, sources: npt.NDArray[np.uint8]) -> ValidMeasurements:
@@ -150,9 +257,9 @@ def _of_rows(rows: list[ProbeRow], family: int, sources: npt.NDArray[np.uint8]) 
     )
 
 
-def _joined(parts: list[ValidMeasurements], dropped: Mapping[str, int], *, is_timed: bool = True) -> MeasurementSet:
+def _joined(parts: list[ValidMeasurements], *, is_timed: bool = True) -> tuple[tuple[str, ...], Observations]:
     if not parts:
-        return MeasurementSet(nodes=(), observations=NOTHING, dropped=dict(dropped))
+        return (), NOTHING
     nodes, ids = _numbered([p.src for p in parts] + [p.dst for p in parts])
     source, destination = np.split(ids, 2)
     time_us = np.concatenate([p.time_us for p in parts])
@@ -161,11 +268,11 @@ def _joined(parts: list[ValidMeasurements], dropped: Mapping[str, int], *, is_ti
     observations = Observations(source=source, destination=destination, time_s=time_s, rtt_ms=rtt_ms)
     if (time_us[1:] < time_us[:-1]).any():
         observations = observations.take(np.argsort(time_us, kind="stable"))
-    return MeasurementSet(nodes=nodes, observations=observations, dropped=dict(dropped))
+    return nodes, observations
 
 
 def _numbered(columns: list[AddressColumn]) -> tuple[tuple[str, ...], Ints]:
-    """The distinct addresses that occur, in order, and the number of each address of all columns, end to end."""
+    """The distinct nodes that occur, in order, and the number of each node of all columns, end to end."""
     occurs = np.concatenate([np.bincount(c.codes, minlength=len(c.families)) > 0 for c in columns])
     families = np.concatenate([c.families for c in columns])[occurs]
     packed = np.concatenate([c.packed for c in columns])[occurs]
@@ -179,5 +286,13 @@ def _numbered(columns: list[AddressColumn]) -> tuple[tuple[str, ...], Ints]:
     starts = np.cumsum([0] + [len(c.families) for c in columns])
     ids = np.concatenate([number[start:][c.codes] for start, c in zip(starts, columns, strict=False)])
     first = order[is_new]
-    texts = zip(families[first].tolist(), packed[first], strict=True)
-    return tuple(format_address(family, address.tobytes()) for family, address in texts), ids
+    names = {stand_in: name for c in columns for stand_in, name in c.names.items()}
+    texts = [
+        names[address.tobytes()] if family == NAMED else format_address(family, address.tobytes())
+        for family, address in zip(families[first].tolist(), packed[first], strict=True)
+    ]
+    if names:  # in the order of their letters, not of their hashes
+        addresses = np.count_nonzero(families[first] != NAMED)
+        order = np.append(np.arange(addresses), addresses + np.argsort(np.array(texts[addresses:], dtype=object)))
+        ids, texts = np.argsort(order)[ids], [texts[i] for i in order.tolist()]
+    return tuple(texts), ids

@@ -15,7 +15,7 @@ import json
 import os
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
@@ -129,38 +129,43 @@ def partition(task: Task[tuple[Piece, ...]]) -> Marker:
     """
     counts: list[dict[str, Any]] = []
     starts: list[int] = []
+    names: dict[str, str] = {}
+    known = {name: node.address for name, node in task.settings.nodes.items() if node.address is not None}
     strict, piece_rows = task.settings.strict, task.settings.sizes.piece_rows
     batch_rows = int(np.clip(task.memory_bytes // BYTES_PER_ROW_IN_FLIGHT, 65_536, piece_rows))
     with task.temporary_folder() as folder:
         run, batches = folder / f"run-{task.number:05d}.run", folder / "batches"
         with batches.open("w+b") as file:
             for piece in task.input:
-                read, dropped = 0, Counter[str]()
+                read, dropped, examples = 0, Counter[str](), dict[str, str]()
                 for raw in files.read(piece, batch_rows, strict=strict):
-                    valid = validate(raw.batch)
-                    if strict and valid.first_dropped:
-                        raise _first_bad_row(piece, raw, *valid.first_dropped)
+                    valid = validate(raw.batch, piece.spelling)
+                    if valid.first_dropped or raw.examples:
+                        if strict and valid.first_dropped:
+                            raise _first_bad_row(piece, raw, valid.first_dropped)
+                        examples = {**files.examples_of(piece, raw, valid.first_dropped), **examples}
+                    valid = valid.with_addresses(known)
+                    names.update(valid.stand_ins)
                     dropped += raw.dropped + valid.dropped
                     read += raw.batch.num_rows + raw.dropped.total()
                     if len(valid):
                         starts.append(file.tell())
                         write_run(file, valid)
-                counts.append({"read": read, "dropped": dropped})
+                counts.append({"read": read, "dropped": dropped, "examples": examples})
             if len(starts) > 1:
                 merge_runs(file, starts, run)
         if len(starts) == 1:
             batches.rename(run)
         size = run.stat().st_size if starts else 0
         bytes_in = sum(piece.bytes for piece in task.input)
-        return task.finish([run] if starts else [], pieces=counts, bytes_in=bytes_in, bytes_out=size)
+        made = [run] if starts else []
+        return task.finish(made, pieces=counts, names=names, bytes_in=bytes_in, bytes_out=size)
 
 
-def _first_bad_row(piece: Piece, raw: RawBatch, position: int, reason: str) -> MeasurementError:
-    row = raw.first_row + position
-    where = f"line {row + 2}" if piece.format == "csv" else f"row {row}"
-    values = {name: raw.batch.column(name)[position].as_py() for name in raw.batch.schema.names}
-    shown = ", ".join(f"{name}={value}" for name, value in values.items())
-    return MeasurementError(f"{piece.path}, {where}: {reason} ({DROP_REASONS[reason]}): {shown}")
+def _first_bad_row(piece: Piece, raw: RawBatch, first_dropped: Mapping[str, int]) -> MeasurementError:
+    reason, position = min(first_dropped.items(), key=lambda found: found[1])
+    where, _, values = files.row_in_words(piece, raw, position).partition(": ")
+    return MeasurementError(f"{piece.path}, {where}: {reason} ({DROP_REASONS[reason]}): {values}")
 
 
 def write_run(file: BinaryIO, measurements: ValidMeasurements) -> None:

@@ -18,7 +18,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Final
@@ -32,8 +32,11 @@ from ping_llm.rows.format import FORMAT_VERSION
 from ping_llm.rows.manifest import MANIFEST, SPLITS, Manifest, ShardInfo, SplitInfo
 from ping_llm.rows.partition import BUCKETS, Marker, Task, bucket_spans, deliver, finished, partition, temporary_folder
 from ping_llm.rows.shards import join_indexes, read_index, write_shard
-from ping_llm.sources import files
+from ping_llm.sources import NODES_FILE, files
+from ping_llm.sources.columns import AS_FOUND, InputOptions
 from ping_llm.sources.files import InputFile, Piece
+from ping_llm.sources.nodes import Nodes, read_nodes, write_nodes
+from ping_llm.sources.reading import Reading
 from ping_llm.storage import Location, MissingError, locate
 from ping_llm.storage.cache import work_folder
 from ping_llm.storage.mirror import LEDGER, Ledger
@@ -84,12 +87,15 @@ class PrepareSettings(EngineChoice):
     output: Path | str
     max_row_bytes: int = 8 * MIB
     train_ratio: float = 0.9
-    columns: Mapping[str, str] = field(default_factory=dict)
-    """The files' names of schema columns that have other names there."""
+    input_options: InputOptions = AS_FOUND
     strict: bool = False
     overwrite: bool = False
     work: str | None = None  # folder for unfinished work, which all machines of the engine reach
     sizes: TaskSizes = DEFAULT_SIZES
+
+    @cached_property
+    def nodes(self) -> Nodes:
+        return read_nodes(self.input_options.nodes) if self.input_options.nodes else {}
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.train_ratio <= 1.0:
@@ -118,7 +124,8 @@ class Plan:
         content = {
             "format": FORMAT_VERSION,
             "files": [{**asdict(f), "path": str(locate(f.path).absolute())} for f in self.files],
-            "columns": [p.columns for p in self.pieces],
+            "columns": [[p.columns, asdict(p.spelling), p.layout and asdict(p.layout)] for p in self.pieces],
+            "nodes": {name: node.address for name, node in self.settings.nodes.items()},
             "options": self.options,
         }
         if self.settings.sizes != DEFAULT_SIZES:
@@ -128,7 +135,7 @@ class Plan:
 
 def make_plan(settings: PrepareSettings) -> Plan:
     paths, described = files.expand(settings.inputs), []
-    describe = partial(files.describe, renamed=settings.columns, piece_rows=settings.sizes.piece_rows)
+    describe = partial(files.describe, options=settings.input_options, piece_rows=settings.sizes.piece_rows)
     with progress("looking at input files", total=len(paths)) as advance:
         for result in side_by_side(describe, paths):
             described.append(result)
@@ -137,10 +144,14 @@ def make_plan(settings: PrepareSettings) -> Plan:
     return Plan(settings=settings, files=tuple(file for file, _ in described), pieces=pieces)
 
 
-def prepare(settings: PrepareSettings, on_timing: OnTiming | None = None) -> tuple[Manifest, bool]:
+def prepare(
+    settings: PrepareSettings,
+    on_timing: OnTiming | None = None,
+    on_reading: Callable[[Reading], None] = lambda reading: None,
+) -> tuple[Manifest, bool]:
     """Make the dataset, or finish making it. Also says whether anything had to be done.
 
-    `on_timing` is told what each task of this run took.
+    `on_timing` is told what each task of this run took, `on_reading` what the input was taken for.
     """
     plan = make_plan(settings)
     output, work = locate(settings.output), _locate_work(settings, plan.digest)
@@ -157,7 +168,7 @@ def prepare(settings: PrepareSettings, on_timing: OnTiming | None = None) -> tup
                 return manifest, False
             _adopt(work, output.absolute(), plan.digest, overwrite=settings.overwrite)
             try:
-                manifest = _run(plan, engine, work, on_timing or (lambda timing: None))
+                manifest = _run(plan, engine, work, on_timing or (lambda timing: None), on_reading)
             except MeasurementError:  # which no rerun would finish, and which must not stand in the way of better input
                 work.delete_tree()
                 raise
@@ -226,7 +237,9 @@ _STAGES: Final = {
 """By what is made: the name of the stage in timings, and for people."""
 
 
-def _run(plan: Plan, engine: Engine, work: Location, on_timing: OnTiming) -> Manifest:
+def _run(
+    plan: Plan, engine: Engine, work: Location, on_timing: OnTiming, on_reading: Callable[[Reading], None]
+) -> Manifest:
     settings, pieces = plan.settings, plan.pieces
 
     def markers(kind: str, function: Callable[[Any], Marker], inputs: Iterable[Any], total: int) -> list[Marker]:
@@ -248,25 +261,38 @@ def _run(plan: Plan, engine: Engine, work: Location, on_timing: OnTiming) -> Man
         pieces = tuple(replace(piece, path=str(locate(piece.path).absolute())) for piece in pieces)
     groups = settings.sizes.piece_groups(pieces)
     parts = markers("run", partition, groups, len(groups))
-    account = _account(plan, parts)
-    kept = account["read"] - sum(account["dropped"].values())
-    if not kept:
-        dropped = account["dropped"] or "none, it is empty"
-        raise MeasurementError(f"no usable measurement in the input; dropped: {dropped}")
+    account, reading = _account(plan, parts)
+    on_reading(reading)
+    reading.check(allow_bad_rows=settings.input_options.allow_bad_rows)
+    kept = reading.used
 
     spans = bucket_spans(work / "runs", [run for part in parts for run in part["files"]])
     ranges = settings.sizes.bucket_ranges(kept)
     shards = markers("shard", write_shard, itertools.starmap(spans, ranges), len(ranges))
-    return _publish(plan, work, shards, account)
+    copies = sum(marker["dropped"].get("duplicate", 0) for marker in shards)
+    if copies:
+        account["dropped"] = dict(sorted({**account["dropped"], "duplicate": copies}.items()))
+    names = {name: address for part in parts for name, address in part["names"].items()}
+    return _publish(plan, work, shards, account, names)
 
 
-def _account(plan: Plan, parts: list[Marker]) -> dict[str, Any]:
-    """What the manifest says of the input: what step one read and dropped, in all and by input file."""
+def _account(plan: Plan, parts: list[Marker]) -> tuple[dict[str, Any], Reading]:
+    """What the manifest says of the input: what step one read and dropped, in all and by input file; and in words."""
     read: Counter[str] = Counter()
     by_path: dict[str, Counter[str]] = {f.path: Counter() for f in plan.files}
+    examples: dict[str, str] = {}
     for piece, counts in zip(plan.pieces, (counts for part in parts for counts in part["pieces"]), strict=True):
         read[piece.path] += counts["read"]
         by_path[piece.path].update(counts["dropped"])
+        examples = {**counts["examples"], **examples}
+    dropped = dict(sorted(sum(by_path.values(), Counter[str]()).items()))
+    reading = Reading(
+        understood=tuple(dict.fromkeys(piece.understood or piece.format for piece in plan.pieces)),
+        rows=read.total(),
+        used=read.total() - sum(dropped.values()),
+        dropped=dropped,
+        examples=examples,
+    )
     return {
         "options": plan.options,
         "inputs": tuple(
@@ -274,12 +300,14 @@ def _account(plan: Plan, parts: list[Marker]) -> dict[str, Any]:
             for f in plan.files
         ),
         "read": read.total(),
-        "dropped": dict(sorted(sum(by_path.values(), Counter[str]()).items())),
+        "dropped": dropped,
         "plan": plan.digest,
-    }
+    }, reading
 
 
-def _publish(plan: Plan, work: Location, markers: list[Marker], account: dict[str, Any]) -> Manifest:
+def _publish(
+    plan: Plan, work: Location, markers: list[Marker], account: dict[str, Any], names: Mapping[str, str]
+) -> Manifest:
     """Make the dataset in the output folder: name the shards, join their indexes, write the manifest last.
 
     It can be repeated after a kill at any point. Until the indexes are joined, a dataset that will be replaced stays.
@@ -331,6 +359,8 @@ def _publish(plan: Plan, work: Location, markers: list[Marker], account: dict[st
                 advance()
         if output.is_local:
             sync(output.local)  # the manifest comes after what it names
+        names = {**{node.name: node.address for node in plan.settings.nodes.values() if node.address}, **names}
+        (output / NODES_FILE).write_text(write_nodes(names)) if names else (output / NODES_FILE).delete()
         (output / MANIFEST).write_text(json.dumps(manifest.to_json(), indent=1) + "\n")
     return manifest
 

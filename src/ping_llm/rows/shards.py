@@ -7,6 +7,7 @@ bytes whatever order they came in.
 
 import errno
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -40,9 +41,11 @@ def write_shard(task: Task[Spans]) -> Marker:
     read_spans, memory = span_reader(task.work / "runs"), int(task.memory_bytes * SORT_MEMORY_SHARE)
     with task.temporary_folder() as scratch:
         writers = {split: ShardWriter(scratch / f"{split}-{task.number:05d}.arrayrecord") for split in SPLITS}
+        copies = Counter[str]()
         for family in FAMILIES:
             unsorted = record_batches(read_spans(task.input[family]), family)
             batches = sorted_batches(unsorted, family, memory_bytes=memory, scratch=scratch)
+            batches = without_copies(batches, copies)
             for rows in cut_into_rows(batches, family, task.settings.max_row_bytes):
                 in_train = is_train(rows, task.settings.train_ratio)
                 writers["train"].add(rows.take(in_train))
@@ -52,6 +55,7 @@ def write_shard(task: Task[Spans]) -> Marker:
             [path for writer in writers.values() for path in (writer.path, writer.index_path)],
             bytes_in=sum(span.end - span.start for spans in task.input.values() for span in spans),
             bytes_out=sum(info["bytes"] for info in infos.values()),
+            dropped=copies,
             **infos,
         )
 
@@ -93,6 +97,22 @@ def sorted_batches(
             if failures:
                 raise failures[0] from None
             raise
+
+
+def without_copies(batches: Iterator[pa.RecordBatch], dropped: Counter[str]) -> Iterator[pa.RecordBatch]:
+    """Sorted measurements, each once: exact copies stand side by side."""
+    last: list[Any] | None = None
+    for batch in batches:
+        columns = [batch.column(i).to_numpy(zero_copy_only=False) for i in range(batch.num_columns)]
+        columns = [column.view(np.uint32) if column.dtype == np.float32 else column for column in columns]
+        is_first = last is None or any(column[0] != value for column, value in zip(columns, last, strict=True))
+        is_new = np.append(is_first, np.logical_or.reduce([column[1:] != column[:-1] for column in columns]))
+        last = [column[-1] for column in columns]
+        if not is_new.all():
+            dropped["duplicate"] += int(np.count_nonzero(~is_new))
+            batch = batch.filter(pa.array(is_new))
+        if len(batch):
+            yield batch
 
 
 @contextmanager

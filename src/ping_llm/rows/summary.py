@@ -1,5 +1,6 @@
 """What `ping-llm inspect rows` says about a prepared dataset: the numbers as JSON, and how they are shown."""
 
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from ping_llm.core.measurements import format_address, source_hash
 from ping_llm.rows.dataset import RowSet
 from ping_llm.rows.format import ProbeRow
 from ping_llm.rows.manifest import Manifest
+from ping_llm.sources.nodes import shown_in_rows
 from ping_llm.storage import Location, locate
 
 
@@ -76,24 +78,24 @@ def _histogram(counts: Any) -> list[dict[str, int]]:
 
 def row_as_json(rows: RowSet, number: int, limit: int) -> dict[str, Any]:
     """One row decoded: its first `limit` measurements."""
-    row = rows[number]
+    row, (_, shown) = rows[number], shown_in_rows(rows.folder)
     shard = int(rows.column("shard")[number])
     return {
         "row": number,
         "split": rows.split,
         "shard": rows.info.shards[shard].file,
         "position": int(rows.column("position")[number]),
-        "source": row.source_address,
+        "source": shown(row.source_address),
         "count": len(row),
-        "measurements": [measurement_as_json(row, i) for i in range(min(limit, len(row)))],
+        "measurements": [measurement_as_json(row, i, shown) for i in range(min(limit, len(row)))],
     }
 
 
-def measurement_as_json(row: ProbeRow, i: int) -> dict[str, Any]:
+def measurement_as_json(row: ProbeRow, i: int, shown: Callable[[str], str] = str) -> dict[str, Any]:
     rtt = float(row.rtt_ms[i])
     return {
         "event_time": _moment(int(row.time_us[i])),
-        "dst_addr": format_address(row.family, row.destinations[i].tobytes()),
+        "dst_addr": shown(format_address(row.family, row.destinations[i].tobytes())),
         "rtt": None if np.isnan(rtt) else round(rtt, 4),
     }
 

@@ -20,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from ping_llm.core.errors import PingLlmError
+from ping_llm.core.measurements import can_measure
 from ping_llm.core.rtt import Floats, Ints, Observations, Questions, RttDistribution
 from ping_llm.models.completer.inference import Completer
 from ping_llm.predict.predictor import Predictor
@@ -46,14 +47,14 @@ _STOP, _REQUEST, _BACKGROUND = range(3)
 
 @dataclass(frozen=True, kw_only=True)
 class Query:
-    """Both addresses in their canonical spelling; the time NaN means after everything that is known."""
+    """Both nodes in their canonical spelling; the time NaN means after everything that is known."""
 
     source: str
     destination: str
     time_s: float = np.nan
 
     def __post_init__(self) -> None:
-        if (":" in self.source) != (":" in self.destination):
+        if not can_measure([self.source], self.destination)[0]:
             raise PingLlmError(
                 f"{self.source} and {self.destination} are not of one family: no ping goes from one to the other"
             )
@@ -120,7 +121,11 @@ class ModelAnswers:
         ends = [[node.setdefault(end, len(node)) for end in (query.source, query.destination)] for query in queries]
         source, destination = np.array(ends, dtype=np.int64).T
         times = np.array([query.time_s for query in queries])
-        return measured, Questions(source=source, destination=destination, time_s=times), tuple(node)
+        return (
+            measured,
+            Questions(source=source, destination=destination, time_s=times),
+            measured.addresses_of(tuple(node)),
+        )
 
     def growth(self, query: Query, known: KnownMeasurements, sizes: Sequence[int] | None = None) -> Job:
         """One query, answered from the `sizes` most informative measurements (None: about a dozen sizes up to all).
@@ -183,7 +188,7 @@ class ModelAnswers:
         """The time, and what the source measured before it, as the language model takes them."""
         measured, history = known.latest([source], time_s, self.max_context), None
         if source in measured.nodes:
-            history, _ = Histories(measured.observations, measured.nodes).row(measured.nodes.index(source))
+            history = Histories(measured.observations, measured.addresses_of()).own(measured.nodes.index(source))
         return {"history": history, "time_s": None if np.isnan(time_s) else time_s}
 
     def suggest(self, known: KnownMeasurements, budget: int, seconds: float) -> Job:
@@ -199,7 +204,7 @@ class ModelAnswers:
         support = Support.of(measured.observations, pairs)
         numbers: list[Ints] = [np.zeros(0, np.int64)]
         parts: list[RttDistribution] = []
-        for rows, answers in self.predictor.in_parts(measured.observations, pairs, measured.nodes, support):
+        for rows, answers in self.predictor.in_parts(measured.observations, pairs, measured.addresses_of(), support):
             numbers.append(rows)
             parts.append(answers)
             yield None
@@ -240,12 +245,13 @@ class ModelAnswers:
         """A completer scores one by one; a language model a source at a time, in pieces after a full context."""
         known = measured.observations
         if self.is_completer:
+            nodes = measured.addresses_of()
             for row in which[::-1, None]:
-                answer = self.predictor.predict(known, known.questions.take(row), measured.nodes)
+                answer = self.predictor.predict(known, known.questions.take(row), nodes)
                 low, middle, high = answer.quantile([0.1, 0.5, 0.9]).T
                 yield row, {"bits": answer.bits(known.rtt_ms[row]), "expected": middle, "low": low, "high": high}
             return
-        histories, timed = Histories(known, measured.nodes), not np.isnan(known.time_s).any()
+        histories, timed = Histories(known, measured.addresses_of()), not np.isnan(known.time_s).any()
         for source in np.unique(known.source[which]).tolist():
             row, rows = histories.row(source)
             wanted = np.flatnonzero(np.isin(rows, which))

@@ -16,11 +16,12 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
 from ping_llm import __version__
+from ping_llm.core.cells import time_microseconds
 from ping_llm.core.errors import PingLlmError
-from ping_llm.core.measurements import MAX_TIME_US, format_address, time_microseconds
+from ping_llm.core.measurements import MAX_TIME_US, node_text
 from ping_llm.core.rtt import Ints, RttDistribution
 from ping_llm.predict.matrix import RAMP
-from ping_llm.predict.prompts import LikelyAddresses, pack
+from ping_llm.predict.prompts import LikelyAddresses
 from ping_llm.rows.measurement_set import MeasurementSet
 from ping_llm.serve import schemas
 from ping_llm.serve.access import Limits, json_reply
@@ -117,7 +118,7 @@ async def context(service: _Service, body: schemas.ContextRequest) -> Response:
 @router.post("/rank", response_model=schemas.RankReply)
 async def rank(service: _Service, body: schemas.RankRequest) -> Response:
     """Destinations by the RTT that is expected of them: the median of each, shortest first."""
-    source, time_s = _address(body.src_addr), _seconds(body.event_time)
+    source, time_s = node_text(body.src_addr), _seconds(body.event_time)
     queries = queries_of(source, _addresses(body.dst_addrs, service, "destinations"), time_s)
     answers, supports = await service.compute(service.model.predict(queries, await service.known(body)))
     ranking = _with_pairs(queries, _predictions(answers, body.quantiles, 0), supports)
@@ -157,7 +158,7 @@ async def places(service: _Service) -> Response:
 async def destinations(service: _Service, body: schemas.DestinationsRequest) -> Response:
     """Who answers in about this time? The inverse of a prediction."""
     candidates = _addresses(body.candidates, service, "candidates")
-    source, known, time_s = _address(body.src_addr), await service.known(body), _seconds(body.event_time)
+    source, known, time_s = node_text(body.src_addr), await service.known(body), _seconds(body.event_time)
     if not candidates and service.model.is_completer:
         candidates = await run_in_threadpool(_candidates, source, known)
     job = service.model.destinations(source, body.rtt, candidates, known, time_s, body.count)
@@ -168,7 +169,7 @@ async def destinations(service: _Service, body: schemas.DestinationsRequest) -> 
 @router.post("/complete", response_model=schemas.DestinationsReply)
 async def complete(service: _Service, body: schemas.CompleteRequest) -> Response:
     """The likeliest destinations that begin like this; only a language model knows any."""
-    source, time_s = _address(body.src_addr), _seconds(body.event_time)
+    source, time_s = node_text(body.src_addr), _seconds(body.event_time)
     job = service.model.complete(source, body.prefix, body.rtt, await service.known(body), time_s, body.count)
     return json_reply(_likely(await service.compute(job), None))
 
@@ -210,7 +211,7 @@ async def find_addresses(
     count: Annotated[int, Parameter(ge=1, le=100)] = 20,
 ) -> Response:
     """Search the addresses of the rows."""
-    whose = None if not source else _address(source)
+    whose = None if not source else node_text(source)
     found = await run_in_threadpool(service.store.search, search, role, source=whose, count=count)
     return json_reply({"addresses": [{"address": one, "measurements": times} for one, times in found.items()]})
 
@@ -225,7 +226,7 @@ async def history(
     end: Annotated[str, Parameter(max_length=60, description="Until then.")] = "",
 ) -> Response:
     """The measurements of a pair, or of a source to anyone, among the rows: the latest, in time order."""
-    source, destination, store = _address(src_addr), _address(dst_addr) if dst_addr else None, service.store
+    source, destination, store = node_text(src_addr), node_text(dst_addr) if dst_addr else None, service.store
     rows = store.between(store.rows_of(source, destination), _seconds(begin), _seconds(end))
     return json_reply(_columns(store.measured, rows[-count:], len(rows)))
 
@@ -253,7 +254,8 @@ async def read(service: _Service, request: Request) -> Response:
     """Read a file of measurements: CSV, Parquet, JSON lines or RIPE Atlas JSON. Nothing is kept."""
     measured = await service.uploaded(request)
     rows = np.arange(len(measured.observations))
-    return json_reply(_columns(measured, rows) | {"dropped": dict(measured.dropped)})
+    reading = measured.reading.lines if measured.reading else ()
+    return json_reply(_columns(measured, rows) | {"dropped": dict(measured.dropped), "reading": reading})
 
 
 @router.post("/anomalies", response_model=schemas.AnomaliesReply)
@@ -276,7 +278,7 @@ async def anomalies_of_rows(service: _Service, body: schemas.RowsAnomaliesReques
         raise PingLlmError("a destination needs a source")
     rows = np.arange(len(store))
     if source:
-        rows = store.rows_of(_address(source), _address(destination) if destination else None)
+        rows = store.rows_of(node_text(source), node_text(destination) if destination else None)
     rows = store.between(rows, _seconds(body.begin), _seconds(body.end))
     if not len(rows):
         raise PingLlmError("the server knows no such measurement")
@@ -297,20 +299,14 @@ async def _scored(service: Service, measured: MeasurementSet, last: int | None, 
 
 
 def _query(question: schemas.Question) -> Query:
-    source, destination = _address(question.src_addr), _address(question.dst_addr)
+    source, destination = node_text(question.src_addr), node_text(question.dst_addr)
     return Query(source=source, destination=destination, time_s=_seconds(question.event_time))
-
-
-def _address(text: str) -> str:
-    """An address in its canonical spelling."""
-    (packed,) = pack([text.strip()])
-    return format_address(4 if len(packed) == 4 else 6, packed.tobytes())
 
 
 def _addresses(texts: Sequence[str], service: Service, what: str) -> list[str]:
     """Each once."""
     check_count(len(texts), service.limits.questions, what)
-    return list(dict.fromkeys(_address(text) for text in texts))
+    return list(dict.fromkeys(node_text(text) for text in texts))
 
 
 def _seconds(time: Any) -> float:

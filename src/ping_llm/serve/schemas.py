@@ -7,7 +7,13 @@ from pydantic import BaseModel, ConfigDict, Field
 from ping_llm.serve.access import Limits
 
 AddressText = Annotated[
-    str, Field(min_length=1, max_length=60, description="IPv4 or IPv6 address.", json_schema_extra={"format": "ip"})
+    str,
+    Field(
+        min_length=1,
+        max_length=255,
+        description="IPv4 or IPv6 address, or a name that measurements have.",
+        json_schema_extra={"format": "node"},
+    ),
 ]
 Time = Annotated[
     Annotated[str, Field(max_length=60)] | float | None,
@@ -159,7 +165,8 @@ class MeasuredColumns(BaseModel):
 
 
 class MeasurementsReply(MeasuredColumns):
-    dropped: Annotated[dict[str, int], Field(description="How many could not be used, by reason.")]
+    dropped: Annotated[dict[str, int], Field(description="How many are not used, by reason.")]
+    reading: Annotated[list[str], Field(description="What the file was taken for, in two lines.")] = []
 
 
 class Step(Prediction):

@@ -33,8 +33,9 @@ from ping_llm.serve.access import METRICS, Guard, Limits, ServeSettings, error_r
 from ping_llm.serve.answers import BusyError, ModelAnswers, ModelThread, steady_predictor
 from ping_llm.serve.api import Service
 from ping_llm.serve.metrics import CONTENT_TYPE
-from ping_llm.serve.store import TooManyError, read_places, read_store
+from ping_llm.serve.store import TooManyError, read_store
 from ping_llm.serve.watch import Watcher, WatchSettings, from_queue
+from ping_llm.sources.nodes import read_nodes
 
 _FILES: Final = Path(__file__).parent / "static"
 _CHART_FILES: Final = Path(__file__).parents[1] / "report" / "static"  # shared with the run report
@@ -91,13 +92,25 @@ async def _explain(request: Request, error: Exception) -> Response:
     return error_reply(413 if isinstance(error, TooManyError) else 422, error)
 
 
+def read_places(path: str) -> list[schemas.Place]:
+    """Of a nodes file: those whose location it has."""
+    return [
+        schemas.Place(
+            address=node.address or node.name, name=node.name, latitude=node.latitude, longitude=node.longitude
+        )
+        for node in read_nodes(path).values()
+        if node.latitude is not None and node.longitude is not None
+    ]
+
+
 def serve(settings: ServeSettings, watch: WatchSettings | None = None) -> None:
     """Answer until Ctrl-C or SIGTERM; with `watch`, take in what its feeds bring, and export metrics of pairs."""
     _log_to_stderr()
     with listen(settings.host, settings.port) as listening:
         model = ModelAnswers(steady_predictor(settings.checkpoint, settings.context))
-        store, limits = read_store(settings.rows), settings.limits
-        places = [schemas.Place(**place) for place in read_places(settings.nodes)] if settings.nodes else []
+        options, limits = settings.input_options, settings.limits
+        store = read_store(settings.rows, options)
+        places = read_places(options.nodes) if options.nodes else []
         arrivals: Queue[MeasurementSet] | None = Queue(limits.waiting) if settings.accept else None
         with ModelThread(model.forecast, limits.waiting) as thread:
             service = Service(model=model, store=store, thread=thread, limits=limits, arrivals=arrivals, places=places)

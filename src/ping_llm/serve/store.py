@@ -13,19 +13,19 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 import numpy as np
-import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyarrow import csv
 
 from ping_llm.core.console import progress
 from ping_llm.core.errors import PingLlmError, explained
+from ping_llm.core.measurements import can_measure
 from ping_llm.core.rtt import Floats, Ints
 from ping_llm.predict.predictor import load_history
 from ping_llm.rows.manifest import MANIFEST, Manifest
 from ping_llm.rows.measurement_set import MeasurementSet, joined, read_observations, rows_observations
-from ping_llm.sources.files import COLUMN_NAMES
-from ping_llm.sources.formats import matching
+from ping_llm.sources.columns import AS_FOUND, OPTIONAL_WITHOUT_TIME, InputOptions, find_columns
+from ping_llm.sources.nodes import shown_names
+from ping_llm.sources.objects import column_of
 
 Role = Literal["source", "destination"]
 
@@ -39,7 +39,7 @@ def check_count(count: int, limit: int, what: str = "measurements") -> None:
         raise TooManyError(f"{count:,} {what} are more than the {limit:,} that this server takes at once")
 
 
-def read_store(inputs: Sequence[str]) -> "MeasurementStore":
+def read_store(inputs: Sequence[str], options: InputOptions = AS_FOUND) -> "MeasurementStore":
     """Of folders of prepared rows (all of their splits), and of measurement files of any kind; of none: empty."""
     folders = [Path(name) for name in inputs if (Path(name) / MANIFEST).is_file()]
     files = [name for name in inputs if Path(name) not in folders]
@@ -49,7 +49,7 @@ def read_store(inputs: Sequence[str]) -> "MeasurementStore":
             splits = Manifest.load(folder).splits
             sets += [rows_observations(folder, split, on_progress=advance) for split in splits]
         if files:
-            sets.append(read_observations(files, on_progress=advance))
+            sets.append(read_observations(files, options=options, on_progress=advance))
     return MeasurementStore(joined(sets))
 
 
@@ -63,6 +63,7 @@ class MeasurementStore:
     def __init__(self, measured: MeasurementSet, max_for_completer: int = 1_000_000) -> None:
         self.measured, self._limit = measured, max_for_completer
         observations, count = measured.observations, len(measured.nodes)
+        self._shown = shown_names(measured.described)
         self._node = {address: node for node, address in enumerate(measured.nodes)}
         self._by_source = np.argsort(observations.source, kind="stable")
         self._starts = np.searchsorted(observations.source[self._by_source], np.arange(count + 1))
@@ -75,6 +76,7 @@ class MeasurementStore:
 
     def rows_of(self, source: str, destination: str | None = None) -> Ints:
         """Numbers of the measurements of a source, or of a pair, in time order."""
+        source, destination = self._shown.get(source, source), destination and self._shown.get(destination, destination)
         if source not in self._node or (destination is not None and destination not in self._node):
             return np.zeros(0, np.int64)
         node = self._node[source]
@@ -104,12 +106,11 @@ class MeasurementStore:
             destinations = self.measured.observations.destination[self.rows_of(source)]
             of_source = np.bincount(destinations, minlength=len(weight))
             weight = np.where(weight > 0, of_source + weight / (1 + weight.sum()), 0)
-            is_ipv6 = np.array([":" in address for address in self.measured.nodes], dtype=bool)
-            weight[is_ipv6 != (":" in source)] = 0
+            weight[~can_measure(self.measured.nodes, source)] = 0
         found = sorted(
-            (not address.startswith(text), -weight[node], address)
+            (not address.lower().startswith(text), -weight[node], address)
             for node, address in enumerate(self.measured.nodes)
-            if weight[node] and text in address
+            if weight[node] and text in address.lower()
         )
         return {address: int(-negative) for _, negative, address in found[:count]}
 
@@ -189,7 +190,8 @@ class MeasurementStore:
         nodes, numbers = np.unique(np.concatenate([chosen.source, chosen.destination]), return_inverse=True)
         source, destination = np.split(numbers, 2)
         addresses = tuple(self.measured.nodes[node] for node in nodes.tolist())
-        return MeasurementSet(nodes=addresses, observations=replace(chosen, source=source, destination=destination))
+        observations = replace(chosen, source=source, destination=destination)
+        return replace(self.measured, nodes=addresses, observations=observations)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,35 +213,14 @@ class KnownMeasurements:
         return joined(sets if self.history is None else [*sets, self.history])
 
 
-def read_places(path: Path) -> list[dict[str, Any]]:
-    """Nodes of a CSV file whose location it has: address, name, latitude, longitude."""
-    with explained(f"cannot read {path}", OSError, pa.ArrowException):
-        table = csv.read_csv(path, convert_options=csv.ConvertOptions(column_types={"name": pa.string()}))
-    names = {"address", "latitude", "longitude"}
-    if not names <= set(table.column_names):
-        raise PingLlmError(f"{path}: needs the columns {', '.join(sorted(names))}, and may have name")
-    places = []
-    for row in table.to_pylist():
-        latitude, longitude = row["latitude"], row["longitude"]
-        if latitude is None or longitude is None:
-            continue
-        if not (isinstance(latitude, int | float) and abs(latitude) <= 90 and isinstance(longitude, int | float)):
-            raise PingLlmError(f"{path}: {latitude}, {longitude} are not a latitude and a longitude in degrees")
-        place = {"name": row.get("name") or row["address"], "latitude": latitude, "longitude": longitude}
-        places.append({"address": row["address"], **place})
-    return places
-
-
 # Measurements that came over the wire: files of the kinds that the readers know, JSON lines, and lists of objects. A
 # file's name is never used: its first bytes tell what it is, and it is read from a folder that is gone afterwards.
 
 _COMPRESSED: Final = (b"\x1f\x8b", b"BZh", b"(\xb5/\xfd", b"PK\x03\x04", b"\xfd7zXZ")
 _MAX_EXPANSION: Final = 20  # bytes that a byte of Parquet may become. Measurements stay far below
-_ATLAS_FIELDS: Final = frozenset({"prb_id", "msm_id", "fw"})
-_COLUMN_TYPES: Final = {"rtt": pa.float64(), "src_addr": pa.string(), "dst_addr": pa.string(), "ip_version": pa.int64()}
 
 
-def read_upload(content: bytes, limit: int) -> MeasurementSet:
+def read_upload(content: bytes, limit: int, options: InputOptions = AS_FOUND) -> MeasurementSet:
     """At most `limit` measurements as CSV, Parquet, JSON lines or RIPE Atlas JSON."""
     start = content[:64].lstrip(b"\xef\xbb\xbf \t\r\n")
     if start.startswith(_COMPRESSED):
@@ -248,52 +229,23 @@ def read_upload(content: bytes, limit: int) -> MeasurementSet:
         raise PingLlmError("a round-robin database: upload the output of rrdtool dump")
     if content.startswith(b"PAR1"):
         _check_parquet(content, limit)
-        measured = _read_file(content, ".parquet")
-    elif start[:1] in (b"{", b"[") and not matching(content[: 1 << 14].decode(errors="replace")):
-        measured = _read_json(content, limit)
     else:
         check_count(content.count(b"\n"), limit)
-        measured = _read_file(content, ".csv")
+        check_count(content.count(b"{") // 60, limit)  # far more objects than that are no list of measurements
+    measured = _read_file(content, options)
     check_count(len(measured.observations), limit)
     return measured
 
 
 def measurements_of(objects: Sequence[Mapping[str, Any]]) -> MeasurementSet:
-    """JSON objects with the names of the schema or its aliases. Times are given for all or for none."""
-    columns: dict[str, list[Any]] = {}
-    for column, names in COLUMN_NAMES.items():
-        values = [next((one[name] for name in names if one.get(name) is not None), None) for one in objects]
-        if any(value is not None for value in values) or column == "rtt":
-            columns[column] = values
-    types, times = dict(_COLUMN_TYPES), columns.get("event_time", [])
-    if any(time is None for time in times):
+    """JSON objects with the names of the schema or others for the same. RTTs are in milliseconds. Times are given for
+    all or for none."""
+    names = dict.fromkeys(name for one in objects for name, value in one.items() if value is not None or name == "rtt")
+    table = pa.table({name: column_of(objects, name) for name in names})
+    time = find_columns(list(names), {}, "the measurements", OPTIONAL_WITHOUT_TIME).get("event_time")
+    if time is not None and table[time].null_count:
         raise PingLlmError("some of the measurements have a time, others have not: give times for all or for none")
-    if any(isinstance(time, str) for time in times):
-        columns["event_time"] = [str(time) for time in times]
-    else:
-        types["event_time"] = pa.float64()
-    with explained("the measurements cannot be read", pa.ArrowException, TypeError, OverflowError):
-        return load_history(pa.table({name: pa.array(own, types.get(name)) for name, own in columns.items()}))
-
-
-def _read_json(content: bytes, limit: int) -> MeasurementSet:
-    """Atlas results, or measurements as objects: one per line, or a list of them."""
-    check_count(content.count(b"{") // 60, limit)  # far more objects than that are no list of measurements
-    try:
-        if content.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"["):
-            objects = orjson.loads(content)
-        else:
-            objects = [orjson.loads(line) for line in content.splitlines() if line.strip()]
-    except orjson.JSONDecodeError as error:
-        raise PingLlmError(f"this is not JSON, nor one JSON object per line: {error.msg}") from error
-    if not all(isinstance(one, dict) for one in objects):
-        raise PingLlmError("every measurement must be a JSON object")
-    if not objects:
-        raise PingLlmError("the file holds no measurement")
-    if _ATLAS_FIELDS & objects[0].keys():
-        return _read_file(content, ".json")
-    check_count(len(objects), limit)
-    return measurements_of(objects)
+    return load_history(table, InputOptions(rtt_unit="ms"))
 
 
 def _check_parquet(content: bytes, limit: int) -> None:
@@ -306,12 +258,11 @@ def _check_parquet(content: bytes, limit: int) -> None:
         raise PingLlmError("this Parquet file becomes too large when it is unpacked")
 
 
-def _read_file(content: bytes, suffix: str) -> MeasurementSet:
+def _read_file(content: bytes, options: InputOptions) -> MeasurementSet:
     with tempfile.TemporaryDirectory(prefix="ping-llm-upload-") as folder:
-        path = Path(folder) / f"upload{suffix}"
+        path = Path(folder) / "upload"
         path.write_bytes(content)
         try:
-            return read_observations([path])
+            return read_observations([path], options=options)
         except PingLlmError as error:
-            message = str(error).replace(str(path), "the file").partition("; name yours with --columns")[0]
-            raise PingLlmError(message) from error
+            raise PingLlmError(str(error).replace(str(path), "the file").partition("; name yours with")[0]) from error

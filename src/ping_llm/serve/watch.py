@@ -32,6 +32,7 @@ from ping_llm.serve.answers import Query
 from ping_llm.serve.api import Service
 from ping_llm.serve.metrics import PairValues
 from ping_llm.serve.store import KnownMeasurements, MeasurementStore, read_upload
+from ping_llm.sources.columns import InputOptions
 from ping_llm.sources.remote import prometheus
 
 Feed = Callable[[], MeasurementSet | None]
@@ -41,6 +42,7 @@ ANOMALOUS_BITS: Final = 10.0
 """Above the usual score: a thousand times less likely."""
 _LEVELS: Final = (np.arange(16) + 0.5) / 16  # at which scores are averaged
 _AT_ONCE: Final = 4096  # scores
+_FEW: Final = InputOptions(allow_bad_rows=True)  # few lines do not show what is usual in them
 _MOST_TRIES: Final = 64  # to read what is good of some lines
 
 
@@ -286,7 +288,7 @@ class PrometheusFeed:
             answers = list(prometheus(source, Path(folder)))
             if not answers:
                 return None
-            measured = read_observations(answers)
+            measured = read_observations(answers, options=_FEW)
         observations = measured.observations
         new = observations.take(observations.time_s > self._last_s + 0.001)
         if not len(new):
@@ -319,7 +321,7 @@ def _readable(head: bytes, lines: Sequence[bytes], path: Path) -> MeasurementSet
     while waiting:
         some = waiting.pop()
         try:
-            parts.append(read_upload(head + b"".join(some), len(lines) + 1))
+            parts.append(read_upload(head + b"".join(some), len(lines) + 1, _FEW))
         except PingLlmError as error:
             tries, why = tries - 1, why or str(error)
             if len(some) == 1 or tries < 0:

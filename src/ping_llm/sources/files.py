@@ -4,9 +4,10 @@ A *piece* is what one task reads: a range of row groups of a Parquet file, or a 
 batches whose columns have the schema's names; the values are still as the user wrote them (`measurements.validate`
 judges them).
 
-To add a format: a line in `FORMATS`, and a module with two functions (those of CSV, below, are short):
+To add a format: a line in `FORMATS`, and a module with three functions (those of Parquet, below, are short):
 
-    plan_NAME(whole, renamed, piece_rows, optional)   rows (None where only reading tells) and pieces of a file
+    is_NAME(start)                                    whether a file that begins with these bytes (decompressed) is one
+    plan_NAME(whole, options, piece_rows, optional)   rows (None where only reading tells) and pieces of a file
     read_NAME(piece, batch_rows, strict)              the `RawBatch`es of a piece
 """
 
@@ -22,11 +23,11 @@ from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyarrow import csv as arrow_csv
 
+from ping_llm.core.cells import PLAIN, Spelling
 from ping_llm.core.errors import MeasurementError, PingLlmError, one_line
-from ping_llm.core.measurements import SCHEMA, parse_column, rtt_milliseconds, time_microseconds
-from ping_llm.sources import ROWS_FILE, SPLIT_FILE, WORLD_FILE
+from ping_llm.sources import NODES_FILE, ROWS_FILE, SPLIT_FILE, WORLD_FILE
+from ping_llm.sources.columns import OPTIONAL_COLUMNS, InputOptions, find_columns, understand
 from ping_llm.storage import Location, locate
 from ping_llm.storage.location import split_pattern
 
@@ -36,33 +37,28 @@ class Format:
     """A kind of measurement file."""
 
     module: str
-    suffixes: tuple[str, ...]
-    magic: bytes | None = None  # first bytes that tell the format whatever the file is called
+    suffixes: tuple[str, ...] = ()
+    """Only choose among the files of a folder; what a file is, its content says."""
 
 
 FORMATS: Final = {
-    "parquet": Format(module=__name__, suffixes=(".parquet", ".pq"), magic=b"PAR1"),
-    "csv": Format(module=__name__, suffixes=(".csv", ".tsv")),
-    "atlas": Format(module="ping_llm.sources.atlas.chunks", suffixes=(".json", ".jsonl", ".ndjson")),
+    "parquet": Format(module=__name__, suffixes=(".parquet", ".pq")),
     "tool": Format(module="ping_llm.sources.formats.adapter", suffixes=(".rrd",)),  # of `formats.READERS`
+    "atlas": Format(module="ping_llm.sources.atlas.chunks", suffixes=(".json", ".jsonl", ".ndjson")),
+    "objects": Format(module="ping_llm.sources.objects"),
+    "csv": Format(module="ping_llm.sources.tables", suffixes=(".csv", ".tsv")),
 }
+"""A file is of the first format whose `is_NAME` says so."""
 
 SERVERS: Final = ("prometheus+http://", "prometheus+https://", "atlas:")
 """What begins like this is not the name of a file: see `remote`."""
 
-_KNOWN_NAMES: Final = ".parquet, .csv, .tsv, .json, .jsonl, what ping tools write; text also as .gz or .bz2"
+BLOCK_BYTES: Final = 1 << 16
+"""Of a file, what tells its format and how it is to be read."""
 
-COLUMN_NAMES: Final = {
-    "event_time": ("event_time", "timestamp", "time"),
-    "src_addr": ("src_addr", "source", "src"),
-    "dst_addr": ("dst_addr", "destination", "dst"),
-    "ip_version": ("ip_version", "af"),
-    "rtt": ("rtt", "rtt_avg", "rtt_ms"),
-}
-"""Names under which a file may have the columns of the schema, best first."""
-
-OPTIONAL_COLUMNS: Final = frozenset({"ip_version"})
-OPTIONAL_WITHOUT_TIME: Final = OPTIONAL_COLUMNS | {"event_time"}  # for readers to whom a table of RTTs is enough
+_KNOWN_NAMES: Final = (
+    "Parquet, CSV and other text tables, JSON, RIPE Atlas results, what ping tools write; also as .gz, .bz2 or .zst"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +80,9 @@ class Piece:
     format: str
     columns: dict[str, str]  # the file's name of each schema column
     bytes: int
+    spelling: Spelling = PLAIN
+    layout: Any = None  # of a text table
+    understood: str = ""  # what the file was taken for, in words
     row_groups: tuple[int, int] | None = None
     first_row: int = 0
 
@@ -99,6 +98,8 @@ class RawBatch:
     first_row: int  # number of the batch's first row in the file, counted from 0
     dropped: Counter[str] = field(default_factory=Counter)
     """Rows that the reader itself could not make sense of, and that are not in the batch."""
+    examples: Mapping[str, str] = field(default_factory=dict)
+    """Of each reason, the first row that was dropped for it, in words."""
 
 
 def expand(patterns: Iterable[str]) -> list[Location]:
@@ -121,11 +122,35 @@ def expand(patterns: Iterable[str]) -> list[Location]:
     return [found[name] for name in sorted(found)]
 
 
+def distinct(paths: Iterable[Location]) -> tuple[list[Location], dict[str, str]]:
+    """Files that have each a content of their own; and the others, each with the name of the one it is a copy of."""
+    by_size: dict[int, list[Location]] = {}
+    copies: dict[str, str] = {}
+    for path in paths:
+        alike = by_size.setdefault(path.size(), [])
+        original = next((other for other in alike if _same_content(path, other)), None)
+        if original is None:
+            alike.append(path)
+        else:
+            copies[str(path)] = str(original)
+    return sorted((path for alike in by_size.values() for path in alike), key=str), copies
+
+
+def _same_content(one: Location, other: Location) -> bool:
+    with readable(one), one.open_stream() as mine, other.open_stream() as theirs:
+        while block := mine.read(1 << 20):
+            if block != theirs.read(1 << 20):
+                return False
+    return True
+
+
 def _files_of(folder: Location) -> list[Location]:
     files = {file.name: file for file in folder.list()}
     if SPLIT_FILE in files:
         raise PingLlmError(f"the folder {folder} is a split: what may be learned from is in {folder / 'train'}")
-    if measured := [files[name] for name in files.keys() - {WORLD_FILE, ROWS_FILE} if _format_by_name(name)]:
+    if measured := [
+        files[name] for name in files.keys() - {WORLD_FILE, ROWS_FILE, NODES_FILE} if _format_by_name(name)
+    ]:
         return measured
     if logs := [file for file in files.values() if _is_of_tool(file)]:
         return logs
@@ -133,10 +158,8 @@ def _files_of(folder: Location) -> list[Location]:
 
 
 def _is_of_tool(path: Location) -> bool:
-    from ping_llm.sources.formats import adapter
-
-    with _readable(path):
-        return adapter.format_of(path) is not None
+    with readable(path), open_text(str(path)) as stream:
+        return bool(_function("is", "tool")(stream.read(BLOCK_BYTES)))
 
 
 def _matching(pattern: Location) -> list[Location]:
@@ -152,43 +175,55 @@ def _matching(pattern: Location) -> list[Location]:
 
 
 def describe(
-    path: Location | Path, renamed: Mapping[str, str], piece_rows: int, optional: frozenset[str] = OPTIONAL_COLUMNS
+    path: Location | Path, options: InputOptions, piece_rows: int, optional: frozenset[str] = OPTIONAL_COLUMNS
 ) -> tuple[InputFile, list[Piece]]:
     """Look at a file (not at its measurements): what it is, and the pieces to read it in.
 
     `optional` columns need not be there.
     """
-    with _readable(path):
+    with readable(path):
         stat = locate(path).stat()
         kind = _format_of(locate(path))
         whole = Piece(path=str(path), format=kind, columns={}, bytes=stat.size)
-        measurements, pieces = _function("plan", kind)(whole, renamed, piece_rows, optional)
+        measurements, pieces = _function("plan", kind)(whole, options, piece_rows, optional)
     file = InputFile(path=str(path), format=kind, bytes=stat.size, mtime_ns=stat.mtime_ns, measurements=measurements)
     return file, pieces
 
 
+def row_in_words(piece: Piece, raw: RawBatch, position: int, columns: Iterable[str] | None = None) -> str:
+    """Where a row of a batch stands in its file, and its cells."""
+    row = raw.first_row + position
+    where = (
+        f"line {row + 1 + piece.layout.skipped}"
+        if piece.layout is not None and not piece.layout.is_matrix
+        else f"row {row}"
+    )
+    names = [name for name in columns or raw.batch.schema.names if name in raw.batch.schema.names]
+    return f"{where}: " + ", ".join(f"{name}={str(raw.batch.column(name)[position].as_py())[:60]}" for name in names)
+
+
+_AT_FAULT: Final = {
+    "missing_time": ("event_time",),
+    "bad_time": ("event_time",),
+    "bad_src_addr": ("src_addr",),
+    "bad_dst_addr": ("dst_addr",),
+    "family_mismatch": ("src_addr", "dst_addr"),
+}
+
+
+def examples_of(piece: Piece, raw: RawBatch, first_dropped: Mapping[str, int]) -> dict[str, str]:
+    """Of each reason, the first row of a batch that was dropped for it."""
+    found = {
+        reason: row_in_words(piece, raw, position, _AT_FAULT.get(reason, ("rtt",)))
+        for reason, position in first_dropped.items()
+    }
+    return {**found, **raw.examples}
+
+
 def read(piece: Piece, batch_rows: int, *, strict: bool = False) -> Iterator[RawBatch]:
     """Read a piece in batches of at most about `batch_rows` rows."""
-    with _readable(piece.path):
+    with readable(piece.path):
         yield from _function("read", piece.format)(piece, batch_rows, strict)
-
-
-def find_columns(
-    names: list[str], renamed: Mapping[str, str], path: str, optional: frozenset[str] = OPTIONAL_COLUMNS
-) -> dict[str, str]:
-    """The file's name of each schema column: what the user said, else the first of the usual names that is there."""
-    chosen = {}
-    for column in SCHEMA.names:
-        candidates = (renamed[column],) if column in renamed else COLUMN_NAMES[column]
-        match = next((name for name in candidates if name in names), None)
-        if match is not None:
-            chosen[column] = match
-        elif column not in optional or column in renamed:
-            raise PingLlmError(
-                f"{path}: no column {' or '.join(repr(c) for c in candidates)} (the file has: {', '.join(names)}); "
-                f"name yours with --columns {column}=NAME"
-            )
-    return chosen
 
 
 def _function(task: str, format: str) -> Any:
@@ -196,17 +231,25 @@ def _function(task: str, format: str) -> Any:
 
 
 def _format_of(path: Location) -> str:
-    with contextlib.closing(path.open_random()) as file:
-        start = bytes(file.read_at(4, 0))
+    with open_text(str(path)) as stream:
+        start = stream.read(BLOCK_BYTES)
     if not start:
         raise PingLlmError(f"{path} is empty")
-    if found := next((name for name, kind in FORMATS.items() if kind.magic == start), None):
-        return found
-    if _is_of_tool(path):
-        return "tool"
-    if (found := _format_by_name(path.name)) and found != "tool":
+    if found := next((name for name in FORMATS if _function("is", name)(start)), None):
         return found
     raise PingLlmError(f"{path}: unknown kind of file (known: {_KNOWN_NAMES})")
+
+
+_COMPRESSED: Final = {b"\x1f\x8b": "gzip", b"BZh": "bz2", b"\x28\xb5\x2f\xfd": "zstd", b"\x04\x22\x4d\x18": "lz4"}
+
+
+def open_text(path: str) -> pa.NativeFile:
+    """The bytes of a file, decompressed."""
+    where = locate(path)
+    with contextlib.closing(where.open_random()) as file:
+        start = bytes(file.read_at(4, 0))
+    codec = next((codec for magic, codec in _COMPRESSED.items() if start.startswith(magic)), None)
+    return pa.input_stream(path if where.is_local else where.open_stream(), compression=codec)
 
 
 def _format_by_name(name: str) -> str | None:
@@ -217,99 +260,39 @@ def _format_by_name(name: str) -> str | None:
 
 
 @contextlib.contextmanager
-def _readable(path: str | Path | Location) -> Iterator[None]:
+def readable(path: str | Path | Location) -> Iterator[None]:
+    """What goes wrong becomes an error of one line."""
     try:
         yield
-    except (OSError, pa.ArrowException, TypeError) as error:
+    except (OSError, pa.ArrowException, UnicodeDecodeError, csv.Error, TypeError) as error:
         if isinstance(error, OSError) and error.strerror:
             raise PingLlmError(f"cannot read {path}: {error.strerror}") from error
         raise MeasurementError(f"cannot read {path}: {one_line(error, 300)}") from error  # damaged
 
 
-# CSV: comma, semicolon, tab or bar; plain or compressed. Every cell is read as text.
-
-_COMPRESSED: Final = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4"}
-_DELIMITERS: Final = ",;\t|"
-_BYTES_PER_ROW: Final = 60  # a short line; only sets how many rows a block gives, so a batch never exceeds its size
-_HEADER_BYTES: Final = 65536
-
-
-def plan_csv(whole: Piece, renamed: Mapping[str, str], piece_rows: int, optional: frozenset[str]) -> Plan:
-    return None, [replace(whole, columns=find_columns(_header(whole.path)[0], renamed, whole.path, optional))]
-
-
-def read_csv(piece: Piece, batch_rows: int, strict: bool) -> Iterator[RawBatch]:
-    bad_lines: list[str] = []  # since the last batch
-
-    def on_bad_line(row: Any) -> str:
-        bad_lines.append(f"line {row.number}: malformed_row ({row.actual_columns} cells, not {row.expected_columns})")
-        return "error" if strict else "skip"
-
-    names, delimiter = _header(piece.path)
-    chosen = list(piece.columns.values())
-    first_row = 0
-    try:
-        reader = arrow_csv.open_csv(
-            _open_text(piece.path),
-            read_options=arrow_csv.ReadOptions(
-                use_threads=False, block_size=max(1 << 16, batch_rows * _BYTES_PER_ROW), column_names=names, skip_rows=1
-            ),
-            parse_options=arrow_csv.ParseOptions(delimiter=delimiter, invalid_row_handler=on_bad_line),
-            convert_options=arrow_csv.ConvertOptions(
-                column_types={name: pa.string() for name in chosen}, include_columns=chosen, strings_can_be_null=False
-            ),
-        )
-        with reader:
-            for batch in reader:
-                batch = batch.select(chosen).rename_columns(list(piece.columns))
-                yield RawBatch(batch=batch, first_row=first_row, dropped=Counter(malformed_row=len(bad_lines)))
-                first_row += batch.num_rows + len(bad_lines)
-                bad_lines.clear()
-    except pa.ArrowInvalid:
-        if strict and bad_lines:
-            raise MeasurementError(f"{piece.path}, {bad_lines[0]}") from None
-        raise
-    if bad_lines:  # after the last good one
-        empty = pa.RecordBatch.from_pylist([], schema=pa.schema([(name, pa.string()) for name in piece.columns]))
-        yield RawBatch(batch=empty, first_row=first_row, dropped=Counter(malformed_row=len(bad_lines)))
-
-
-def _open_text(path: str) -> pa.NativeFile:
-    """The text, decompressed as the name says."""
-    where = locate(path)
-    source = path if where.is_local else where.open_stream()
-    return pa.input_stream(source, compression=_COMPRESSED.get(where.suffix.lower()))
-
-
-def _header(path: str) -> tuple[list[str], str]:
-    """Column names and delimiter, from the first line."""
-    with _open_text(path) as stream:
-        start = stream.read(_HEADER_BYTES)
-    try:  # what was read may end in the middle of a character
-        text = start.decode("utf-8-sig", errors="strict" if len(start) < _HEADER_BYTES else "ignore")
-    except UnicodeDecodeError as error:
-        raise PingLlmError(f"cannot read {path}: not UTF-8 text ({error.reason} at byte {error.start})") from error
-    lines = text.splitlines()
-    if not lines or not lines[0].strip():
-        raise PingLlmError(f"{path}: the first line must name the columns")
-    delimiter = max(_DELIMITERS, key=lines[0].count)
-    return next(csv.reader([lines[0]], delimiter=delimiter)), delimiter
-
-
 # Parquet.
 
-_READERS: Any = {"event_time": time_microseconds, "rtt": rtt_milliseconds, "ip_version": rtt_milliseconds}
+_SAMPLE_ROWS: Final = 10_000
 _FETCHED_AHEAD: Final = 256 << 20
 """Of a remote file, pieces up to this size are fetched in a few large requests; longer ones block by block."""
 
 
-def plan_parquet(whole: Piece, renamed: Mapping[str, str], piece_rows: int, optional: frozenset[str]) -> Plan:
+def is_parquet(start: bytes) -> bool:
+    return start.startswith(b"PAR1")
+
+
+def plan_parquet(whole: Piece, options: InputOptions, piece_rows: int, optional: frozenset[str]) -> Plan:
     """Pieces of whole row groups with about `piece_rows` rows each."""
     with pq.ParquetFile(_parquet_file(whole.path)) as file:
-        metadata = file.metadata
-        columns = find_columns(file.schema_arrow.names, renamed, whole.path, optional)
-        for column, name in columns.items():  # refuse wrong types before any work is done, not in the middle of it
-            _READERS.get(column, parse_column)(pa.array([], file.schema_arrow.field(name).type), repr(name))
+        metadata, names = file.metadata, file.schema_arrow.names
+        columns = find_columns(names, options.columns, whole.path, optional)
+        chosen = list(columns.values())
+        sample = next(file.iter_batches(_SAMPLE_ROWS, columns=chosen, use_threads=False), None)
+        if sample is None:
+            empty = [pa.array([], file.schema_arrow.field(name).type) for name in chosen]
+            sample = pa.RecordBatch.from_arrays(empty, names=chosen)
+        found = understand(names, {name: sample.column(name) for name in chosen}, options, whole.path, optional)
+    whole = replace(whole, columns=columns, spelling=found.spelling, understood=found.said)
     groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
     pieces = []
     first = first_row = 0
@@ -317,7 +300,7 @@ def plan_parquet(whole: Piece, renamed: Mapping[str, str], piece_rows: int, opti
         last, rows, size = first, 0, 0
         while last < len(groups) and (rows == 0 or rows + groups[last].num_rows <= piece_rows):
             rows, size, last = rows + groups[last].num_rows, size + groups[last].total_byte_size, last + 1
-        pieces.append(replace(whole, columns=columns, bytes=size, row_groups=(first, last), first_row=first_row))
+        pieces.append(replace(whole, bytes=size, row_groups=(first, last), first_row=first_row))
         first, first_row = last, first_row + rows
     return metadata.num_rows, pieces
 

@@ -2,7 +2,7 @@
 
 import { post, send } from "./api.js";
 import { anomalyChart, figure, scoreColumns } from "./charts.js";
-import { isAddress } from "./combobox.js";
+import { isNode } from "./combobox.js";
 import { field, h, loading } from "./dom.js";
 import { exampleText } from "./example.js";
 import { count, plural } from "./format.js";
@@ -42,8 +42,8 @@ export function anomaliesView(state, info) {
   function submitOwn() {
     const [src, dst] = [source.input.value.trim(), destination.input.value.trim()];
     const limits = range.check();
-    source.fail(dst && !src ? "A destination needs a source." : src && !isAddress(src) ? "This is not an address." : "");
-    destination.fail(dst && !isAddress(dst) ? "This is not an address." : "");
+    source.fail(dst && !src ? "A destination needs a source." : src && !isNode(src) ? "This is neither an address nor a name." : "");
+    destination.fail(dst && !isNode(dst) ? "This is neither an address nor a name." : "");
     if (limits && !form.querySelector("[aria-invalid=true]")) go({ ...read(), view: "anomalies", src, dst, ...limits, last: latest() });
   }
 

@@ -9,11 +9,14 @@ export function isAddress(text) {
   return text.includes(":") && !/[[\]\s/%@?#]/.test(text) && URL.canParse(`http://[${text}]/`);
 }
 
+// An address, or a name that measurements may have.
+export const isNode = (text) => isAddress(text) || (text.length <= 255 && /[\p{L}\p{N}]/u.test(text) && !/^[\d.]+$/.test(text) && !text.includes(":"));
+
 export function combobox({ role, source = () => undefined, enabled = true, placeholder, onchoose = () => {} }) {
   const list = h("ul", { class: "options", role: "listbox", id: newId("options"), hidden: true });
   const input = h("input", {
     type: "text", role: "combobox", autocomplete: "off", spellcheck: "false", autocapitalize: "off", placeholder,
-    "aria-autocomplete": "list", "aria-expanded": "false", "aria-controls": list.id, maxlength: 60,
+    "aria-autocomplete": "list", "aria-expanded": "false", "aria-controls": list.id, maxlength: 255,
   });
   const element = h("div", { class: "combobox" }, input, list);
   let shown = [];

@@ -1,7 +1,7 @@
 // What the forms of all views have in common.
 
 import { h, field, notice } from "./dom.js";
-import { combobox, isAddress } from "./combobox.js";
+import { combobox, isNode } from "./combobox.js";
 import { DESTINATION, SOURCE } from "./example.js";
 import { history, measurementsPanel } from "./measurements.js";
 import { address, go, note, read } from "./state.js";
@@ -21,8 +21,8 @@ export function addressField(label, { role, source, value = "", info, placeholde
     fail,
     check() {
       const text = box.input.value.trim();
-      fail(text === "" ? "An address is needed." : isAddress(text) ? "" : `“${text}” is not an IPv4 or IPv6 address.`);
-      return text !== "" && isAddress(text) ? text : null;
+      fail(text === "" ? "An address or a name is needed." : isNode(text) ? "" : `“${text}” is neither an address nor a name.`);
+      return isNode(text) ? text : null;
     },
   };
 }

@@ -78,7 +78,7 @@ function matrixCard(found, places, state) {
   const legend = h("div", { class: "legend", "aria-hidden": "true" });
   const stops = found.colours.map((name) => [1, 3, 5].map((at) => parseInt(name.slice(at, at + 2), 16)));
   const answers = sources.map(() => []);
-  const place = Object.fromEntries(places.map((one) => [one.address, one]));
+  const place = Object.fromEntries(places.flatMap((one) => [[one.address, one], [one.name, one]]));
   const name = (node) => place[node]?.name || node;
   const link = (source, destination) => address({ ...read(), view: "predict", src: source, dst: destination });
   const cells = sources.map((source, row) => destinations.map((destination, at) => {

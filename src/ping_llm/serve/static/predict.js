@@ -20,7 +20,7 @@ export function predictView(state, info) {
   const at = field("Time (optional)", when, "Such as 2025-03-03T12:00Z. Nothing later is used.");
   const range = rangeFields(state);
   const other = { src2: ["Source", state.src], dst2: ["Destination", state.dst], time2: ["Time", state.time || "after everything"] };
-  const inputs = Object.fromEntries(Object.entries(other).map(([name, [, same]]) => [name, h("input", { type: "text", placeholder: same || "the same", value: state[name] || "", maxlength: 60, autocomplete: "off", spellcheck: "false" })]));
+  const inputs = Object.fromEntries(Object.entries(other).map(([name, [, same]]) => [name, h("input", { type: "text", placeholder: same || "the same", value: state[name] || "", maxlength: 255, autocomplete: "off", spellcheck: "false" })]));
   const compare = h("details", { class: "own", open: isComparison(state) }, h("summary", {}, "Compare with another pair or time"), Object.entries(other).map(([name, [label]]) => field(`${label} of B`, inputs[name])), h("p", { class: "hint" }, "What is left empty is as above."));
   const shown = h("details", { class: "own", open: Boolean(state.from || state.until) }, h("summary", {}, "Time range of the chart"), range.element);
   const form = askingForm(info, "Predict", [source.element, destination.element, at, compare, shown], submit);
@@ -78,7 +78,7 @@ export function predictView(state, info) {
 
   if (state.src && state.dst) {
     if (source.check() && destination.check()) ask(state.src.trim(), state.dst.trim());
-    else results.replaceChildren(notice("bad", h("p", {}, "These are not two addresses: see the form.")));
+    else results.replaceChildren(notice("bad", h("p", {}, "These are not two nodes: see the form.")));
   } else {
     results.replaceChildren(beginning(info, "How long would a ping take?",
       "Choose who measures and who is measured. The answer is a distribution: how long it takes, how sure that is, and how likely no answer comes at all.",

@@ -3,7 +3,7 @@
 import { get, post } from "./api.js";
 import { rankCard } from "./charts.js";
 import { field, h, loading } from "./dom.js";
-import { isAddress } from "./combobox.js";
+import { isNode } from "./combobox.js";
 import { plural } from "./format.js";
 import { address, addressField, askingForm, beginning, failure, firstWrong, go } from "./forms.js";
 import { addressesIn } from "./find.js";
@@ -32,8 +32,8 @@ export function rankView(state, info) {
   function submit() {
     const src = source.check();
     const destinations = addressesIn(some.value);
-    const wrong = destinations.find((text) => !isAddress(text));
-    among.fail(!destinations.length ? "At least one address is needed." : wrong ? `“${wrong}” is not an IPv4 or IPv6 address.` : "");
+    const wrong = destinations.find((text) => !isNode(text));
+    among.fail(!destinations.length ? "At least one address is needed." : wrong ? `“${wrong}” is neither an address nor a name.` : "");
     if (!src || !destinations.length || wrong) return firstWrong(source, { input: some });
     go({ ...read(), view: "rank", src, among: destinations.join(" ") });
   }

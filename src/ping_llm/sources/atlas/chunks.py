@@ -8,9 +8,9 @@ API returns all results of a measurement as one array; `array_as_lines` cuts it 
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -23,6 +23,7 @@ import pyarrow as pa
 from ping_llm.core.errors import MeasurementError, PingLlmError
 from ping_llm.core.measurements import SCHEMA
 from ping_llm.sources.atlas.parse import Ping, Unusable, read_ping
+from ping_llm.sources.columns import InputOptions
 from ping_llm.sources.files import Piece, Plan, RawBatch
 from ping_llm.storage import Location, locate
 from ping_llm.tasks.pool import map_in_order
@@ -69,6 +70,11 @@ class Chunk(NamedTuple):
     first: int  # number of the first line, from 1. In a JSON array each element counts as a line.
     in_array: bool
     position: int  # bytes of the file, as stored, that were read up to here
+
+
+IDS: Final = ("prb_id", "msm_id")
+ATLAS_SCHEMA: Final = SCHEMA.append(pa.field("prb_id", pa.int64())).append(pa.field("msm_id", pa.int64()))
+"""What Atlas results are read as: measurements, and the ids of probe and measurement."""
 
 
 class ParsedChunk(NamedTuple):
@@ -132,26 +138,44 @@ def parse_chunk(chunk: Chunk, *, each_packet: bool, strict: bool = False) -> Par
         counts.dropped[reason] = counts.dropped.get(reason, 0) + 1
         counts.examples.setdefault(reason, f"{where}: {detail}")
 
-    each = [ping for ping in pings for _ in ping.rtts]  # one for each measurement
+    each = [(ping, number) for ping in pings for number in range(len(ping.rtts))]  # one for each measurement
     columns: tuple[list[Any], ...] = (
-        [ping.time_us for ping in each],
-        [ping.source for ping in each],
-        [ping.destination for ping in each],
-        [ping.ip_version for ping in each],
-        [rtt for ping in pings for rtt in ping.rtts],
+        # Packets of one result are a microsecond apart: two that took equally long are no copies of each other.
+        [ping.time_us + number for ping, number in each],
+        [ping.source for ping, _ in each],
+        [ping.destination for ping, _ in each],
+        [ping.ip_version for ping, _ in each],
+        [ping.rtts[number] for ping, number in each],
+        [ping.probe for ping, _ in each],
+        [ping.measurement for ping, _ in each],
     )
-    arrays = [pa.array(column, type=field.type) for column, field in zip(columns, SCHEMA, strict=True)]
+    arrays = [pa.array(column, type=field.type) for column, field in zip(columns, ATLAS_SCHEMA, strict=True)]
     counts.results = len(pings) + sum(counts.dropped.values())
-    counts.measurements, counts.failed = len(each), arrays[-1].null_count
-    return ParsedChunk(pa.RecordBatch.from_arrays(arrays, schema=SCHEMA), counts, chunk.position)
+    counts.measurements, counts.failed = len(each), arrays[4].null_count
+    return ParsedChunk(pa.RecordBatch.from_arrays(arrays, schema=ATLAS_SCHEMA), counts, chunk.position)
 
 
 # The format "atlas" of `sources.files`: one measurement per result, its minimum RTT. (`ping-llm import atlas` can also
 # keep every packet.)
 
 
-def plan_atlas(whole: Piece, renamed: Mapping[str, str], piece_rows: int, optional: frozenset[str]) -> Plan:
-    return None, [whole]
+_OF_ATLAS: Final = re.compile(rb'"(?:prb_id|msm_id|fw|msm_name)"\s*:')
+
+
+def is_atlas(start: bytes) -> bool:
+    text = start.removeprefix(_BYTE_ORDER_MARK).lstrip()
+    return text[:1] in (b"[", b"{") and _OF_ATLAS.search(text) is not None
+
+
+def plan_atlas(whole: Piece, options: InputOptions, piece_rows: int, optional: frozenset[str]) -> Plan:
+    """The ids of probes and measurements may be the nodes: `src_addr=prb_id`, `dst_addr=msm_id`."""
+    for column, name in options.columns.items():
+        if name != column and (column not in ("src_addr", "dst_addr") or name not in IDS):
+            raise PingLlmError(
+                f"{whole.path}: in RIPE Atlas results, only src_addr and dst_addr may be others: prb_id or msm_id"
+            )
+    said = "RIPE Atlas results, of each the least RTT"
+    return None, [replace(whole, columns=dict(options.columns), understood=said)]
 
 
 def read_atlas(piece: Piece, batch_rows: int, strict: bool) -> Iterator[RawBatch]:
@@ -162,7 +186,11 @@ def read_atlas(piece: Piece, batch_rows: int, strict: bool) -> Iterator[RawBatch
             batches.append(chunk.batch)
             counts.add(chunk.counts)
         if batches and (chunk is None or counts.measurements >= batch_rows):
-            yield RawBatch(batch=pa.concat_batches(batches), first_row=first_row, dropped=Counter(counts.dropped))
+            batch = pa.concat_batches(batches)
+            chosen = {name: piece.columns.get(name, name) for name in SCHEMA.names}
+            batch = batch.select(list(chosen.values())).rename_columns(list(chosen))
+            dropped = Counter(counts.dropped)
+            yield RawBatch(batch=batch, first_row=first_row, dropped=dropped, examples=counts.examples)
             first_row, batches, counts = first_row + counts.results, [], Counts()
 
 

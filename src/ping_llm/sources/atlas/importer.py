@@ -27,13 +27,13 @@ import pyarrow.parquet as pq
 from ping_llm.core.console import Advance, no_progress
 from ping_llm.core.errors import PingLlmError, explained
 from ping_llm.core.files import STAGING, file_sha256, sole_writer, staged_files
-from ping_llm.core.measurements import SCHEMA
-from ping_llm.sources.atlas.chunks import DEFAULT_SIZES, Counts, ReadSizes, parse_file
+from ping_llm.sources.atlas.chunks import ATLAS_SCHEMA, DEFAULT_SIZES, Counts, ReadSizes, parse_file
+from ping_llm.sources.files import distinct
 from ping_llm.storage import Location, locate
 from ping_llm.tasks.engines import EngineChoice, OnTiming
 from ping_llm.tasks.pool import available_cores, map_in_order, side_by_side, worker_pool
 
-PARSER_VERSION: Final = 1
+PARSER_VERSION: Final = 2
 """Raised when the same input gives other measurements than before; older entries are then imported again."""
 
 PATTERN: Final = "measurements-*.parquet"
@@ -72,6 +72,7 @@ class ImportReport(Counts):
     files: tuple[str, ...]  # the Parquet files
     skipped: int = 0  # inputs that were done before and have not changed
     failures: dict[str, str] = field(default_factory=dict)  # inputs that could not be read, and why
+    copies: dict[str, str] = field(default_factory=dict)  # inputs that were left out, and what they are copies of
 
     def __post_init__(self) -> None:
         for one in self.inputs:
@@ -124,6 +125,8 @@ def import_atlas(
     inputs = _inputs([locate(Path(file)) for file in files], packets)
     if len({Path(one.file).resolve() for one in inputs}) < len(inputs):
         raise PingLlmError("an input file is given twice; its measurements would count double")
+    _, copies = distinct([locate(one.file) for one in inputs])
+    inputs = [one for one in inputs if one.file not in copies]
     if (folder / LEDGER).is_dir():
         raise PingLlmError(f"{folder}: holds files imported one by one; add --per-file, or choose another folder")
     total = sum(one.bytes for one in inputs)
@@ -138,7 +141,8 @@ def import_atlas(
         with closing(_batches(inputs, parse, workers, on_progress, staging)) as batches:  # ends the workers, too
             files_written = write_measurements(batches, staging, rows_per_file=rows_per_file)
         names = tuple(path.name for path in files_written)
-        report = ImportReport(seconds=time.perf_counter() - started, files=names, inputs=inputs)
+        seconds = time.perf_counter() - started
+        report = ImportReport(seconds=seconds, files=names, inputs=inputs, copies=copies)
         if not report.measurements:
             reasons = ", ".join(f"{reason} {count:,}" for reason, count in report.dropped.items())
             raise PingLlmError(f"no ping measurement in {report.results:,} results" + (reasons and f" ({reasons})"))
@@ -176,7 +180,7 @@ def _parse_to_disk(parse: Callable[..., Any], task: tuple[LedgerEntry, Path]) ->
     """A worker's task: one input file becomes one file of batches."""
     one, path = task
     writer: Any
-    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, SCHEMA) as writer:
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, ATLAS_SCHEMA) as writer:
         for parsed in parse(one.file, one):
             writer.write_batch(parsed.batch)
     return one, path
@@ -189,19 +193,19 @@ def write_measurements(
     # Arrow's default gives up on dictionaries above 1 MiB.
     options: dict[str, Any] = {"use_dictionary": ["src_addr", "dst_addr"], "dictionary_pagesize_limit": 16 << 20}
     written: list[Path] = []
-    upcoming, waiting = iter(batches), SCHEMA.empty_table()
+    upcoming, waiting = iter(batches), ATLAS_SCHEMA.empty_table()
 
     def take(rows: int) -> pa.Table:
         """The next rows, fewer only at the end, in one chunk: page boundaries could otherwise follow the batches'."""
         nonlocal waiting
         while len(waiting) < rows and (batch := next(upcoming, None)) is not None:
-            waiting = pa.concat_tables([waiting, pa.Table.from_batches([batch], schema=SCHEMA)])
+            waiting = pa.concat_tables([waiting, pa.Table.from_batches([batch], schema=ATLAS_SCHEMA)])
         taken, waiting = waiting.slice(0, rows).combine_chunks(), waiting.slice(rows)
         return taken
 
     while len(group := take(min(ROWS_PER_GROUP, rows_per_file))):
         written.append(folder / f"measurements-{len(written):05d}.parquet")
-        with pq.ParquetWriter(written[-1], SCHEMA, compression="zstd", **options) as writer:
+        with pq.ParquetWriter(written[-1], ATLAS_SCHEMA, compression="zstd", **options) as writer:
             room = rows_per_file
             while len(group):
                 writer.write_table(group, row_group_size=len(group))

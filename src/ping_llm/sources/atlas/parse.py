@@ -50,6 +50,8 @@ class Ping(NamedTuple):
     destination: str
     ip_version: int
     rtts: list[float | None]
+    probe: int | None = None
+    measurement: int | None = None
 
 
 def read_ping(result: Any, *, each_packet: bool) -> Ping:
@@ -65,7 +67,13 @@ def read_ping(result: Any, *, each_packet: bool) -> Ping:
     # A missing or unreadable family says nothing.
     if source_version != ip_version or (stated != ip_version and _whole(stated) not in (None, ip_version)):
         raise Unusable("family_mismatch", f"from {source} to {destination}, af {shown(stated)}")
-    return Ping(time_us, source, destination, ip_version, _rtts(result, each_packet))
+    probe, measurement = (_id(result.get(name)) for name in ("prb_id", "msm_id"))
+    return Ping(time_us, source, destination, ip_version, _rtts(result, each_packet), probe, measurement)
+
+
+def _id(value: Any) -> int | None:
+    number = _whole(value)
+    return number if number is not None and 0 <= number < 1 << 63 else None
 
 
 def _is_ping(result: dict[str, Any]) -> bool:

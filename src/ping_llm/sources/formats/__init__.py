@@ -2,7 +2,7 @@
 
 A format's module has two functions:
 
-    matches(head)               does a text that begins like this have the format? `head` is its first 16 KB
+    matches(head)               does a text that begins like this have the format? `head` is its first 64 KB
     rows(lines, source)         its measurements, from its lines
 
 The content decides, never the name of the file. Whatever a reader meets that it cannot use, it leaves out; it raises a
@@ -45,7 +45,7 @@ class Source:
 
     name: str  # of the file, without folder and suffixes
     labels: Mapping[str, str] = field(default_factory=dict)
-    """The labels or fields that hold columns of the schema, as the user named them."""
+    """What the user says: the labels or fields that hold columns of the schema, and `rtt_unit`."""
 
     @cached_property
     def vantage(self) -> str:

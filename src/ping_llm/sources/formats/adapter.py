@@ -1,7 +1,7 @@
 """The format "tool" of `sources.files`: any text that one of the `READERS` knows, in batches, in bounded memory.
 
-A file is text, plain or compressed (its first bytes tell with what), in UTF-8 or, as PowerShell writes it, UTF-16. It
-is one piece of work. `read_table` gives all of a file as one table, for whoever wants no batches.
+A file is text in UTF-8 or, as PowerShell writes it, UTF-16, and one piece of work. `read_table` gives all of a file as
+one table, for whoever wants no batches.
 """
 
 import codecs
@@ -15,9 +15,10 @@ import pyarrow as pa
 
 from ping_llm.core.errors import PingLlmError
 from ping_llm.core.measurements import MAX_TIME_US, SCHEMA
-from ping_llm.sources.files import Piece, Plan, RawBatch
+from ping_llm.sources.columns import InputOptions
+from ping_llm.sources.files import BLOCK_BYTES, Piece, Plan, RawBatch, open_text
 from ping_llm.sources.formats import Row, Source, matching, module_of, rrd
-from ping_llm.storage import Location, locate
+from ping_llm.storage import locate
 
 TABLE: Final = pa.schema(
     [
@@ -29,29 +30,28 @@ TABLE: Final = pa.schema(
 )
 """Nulls: a time that is unknown, and the RTT of a packet without an answer."""
 
-_HEAD: Final = 16 << 10
 _BLOCK: Final = 1 << 20
 _MAX_LINE: Final = 64 << 10
 _MAX_JSON_LINE: Final = 256 << 20
 
-_COMPRESSED: Final = {b"\x1f\x8b": "gzip", b"BZh": "bz2", b"\x28\xb5\x2f\xfd": "zstd"}
 _SUFFIXES: Final = frozenset(
     {".gz", ".bz2", ".zst", ".txt", ".log", ".out", ".json", ".jsonl", ".ndjson", ".xml", ".rrd", ".lp", ".csv"}
 )
 
 
-def format_of(path: Location) -> str | None:
-    """Which reader knows this file."""
-    return matching(_head(path))
+def is_tool(start: bytes) -> bool:
+    return matching(next(_decoded(iter([start])))) is not None
 
 
-def plan_tool(whole: Piece, renamed: Mapping[str, str], piece_rows: int, optional: frozenset[str]) -> Plan:
-    return None, [replace(whole, columns=dict(renamed))]
+def plan_tool(whole: Piece, options: InputOptions, piece_rows: int, optional: frozenset[str]) -> Plan:
+    name = matching(_head(whole.path))
+    labels = {**options.columns, **({"rtt_unit": options.rtt_unit} if options.rtt_unit else {})}
+    return None, [replace(whole, columns=labels, understood=f"output of {name}")]
 
 
 def read_tool(piece: Piece, batch_rows: int, strict: bool) -> Iterator[RawBatch]:
     first_row = 0
-    rows = _apart(rows_of(locate(piece.path), piece.columns))
+    rows = _apart(rows_of(piece.path, piece.columns))
     while some := list(islice(rows, batch_rows)):
         columns = zip(*some, strict=True)
         arrays = [pa.array(column, field.type) for column, field in zip(columns, TABLE, strict=True)]
@@ -65,20 +65,20 @@ def read_table(path: Path | str, labels: Mapping[str, str] | None = None) -> pa.
     return pa.Table.from_batches((raw.batch for raw in read_tool(piece, 1 << 20, strict=False)), schema=TABLE)
 
 
-def rows_of(path: Location, labels: Mapping[str, str]) -> Iterator[Row]:
+def rows_of(path: str, labels: Mapping[str, str]) -> Iterator[Row]:
     """The measurements of a file as its reader says them."""
     head = _head(path)
     name = matching(head)
     if name is None:
         raise PingLlmError(f"{path}: none of the known tools writes such a file")
-    lines = rrd.dumped(path.local) if head.startswith(rrd.MAGIC.decode()) else _lines(path)
+    lines = rrd.dumped(locate(path).local) if head.startswith(rrd.MAGIC.decode()) else _lines(path)
     found = False
     try:
-        for row in module_of(name).rows(lines, Source(name=_stem(path.name), labels=labels)):
+        for row in module_of(name).rows(lines, Source(name=_stem(locate(path).name), labels=labels)):
             found = True
             yield row
     except PingLlmError as error:
-        raise error if str(path) in str(error) else PingLlmError(f"{path}: {error}") from error
+        raise error if path in str(error) else PingLlmError(f"{path}: {error}") from error
     if not found:
         raise PingLlmError(f"{path}: looks like what {name} writes, but has no measurement in it")
 
@@ -102,13 +102,8 @@ def _stem(name: str) -> str:
 # From bytes to lines.
 
 
-def _blocks(path: Location, size: int) -> Iterator[bytes]:
-    """The content, decompressed."""
-    with path.open_stream() as file:
-        magic = file.read(4)
-        file.seek(0)
-        codec = next((codec for start, codec in _COMPRESSED.items() if magic.startswith(start)), None)
-        content = pa.input_stream(file, compression=codec)
+def _blocks(path: str, size: int) -> Iterator[bytes]:
+    with open_text(path) as content:
         while block := content.read(size):
             yield block
 
@@ -122,11 +117,11 @@ def _decoded(blocks: Iterator[bytes]) -> Iterator[str]:
         yield decoder.decode(block)
 
 
-def _head(path: Location) -> str:
-    return next(_decoded(_blocks(path, _HEAD)))
+def _head(path: str) -> str:
+    return next(_decoded(_blocks(path, BLOCK_BYTES)))
 
 
-def _lines(path: Location) -> Iterator[str]:
+def _lines(path: str) -> Iterator[str]:
     """Lines with their ends. JSON may be one line as a whole; of anything else, a line that long is left out."""
     held = ""
     limit = 0

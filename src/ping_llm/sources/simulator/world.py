@@ -15,10 +15,11 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ping_llm import __version__
+from ping_llm.core.cells import time_microseconds
 from ping_llm.core.console import Advance, no_progress
 from ping_llm.core.errors import PingLlmError, explained
 from ping_llm.core.files import staged_files
-from ping_llm.core.measurements import SCHEMA, UNPARSABLE, format_address, parse_addresses, time_microseconds
+from ping_llm.core.measurements import SCHEMA, UNPARSABLE, format_address, parse_addresses
 from ping_llm.core.rtt import Ints
 from ping_llm.sources import WORLD_FILE
 from ping_llm.sources.simulator.delays import DelayDistribution, DelayModel, load_at

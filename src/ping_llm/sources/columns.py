@@ -1,0 +1,239 @@
+"""Which columns of a table are a measurement's, and how its cells are written: found by looking at names and cells.
+
+Whatever a table comes from (a text file, Parquet, JSON, a data frame), `understand` gets its column names and its first
+rows. What it cannot tell it does not guess: dates that may be of two months, and RTTs of no plausible size, are errors
+that name the option to write.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ping_llm.core.cells import DATE, UNITS, Spelling, is_text, rtt_milliseconds, split_units, time_microseconds
+from ping_llm.core.errors import PingLlmError
+from ping_llm.core.measurements import SCHEMA, parse_column
+
+
+def words(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
+COLUMN_NAMES: Final = {
+    "event_time": words(
+        "event_time timestamp time ts datetime date_time epoch unix_time unixtime time_utc timestamp_utc utc utc_time "
+        "when date measured_at created_at recorded_at start_time start measurement_time"
+    ),
+    "src_addr": words(
+        "src_addr source src from ip_src src_ip source_ip source_addr source_address src_address saddr srcaddr "
+        "src_host source_host src_node source_node src_name source_name source_id src_id sender origin probe probe_id "
+        "prb_id agent client vantage_point vantage monitor node_a host_a a local_addr local"
+    ),
+    "dst_addr": words(
+        "dst_addr destination dst to dest ip_dst dst_ip dest_ip destination_ip dest_addr destination_addr "
+        "destination_address dst_address daddr dstaddr dst_host dest_host destination_host dst_node dst_name "
+        "destination_name destination_id dst_id target target_ip target_addr target_address target_host receiver "
+        "server peer responder node_b host_b b remote_addr remote"
+    ),
+    "ip_version": words("ip_version af address_family ip_family ipv"),
+    "rtt": words(
+        "rtt rtt_avg avg_rtt rtt_mean mean_rtt average_rtt latency latency_avg avg_latency mean_latency "
+        "average_latency delay avg_delay mean_delay ping ping_time round_trip_time roundtrip_time round_trip "
+        "roundtrip response_time avg average mean rtt_median median_rtt median rtt_min min_rtt "
+        "latency_min min_latency min"
+    ),
+}
+"""Names that a column may have, best first: in small letters, with `_` between words, and without a unit."""
+
+OPTIONAL_COLUMNS: Final = frozenset({"ip_version"})
+OPTIONAL_WITHOUT_TIME: Final = OPTIONAL_COLUMNS | {"event_time"}  # for readers to whom a table of RTTs is enough
+OPTIONAL_IN_QUESTIONS: Final = OPTIONAL_WITHOUT_TIME | {"rtt"}
+
+STATED_RANGE_MS: Final = (0.005, 20_000.0)
+"""What the median RTT of a table may be if its unit is known: from within a rack to beyond the patience of any tool."""
+ASSUMED_RANGE_MS: Final = (0.5, 5_000.0)
+"""The same if nobody said that it is milliseconds: outside, it is as likely that they are something else."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class InputOptions:
+    """What a user says about measurements, in place of what would be found by looking at them."""
+
+    columns: Mapping[str, str] = field(default_factory=dict)
+    """The table's names of columns of the schema."""
+    rtt_unit: str | None = None
+    delimiter: str | None = None
+    date_order: str | None = None
+    nodes: str | None = None
+    """A file that says of names what addresses they have (`sources/nodes.py`)."""
+    allow_bad_rows: bool = False
+    """Go on although many rows are unusable, or RTTs are not of a plausible size."""
+
+    def __post_init__(self) -> None:
+        if unknown := self.columns.keys() - set(SCHEMA.names):
+            raise PingLlmError(
+                f"columns: there is no {sorted(unknown)[0]!r} to be named, but {', '.join(SCHEMA.names)}"
+            )
+        if self.rtt_unit is not None and self.rtt_unit not in ("s", "ms", "us", "ns"):
+            raise PingLlmError(f"the unit of RTTs {self.rtt_unit!r}: write s, ms, us or ns")
+        if self.delimiter is not None and len(self.delimiter) != 1:
+            raise PingLlmError(f"the delimiter {self.delimiter!r}: write one character")
+        if self.date_order is not None and self.date_order not in ("dmy", "mdy"):
+            raise PingLlmError(f"the order of dates {self.date_order!r}: write dmy or mdy")
+
+
+AS_FOUND: Final = InputOptions()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Understood:
+    """The columns of a table that make measurements, and how to read their cells."""
+
+    columns: dict[str, str]
+    """The table's name of each column of the schema."""
+    spelling: Spelling
+    said: str
+    """In words."""
+
+
+def understand(
+    names: Sequence[str],
+    sample: Mapping[str, Any],
+    options: InputOptions,
+    what: str,
+    optional: frozenset[str] = OPTIONAL_COLUMNS,
+) -> Understood:
+    """`sample` has some cells of each column, as Arrow arrays. `what` is what the table is called in errors."""
+    columns = find_columns(names, options.columns, what, optional)
+    # Wrong types are refused before any work is done, not in the middle of it.
+    for column, check in _CHECKS.items():
+        if column in columns:
+            check(sample[columns[column]].slice(0, 0), name=repr(columns[column]))
+    unit, source = _rtt_unit(columns["rtt"], sample[columns["rtt"]], options, is_ours=_is_ours(columns, sample))
+    comma = _has_decimal_comma(sample[columns["rtt"]])
+    time = sample.get(columns.get("event_time", ""))
+    order = options.date_order or (None if time is None else _date_order(time, what))
+    time_unit = None if time is None else split_unit(columns["event_time"])[1]
+    spelling = Spelling(rtt_unit=unit, decimal_comma=comma, date_order=order, time_unit=time_unit)
+    values, _ = rtt_milliseconds(sample[columns["rtt"]], spelling)
+    if not options.allow_bad_rows:
+        check_rtts(values, unit, what, is_stated=source != "assumed")
+    said = [f"{word} {columns[column]!r}" for column, word in _WORDS.items() if column in columns]
+    said.append(f"RTT {columns['rtt']!r} in {unit} ({source})" + (" with decimal commas" if comma else ""))
+    if order is not None:
+        said.append({"dmy": "days before months", "mdy": "months before days"}[order])
+    return Understood(columns=columns, spelling=spelling, said=", ".join(said))
+
+
+_CHECKS: Final[Mapping[str, Callable[..., Any]]] = {
+    "event_time": time_microseconds,
+    "src_addr": parse_column,
+    "dst_addr": parse_column,
+    "ip_version": rtt_milliseconds,
+    "rtt": rtt_milliseconds,
+}
+_WORDS: Final = {"event_time": "time", "src_addr": "source", "dst_addr": "destination"}
+
+
+def find_columns(
+    names: Sequence[str], renamed: Mapping[str, str], what: str, optional: frozenset[str] = OPTIONAL_COLUMNS
+) -> dict[str, str]:
+    """The table's name of each schema column: what the user said, else the first of the usual names that is there."""
+    usual = {split_unit(name)[0]: name for name in reversed(names)}
+    chosen = {}
+    for column in SCHEMA.names:
+        if column in renamed:
+            wanted = renamed[column]
+            same = [name for name in names if name.strip().lower() == wanted.strip().lower()]
+            match = wanted if wanted in names else next(iter(same), None)
+        else:
+            match = next((usual[name] for name in COLUMN_NAMES[column] if name in usual), None)
+        if match is not None:
+            chosen[column] = match
+        elif column in renamed or column not in optional:
+            missing = repr(renamed.get(column, column))
+            missing += "" if column in renamed else " or of another usual name"
+            has = ", ".join(names[:20]) + (", …" if len(names) > 20 else "")
+            raise PingLlmError(f"{what}: no column {missing} (it has: {has}); name yours with --columns {column}=NAME")
+    return chosen
+
+
+_UNIT: Final = "|".join(sorted(map(re.escape, UNITS), key=len, reverse=True))
+_BRACKETED: Final = re.compile(rf"^(.*?)[\s_]*[(\[{{<]\s*(?:in\s+)?({_UNIT})\s*[)\]}}>]$", re.IGNORECASE)
+_SUFFIXED: Final = re.compile(rf"^(.+?)(?:[\s_.,/-]+(?:in[\s_]+)?)({_UNIT})$", re.IGNORECASE)
+
+
+def split_unit(name: str) -> tuple[str, str | None]:
+    """`RTT (ms)` or `rtt_us`: the name as it is looked up, and the unit if it has one."""
+    text = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name.strip().strip("\ufeff\"'#@ "))
+    if len(text) > 1 and text.lower() in UNITS:  # `ms` is an RTT; `s` may be anything
+        return "rtt", UNITS[text.lower()]
+    found = _BRACKETED.match(text) or _SUFFIXED.match(text)
+    base, unit = (found[1], UNITS[found[2].lower()]) if found else (text, None)
+    return re.sub(r"[^a-z0-9]+", "_", base.lower()).strip("_"), unit
+
+
+# How cells are written.
+
+
+def _rtt_unit(name: str, cells: Any, options: InputOptions, *, is_ours: bool) -> tuple[str, str]:
+    """The unit of RTTs without one in their cell, and who says so."""
+    if options.rtt_unit is not None:
+        return options.rtt_unit, "given"
+    if unit := split_unit(name)[1]:
+        return unit, "its name"
+    if is_text(cells.type):
+        units = split_units(pc.replace_substring(pc.utf8_trim_whitespace(cells.cast(pa.large_string())), ",", "."))[1]
+        if named := [unit for unit in units.categories if unit in UNITS]:
+            return UNITS[named[0]], "its cells"
+    return "ms", "as our schema has it" if is_ours else "assumed"
+
+
+def _is_ours(columns: Mapping[str, str], sample: Mapping[str, Any]) -> bool:
+    """Whether the table is one that we write: `rtt` is in milliseconds then."""
+    needed = (SCHEMA.field(name) for name in ("event_time", "rtt"))
+    return all(columns.get(one.name) == one.name and sample[one.name].type == one.type for one in needed)
+
+
+def _has_decimal_comma(cells: Any) -> bool:
+    if not is_text(cells.type):
+        return False
+    commas = pc.sum(pc.match_substring_regex(cells, r"^\s*[-+]?[0-9.]*[0-9],[0-9]+\s*[a-zµμA-Z]*\s*$")).as_py() or 0
+    points = pc.sum(pc.match_substring_regex(cells, r"^[^,]*[0-9]\.[0-9]+\s*[a-zµμA-Z]*\s*$")).as_py() or 0
+    return bool(commas > points)
+
+
+def _date_order(cells: Any, what: str) -> str | None:
+    """Whether days or months come first, in dates that do not say it themselves."""
+    if not is_text(cells.type):
+        return None
+    parts = pc.extract_regex(pc.utf8_trim_whitespace(cells.cast(pa.large_string())), DATE).drop_null()
+    rows = zip(*(pc.struct_field(parts, name).to_pylist() for name in ("a", "separator", "b")), strict=True)
+    unclear = [(a, separator, b) for a, separator, b in rows if len(a) <= 2 and separator != "." and b.isdigit()]
+    if not unclear:
+        return None
+    day_first, month_first = (any(int(row[at]) > 12 for row in unclear) for at in (0, 2))
+    if day_first == month_first:
+        a, separator, b = unclear[0]
+        problem = "are of both kinds" if day_first else "may begin with the day or with the month"
+        raise PingLlmError(f"{what}: dates like {a}{separator}{b}{separator}… {problem}: write --date-order dmy or mdy")
+    return "dmy" if day_first else "mdy"
+
+
+def check_rtts(rtt_ms: Any, unit: str, what: str, *, is_stated: bool = True) -> None:
+    """An error if RTTs are not of a size that networks have, if read as this unit."""
+    answered = rtt_ms[(rtt_ms > 0) & (rtt_ms < 1e12)]
+    if not len(answered):
+        return
+    median = float(np.median(answered))
+    low, high = STATED_RANGE_MS if is_stated else ASSUMED_RANGE_MS
+    if not low <= median <= high:
+        ms = f"{median:,.0f}" if median >= 100 else f"{median:.2g}"
+        doubt = f"which is implausible for {unit}" if is_stated else "and no unit is given"
+        raise PingLlmError(
+            f"{what}: the median RTT would be {ms} ms, {doubt}: say --rtt-unit us, ms or s (or --allow-bad-rows)"
+        )

@@ -1,0 +1,117 @@
+"""The nodes file: what is known of nodes that measurements name. Columns name, address, latitude, longitude, as."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from ping_llm.core.errors import PingLlmError
+from ping_llm.core.measurements import NAMED, UNPARSABLE, format_address, parse_nodes
+from ping_llm.sources import NODES_FILE
+from ping_llm.sources.columns import split_unit, words
+from ping_llm.sources.tables import read_cells
+from ping_llm.storage import Location
+
+_COLUMNS: Final = {
+    "name": words("name node node_name host hostname host_name site probe probe_id prb_id id label"),
+    "address": words("address addr ip ip_address ip_addr ipv4 ipv6 address_v4 address_v6"),
+    "latitude": words("latitude lat"),
+    "longitude": words("longitude lon lng long"),
+    "asn": words("as asn as_number asn_v4 asn_v6"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Node:
+    """One line of a nodes file."""
+
+    name: str
+    address: str | None = None
+    latitude: float | None = None
+    longitude: float | None = None
+    asn: str | None = None
+
+
+Nodes = Mapping[str, Node]
+"""By name."""
+
+NO_NODES: Final[Nodes] = {}
+
+
+def read_nodes(path: str) -> dict[str, Node]:
+    names, rows = read_cells(path)
+    usual = {split_unit(name)[0]: i for i, name in reversed(list(enumerate(names)))}
+    at = {column: next((usual[s] for s in spelt if s in usual), None) for column, spelt in _COLUMNS.items()}
+    if at["name"] is None:
+        raise PingLlmError(f"{path}: no column name (it has: {', '.join(names)}): write name, address, latitude, …")
+    nodes: dict[str, Node] = {}
+    for number, row in enumerate(rows, 2):
+        cells = {column: row[i].strip() or None for column, i in at.items() if i is not None and i < len(row)}
+        where = f"{path}, line {number}"
+        name = cells.get("name")
+        if name is None:
+            raise PingLlmError(f"{where}: a node without a name")
+        if name in nodes:
+            raise PingLlmError(f"{where}: {name!r} is there twice")
+        nodes[name] = Node(
+            name=name,
+            address=_address(cells.get("address"), where),
+            latitude=_degrees(cells.get("latitude"), 90, where),
+            longitude=_degrees(cells.get("longitude"), 180, where),
+            asn=cells.get("asn"),
+        )
+    return nodes
+
+
+def _address(text: str | None, where: str) -> str | None:
+    if text is None:
+        return None
+    families, packed, _ = parse_nodes([text])
+    if families[0] in (UNPARSABLE, NAMED):
+        raise PingLlmError(f"{where}: {text!r} is not an address")
+    return format_address(int(families[0]), packed[0].tobytes())
+
+
+def _degrees(text: str | None, most: float, where: str) -> float | None:
+    if text is None:
+        return None
+    try:
+        value = float(text.replace(",", "."))
+    except ValueError:
+        value = float("nan")
+    if not -most <= value <= most:
+        raise PingLlmError(f"{where}: {text!r} is not between -{most} and {most} degrees")
+    return value
+
+
+def shown_names(nodes: Nodes) -> dict[str, str]:
+    """The name of each address; of several, the first."""
+    names: dict[str, str] = {}
+    for node in nodes.values():
+        if node.address is not None:
+            names.setdefault(node.address, node.name)
+    return names
+
+
+def shown_in_rows(folder: Location) -> tuple[Nodes, Callable[[str], str]]:
+    """What is known of the names in prepared rows, and what to show for an address there."""
+    if not (folder / NODES_FILE).exists():
+        return NO_NODES, lambda address: address
+    nodes = read_nodes(str(folder / NODES_FILE))
+    names = shown_names(nodes)
+
+    def shown(address: str) -> str:  # an IPv4 address that was measured with a name is among the IPv6 addresses
+        address = address.removeprefix("::ffff:") if "." in address else address
+        return names.get(address, address)
+
+    return nodes, shown
+
+
+def write_nodes(addresses: Mapping[str, str]) -> str:
+    """A nodes file with the addresses of names."""
+    quoted = (f'"{name.replace(chr(34), chr(34) * 2)}",{address}' for name, address in sorted(addresses.items()))
+    return "\n".join(["name,address", *quoted, ""])
+
+
+def addresses_of(texts: Iterable[str], nodes: Nodes) -> Sequence[str]:
+    """The address of each node that has one, else its name."""
+    return [(nodes[text].address or text) if text in nodes else text for text in texts]
