@@ -134,7 +134,9 @@ class TestFolder:
         description = unsealed(json.loads(file.read_text()))
         description["files"][name] = file_sha256(tmp_path / "split" / name)  # as a stranger would
         file.write_text(json.dumps(sealed(description)))
-        with pytest.raises(PingLlmError, match=r"is not a split, or is damaged|neither an address|the same address") as refused:
+        with pytest.raises(
+            PingLlmError, match=r"is not a split, or is damaged|neither an address|the same address"
+        ) as refused:
             read_split(tmp_path / "split")
         assert "\n" not in str(refused.value)
 

@@ -1,5 +1,6 @@
 """The JSON API: what each route answers, and how it says no."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -179,6 +180,7 @@ class TestRange:
 
     def test_the_matrix_has_medians_and_numbers_of_measurements(self, client: TestClient) -> None:
         found = good(client.post("/api/v1/matrix", json={}))
+        assert all(re.fullmatch("#[0-9a-f]{6}", colour) for colour in found.pop("colours"))
         assert found == {
             "sources": [SOURCE],
             "destinations": [DESTINATION, OTHER],

@@ -1,15 +1,19 @@
 """What is watched: measurements that arrive, what was expected of them, and what Prometheus reads of that."""
 
+import json
 import math
 import os
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from queue import Queue
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
+import numpy as np
 import pytest
 
 pytest.importorskip("fastapi", reason="ping-llm serve needs the extra `serve`")
@@ -22,7 +26,16 @@ from ping_llm.rows.measurement_set import MeasurementSet
 from ping_llm.serve.access import Limits, ServeSettings
 from ping_llm.serve.server import make_app
 from ping_llm.serve.store import MeasurementStore, measurements_of
-from ping_llm.serve.watch import Feed, FileTail, Watcher, WatchSettings, from_queue, read_pairs
+from ping_llm.serve.watch import (
+    Feed,
+    FileTail,
+    PrometheusFeed,
+    Watcher,
+    WatchSettings,
+    feeds_of,
+    from_queue,
+    read_pairs,
+)
 from serving_fixtures import DESTINATION, OTHER, SOURCE, good, question, refused, running, service, some_store
 
 Samples = dict[str, float]
@@ -272,6 +285,63 @@ class TestFileTail:
         while (part := tail()) is not None or not found:
             found += len(part.observations) if part else 0
         assert found == 500
+
+
+class TestPrometheusFeed:
+    """`probe_duration_seconds` of one pair, a sample per minute, until now."""
+
+    @staticmethod
+    @contextmanager
+    def standing_in(now: list[float]) -> Iterator[str]:
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                query = {
+                    name: float(of[0]) for name, of in parse_qs(urlsplit(self.path).query).items() if name != "query"
+                }
+                times = np.arange(query["start"], min(query["end"], now[0]) + 1e-6, query["step"])
+                metric = {"__name__": "probe_duration_seconds", "instance": DESTINATION, "site": SOURCE}
+                found = [{"metric": metric, "values": [[at, "0.02"] for at in times]}] if len(times) else []
+                body = json.dumps({"status": "success", "data": {"resultType": "matrix", "result": found}}).encode()
+                self.send_response(200)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, format: str, *args: object) -> None: ...
+
+        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        try:
+            yield f"prometheus+http://name:word@127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            server.server_close()
+
+    def test_every_sample_comes_once_and_the_last_day_at_first(self) -> None:
+        begin = time.time()
+        now = [begin - 3600]
+        with self.standing_in(now) as url:
+            ((name, feed),) = feeds_of([url]).items()
+            assert "word" not in name
+            first = feed()
+            assert first is not None
+            assert first.nodes == (SOURCE, DESTINATION)
+            assert len(first.observations) == pytest.approx(23 * 60, abs=2)
+            assert feed() is None
+            now[0] += 150
+            second = feed()
+            assert second is not None
+            since = second.observations.time_s - first.observations.time_s[-1]
+            assert since.tolist() == pytest.approx([60.0, 120.0, 180.0][: len(since)], abs=0.01)
+            assert len(since) >= 2
+
+    def test_a_server_that_is_gone_is_one_line(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("PING_LLM_STORAGE_WAIT_S", "0.001")
+        with self.standing_in([0.0]) as url:
+            pass
+        with pytest.raises(PingLlmError) as error:
+            PrometheusFeed(url)()
+        assert "word" not in str(error.value)
 
 
 class TestAdding:

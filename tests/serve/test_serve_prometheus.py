@@ -21,7 +21,7 @@ pytest.importorskip("fastapi", reason="ping-llm serve needs the extra `serve`")
 from ping_llm.rows.measurement_set import MeasurementSet
 from ping_llm.serve.server import listen
 from ping_llm.serve.store import measurements_of
-from ping_llm.serve.watch import WatchSettings, from_queue
+from ping_llm.serve.watch import PrometheusFeed, WatchSettings, from_queue
 from serving_fixtures import DESTINATION, listening, question, some_store
 
 GRAFANA: Final = Path(__file__).parents[2] / "deploy" / "grafana"
@@ -83,10 +83,12 @@ class TestDashboard:
 
 class Prometheus:
     def __init__(self, port: int) -> None:
-        self._at = f"http://127.0.0.1:{port}/api/v1"
+        self.url = f"http://127.0.0.1:{port}"
 
     def get(self, path: str, **parameters: str) -> Any:
-        with urllib.request.urlopen(f"{self._at}/{path}?{urllib.parse.urlencode(parameters)}", timeout=10) as reply:
+        with urllib.request.urlopen(
+            f"{self.url}/api/v1/{path}?{urllib.parse.urlencode(parameters)}", timeout=10
+        ) as reply:
             return json.load(reply)["data"]
 
     def query(self, expression: str) -> list[dict[str, Any]]:
@@ -159,6 +161,13 @@ class TestPrometheus:
     @pytest.mark.parametrize(("title", "expression"), expressions())
     def test_every_panel_shows_something(self, scraped: Prometheus, title: str, expression: str) -> None:
         assert scraped.wait_for(without_variables(expression)), title
+
+    def test_what_it_has_got_can_be_followed(self, scraped: Prometheus) -> None:
+        feed = PrometheusFeed(f"prometheus+{scraped.url}/?query=ping_llm_observed_rtt_seconds&step=1s")
+        found = feed()
+        assert found is not None
+        assert {"192.0.2.1", DESTINATION} <= set(found.nodes)
+        assert 900.0 in found.observations.rtt_ms
 
     def test_the_alert_of_the_pair_fires_and_that_of_the_others_does_not(self, scraped: Prometheus) -> None:
         scraped.wait_for('ALERTS{alertname="PingLlmUnusualRtt", alertstate="firing"}')

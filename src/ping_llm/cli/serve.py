@@ -29,7 +29,8 @@ def serve(
     open_to_all: Annotated[bool, Option("--open-to-all", help="Let other machines ask without a token.")] = False,
     context: Annotated[int, Option(min=8, max=4095, help="As in `ping-llm predict`.")] = 1024,
     follow: Annotated[
-        list[Path] | None, Option(help="CSV or JSON lines that grow: new ones are known at once. May be repeated.")
+        list[str] | None,
+        Option(help="CSV or JSON lines that grow, or prometheus+http://HOST:PORT. May be repeated."),
     ] = None,
     accept: Annotated[
         bool, Option("--accept", help="Let clients add measurements: POST /api/v1/measurements.")
@@ -67,7 +68,7 @@ def serve(
     need("prometheus_client", "serve", "ping-llm serve")
     from ping_llm.serve.access import Limits, ServeSettings
     from ping_llm.serve.server import serve as answer
-    from ping_llm.serve.watch import FileTail, WatchSettings, read_pairs
+    from ping_llm.serve.watch import WatchSettings, feeds_of, read_pairs
 
     sizes = {"history": max_history, "questions": max_questions, "scored": max_scored}
     settings = ServeSettings(
@@ -84,10 +85,8 @@ def serve(
     )
     watched = None
     if follow or accept or watch:
-        if missing := [path for path in follow or () if not path.is_file()]:
-            raise PingLlmError(f"--follow {missing[0]}: there is no such file")
         watched = WatchSettings(
-            feeds={path.name if len(follow or ()) == 1 else str(path): FileTail(path) for path in follow or ()},
+            feeds=feeds_of(follow or ()),
             pairs=read_pairs(watch) if watch else None,
             max_pairs=max_pairs,
             refresh_seconds=refresh,

@@ -20,6 +20,7 @@ from ping_llm.core.cells import time_microseconds
 from ping_llm.core.errors import PingLlmError
 from ping_llm.core.measurements import MAX_TIME_US, node_text
 from ping_llm.core.rtt import Ints, RttDistribution
+from ping_llm.predict.matrix import RAMP
 from ping_llm.predict.prompts import LikelyAddresses
 from ping_llm.rows.measurement_set import MeasurementSet
 from ping_llm.serve import schemas
@@ -134,7 +135,7 @@ async def matrix(service: _Service, body: schemas.MatrixRequest) -> Response:
         return (store or MeasurementStore(known.latest(None, np.nan, 0))).matrix(body.count, *ends)
 
     names = ("sources", "destinations", "median", "measurements")
-    return json_reply(dict(zip(names, await run_in_threadpool(computed), strict=True)))
+    return json_reply(dict(zip(names, await run_in_threadpool(computed), strict=True)) | {"colours": RAMP})
 
 
 @router.post("/suggest", response_model=schemas.SuggestReply, response_model_exclude_none=True)

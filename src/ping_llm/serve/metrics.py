@@ -116,7 +116,11 @@ class ServerMetrics:
             buckets=_SECONDS,
             registry=registry,
         )
-        self.warm = Gauge("ping_llm_model_warm", "Whether everything is compiled.", registry=registry)
+        self.warm = Gauge(
+            "ping_llm_model_warm",
+            "Whether all kinds of questions are prepared for: until then some answers take seconds.",
+            registry=registry,
+        )
         self.known = Gauge("ping_llm_known_measurements", "Measurements that answers rest on.", registry=registry)
         self.watched = Gauge("ping_llm_watched_pairs", "Pairs whose metrics are here.", registry=registry)
         self.passed_over = Gauge(

@@ -206,6 +206,7 @@ class MatrixReply(BaseModel):
     destinations: list[str]
     median: Annotated[list[list[float | None]], Field(description="Measured, in ms: a row for each source.")]
     measurements: list[list[int]]
+    colours: Annotated[list[str], Field(description="Of a heat map: from the shortest RTT to the longest.")]
 
 
 class SuggestReply(BaseModel):

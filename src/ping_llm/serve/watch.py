@@ -6,6 +6,7 @@ background what is expected next. So a measurement is never part of the expectat
 """
 
 import os
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +17,7 @@ from pathlib import Path
 from queue import Empty, Queue
 from threading import Event, Thread
 from typing import Any, Final, Self
+from urllib.parse import urlsplit
 
 import numpy as np
 import pyarrow as pa
@@ -24,13 +26,14 @@ from pyarrow import csv
 from ping_llm.core.errors import PingLlmError, explained
 from ping_llm.core.rtt import Floats, RttDistribution
 from ping_llm.predict.predictor import read_questions
-from ping_llm.rows.measurement_set import MeasurementSet, joined
+from ping_llm.rows.measurement_set import MeasurementSet, joined, read_observations
 from ping_llm.serve.access import log
 from ping_llm.serve.answers import Query
 from ping_llm.serve.api import Service
 from ping_llm.serve.metrics import PairValues
 from ping_llm.serve.store import KnownMeasurements, MeasurementStore, read_upload
 from ping_llm.sources.columns import InputOptions
+from ping_llm.sources.remote import prometheus
 
 Feed = Callable[[], MeasurementSet | None]
 Pair = tuple[str, str]
@@ -258,6 +261,45 @@ class FileTail:
     def _find_place(self, about: os.stat_result) -> None:
         if (about.st_dev, about.st_ino) != self._file or about.st_size < self._offset:
             self._file, self._offset, self._head = (about.st_dev, about.st_ino), 0, b""
+
+
+class PrometheusFeed:
+    """What a Prometheus server has got since the last call, and its last day at first; `sources.remote` has the URL."""
+
+    def __init__(self, source: str) -> None:
+        self._source, self._last_s = source, -np.inf
+
+    def __call__(self) -> MeasurementSet | None:
+        source = self._source
+        if self._last_s > 0:  # from the latest on, which counters are compared with
+            source += f"{'&' if '?' in source else '?'}start={self._last_s:.3f}"
+        with tempfile.TemporaryDirectory(prefix="ping-llm-follow-") as folder:
+            answers = list(prometheus(source, Path(folder)))
+            if not answers:
+                return None
+            measured = read_observations(answers, options=_FEW)
+        observations = measured.observations
+        new = observations.take(observations.time_s > self._last_s + 0.001)
+        if not len(new):
+            return None
+        self._last_s = float(new.time_s[-1])
+        return replace(measured, observations=new)
+
+
+def feeds_of(sources: Sequence[str]) -> dict[str, Feed]:
+    """Of files that grow, and of Prometheus servers, by their names."""
+    feeds: dict[str, Feed] = {}
+    for source in sources:
+        path = Path(source)
+        if source.lower().startswith("prometheus+"):
+            feed: Feed = PrometheusFeed(source)
+            name = urlsplit(source.removeprefix("prometheus+")).netloc.rpartition("@")[2]
+        elif path.is_file():
+            feed, name = FileTail(path), path.name
+        else:
+            raise PingLlmError(f"--follow {source}: there is no such file")
+        feeds[source if name in feeds else name] = feed
+    return feeds
 
 
 def _readable(head: bytes, lines: Sequence[bytes], path: Path) -> MeasurementSet:

@@ -11,7 +11,6 @@ import { asIso } from "./predict.js";
 import { note, read } from "./state.js";
 import { column, downloads } from "./tables.js";
 
-const RAMP = ["#30123b", "#4664d7", "#36a9f9", "#1ae4b6", "#72fe5e", "#c8ef34", "#faba39", "#f66b19", "#ca2a04"].map((name) => [1, 3, 5].map((at) => parseInt(name.slice(at, at + 2), 16)));
 const SHOWN = { best: "Measured, else predicted", measured: "Measured only", predicted: "Predicted", width: "How uncertain: 90 % by 10 % quantile", ratio: "Measured by predicted" };
 const MOST_WITH_NUMBERS = 18;
 
@@ -63,11 +62,11 @@ export function matrixView(state, info) {
   return h("div", { class: "view" }, form, results);
 }
 
-// { back, ink } of a value between two others, on a logarithmic scale.
-export function colour(value, [low, high]) {
-  const place = Math.min(Math.max(Math.log(value / low) / Math.log(high / low), 0), 1) * (RAMP.length - 1);
-  const stop = Math.min(Math.floor(place), RAMP.length - 2);
-  const [red, green, blue] = RAMP[stop].map((one, at) => Math.round(one + (RAMP[stop + 1][at] - one) * (place - stop)));
+// { back, ink } of a value between two others, on a logarithmic scale; `stops` are the colours between them.
+export function colour(value, { low, high, stops }) {
+  const place = Math.min(Math.max(Math.log(value / low) / Math.log(high / low), 0), 1) * (stops.length - 1);
+  const stop = Math.min(Math.floor(place), stops.length - 2);
+  const [red, green, blue] = stops[stop].map((one, at) => Math.round(one + (stops[stop + 1][at] - one) * (place - stop)));
   return { back: `rgb(${red},${green},${blue})`, ink: 0.3 * red + 0.59 * green + 0.11 * blue > 128 ? "#000" : "#fff" };
 }
 
@@ -77,6 +76,7 @@ function matrixCard(found, places, state) {
   const said = h("output", { class: "pair" }, "Point at a cell; a click opens its pair.");
   const progress = h("p", { class: "note", role: "status" });
   const legend = h("div", { class: "legend", "aria-hidden": "true" });
+  const stops = found.colours.map((name) => [1, 3, 5].map((at) => parseInt(name.slice(at, at + 2), 16)));
   const answers = sources.map(() => []);
   const place = Object.fromEntries(places.flatMap((one) => [[one.address, one], [one.name, one]]));
   const name = (node) => place[node]?.name || node;
@@ -110,11 +110,11 @@ function matrixCard(found, places, state) {
   }
 
   function scale() {
-    if (select.value === "width") return [1, 10];
-    if (select.value === "ratio") return [1 / 3, 3];
+    if (select.value === "width") return { low: 1, high: 10, stops };
+    if (select.value === "ratio") return { low: 1 / 3, high: 3, stops };
     const known = sources.flatMap((_, row) => destinations.map((_, at) => value(row, at))).filter((one) => one > 0).sort((a, b) => a - b);
     const [low, high] = [known[Math.floor(0.02 * known.length)] ?? 1, known[Math.floor(0.98 * known.length)] ?? 1];
-    return [low, Math.max(high, 1.2 * low)];
+    return { low, high: Math.max(high, 1.2 * low), stops };
   }
 
   function draw() {
@@ -132,7 +132,7 @@ function matrixCard(found, places, state) {
     }));
     const unit = ["width", "ratio"].includes(select.value) ? " ×" : " ms";
     legend.replaceChildren(...[...Array(7).keys()].map((step) => {
-      const at = ends[0] * (ends[1] / ends[0]) ** (step / 6);
+      const at = ends.low * (ends.high / ends.low) ** (step / 6);
       const one = h("span", {}, `${tickMs(+at.toPrecision(2))}${unit}`);
       Object.assign(one.style, { backgroundColor: colour(at, ends).back, color: colour(at, ends).ink });
       return one;
