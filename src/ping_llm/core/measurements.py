@@ -318,7 +318,7 @@ def validate(batch: pa.RecordBatch, spelling: Spelling = PLAIN) -> ValidMeasurem
         src=replace(src, codes=src.codes[keep]),
         dst=replace(dst, codes=dst.codes[keep]),
         family=family[keep],
-        rtt_ms=np.where(rtt > 0, rtt, np.nan).astype(np.float32)[keep],  # negative means failed
+        rtt_ms=np.where(rtt > 0, rtt, np.nan)[keep].astype(np.float32),  # negative means failed
         dropped=Counter(dict(zip(found_reasons, counts.tolist(), strict=True))),
         first_dropped=dict(zip(found_reasons, positions[first].tolist(), strict=True)),
     )
