@@ -52,10 +52,10 @@ class Dataset:
     def rows(self) -> RowSet:
         return RowSet(self.folder)
 
-    def plan(self, seed: int = 1, **settings: int) -> SequencePlan:
+    def plan(self, seed: int = 1, **settings: Any) -> SequencePlan:
         return SequencePlan(RowFacts.of(self.rows), seed, ContextSettings(**settings))
 
-    def builder(self, seed: int = 1, **settings: int) -> RowSequences:
+    def builder(self, seed: int = 1, **settings: Any) -> RowSequences:
         return RowSequences(self.rows, self.plan(seed, **settings))
 
 

@@ -13,7 +13,7 @@ from ping_llm.batches.batch import PackedTokens
 from ping_llm.batches.spec import Batch
 from ping_llm.contexts.plan import Block, Flags, Samples, SequencePlan, make_room
 from ping_llm.contexts.source import RowSequences
-from ping_llm.core.randomness import Ints, Purpose, key
+from ping_llm.core.randomness import Ints, Purpose, extend, key, uniform
 from ping_llm.tokens.encode import encode
 from reference_contexts import (
     Arrangement,
@@ -178,7 +178,8 @@ def segments(builder: RowSequences, sequences: Sequence[int]) -> ReferenceSegmen
     )
     used = np.flatnonzero(rank < fill(candidates, sequence, len(sequences), length)[sample])
     sample = sample[used]
-    arrangement = arrange(sample, words[used], picked.time_s[used], timed[used])
+    result_last = uniform(extend(samples.key, Purpose.FIELD_ORDER)) < builder.plan.settings.result_last
+    arrangement = arrange(sample, words[used], picked.time_s[used], timed[used], result_last)
     chosen, sample = used[arrangement.order], sample[arrangement.order]
     tokens, lengths = encode(
         family=samples.family[sample],

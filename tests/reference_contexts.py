@@ -25,7 +25,7 @@ from ping_llm.contexts.plan import (
 from ping_llm.contexts.segments import UNTIMED_SHARES
 from ping_llm.contexts.spec import ContextSettings
 from ping_llm.core.randomness import Ints, Purpose, Words, extend, uniform
-from ping_llm.tokens import FIELD_ORDERS, LONGEST_DELTA1_S, TimeKind, token_counts
+from ping_llm.tokens import FIELD_ORDERS, LONGEST_DELTA1_S, RESULT_LAST, TimeKind, token_counts
 from reference_randomness import below, bits, log_uniform, permute
 
 
@@ -33,6 +33,11 @@ def draw_samples(seed_key: Any, row: Ints, number: Ints, facts: RowFacts, settin
     """Draw mode and window of each sample, and work out its size in tokens. `facts` are those of all rows."""
     facts = RowFacts(*(column[row].astype(np.int64) for column in facts))
     word = extend(seed_key, number)
+    crossing = uniform(extend(word, Purpose.CROSSING)) < settings.crossing
+    # Of what others measured, gaps and failures are not known.
+    facts = facts._replace(
+        failed=np.where(crossing, 0, facts.failed), long_gaps=np.where(crossing, facts.count - 1, facts.long_gaps)
+    )
     mode = np.searchsorted(np.cumsum(MODE_SHARES)[:2], uniform(extend(word, Purpose.MODE)), side="right").astype(
         np.uint8
     )
@@ -56,6 +61,7 @@ def draw_samples(seed_key: Any, row: Ints, number: Ints, facts: RowFacts, settin
         min_tokens=np.minimum(first, most),
         target_tokens=np.where(likely > settings.length, settings.length * 85 // 100, likely),
         shrinkable=np.zeros(len(row), dtype=bool),
+        crossing=crossing,
     )
 
 
@@ -177,11 +183,12 @@ class Arrangement:
     field_order: npt.NDArray[np.uint8]
 
 
-def arrange(sample: Ints, words: Words, time_s: Ints, timed: Flags) -> Arrangement:
+def arrange(sample: Ints, words: Words, time_s: Ints, timed: Flags, result_last: Flags | None = None) -> Arrangement:
     """Order measurements (given by sample and in time order) by their mode, and choose the kind of each time.
 
     A random position is drawn for each measurement. The positions that fall to timed ones are then given to the timed
     ones in time order. With all timed that is time order, with none timed a plain shuffle: one rule for all modes.
+    In samples that are `result_last`, fields have one order.
     """
     order = np.argsort(sample << 32 | bits(words, 16, 32).astype(np.int64), kind="stable")
     order[timed[order]] = np.flatnonzero(timed)
@@ -191,4 +198,6 @@ def arrange(sample: Ints, words: Words, time_s: Ints, timed: Flags) -> Arrangeme
     which = np.flatnonzero(timed[order])
     kind[which], value[which] = _time_kinds(sample[order[which]], time_s[order[which]])
     field_order = (bits(words[order], 48, 16) * np.uint64(len(FIELD_ORDERS)) >> np.uint64(16)).astype(np.uint8)
+    if result_last is not None:
+        field_order[result_last[sample[order]]] = RESULT_LAST
     return Arrangement(order=order, time_kind=kind, time_value=value, field_order=field_order)

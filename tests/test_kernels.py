@@ -54,12 +54,21 @@ class TestBatches:
         length=LENGTHS,
         seed=st.integers(0, 2**63 - 1),
         chosen=st.lists(st.integers(0, 10**6), min_size=1, max_size=8),
+        result_last=st.sampled_from([0.0, 0.5, 1.0]),
     )
     def test_of_any_rows_are_those_of_the_specification(
-        self, sizes: list[int], family: int, gap_us: int, failed: float, length: int, seed: int, chosen: list[int]
+        self,
+        sizes: list[int],
+        family: int,
+        gap_us: int,
+        failed: float,
+        length: int,
+        seed: int,
+        chosen: list[int],
+        result_last: float,
     ) -> None:
         table = histories(sizes, family=family, gap_us=gap_us, failed=failed, seed=seed % 1000)
-        builder = prepare_table(table).builder(seed, length=length)
+        builder = prepare_table(table).builder(seed, length=length, result_last=result_last)
         check_sequences(builder, [*chosen, *range(chosen[0], chosen[0] + 5)])
 
     @pytest.mark.parametrize("length", [64, 1024])
@@ -84,9 +93,10 @@ class TestPlan:
         length=LENGTHS,
         seed=st.integers(0, 2**63 - 1),
         epoch=st.integers(0, 10**9),
+        crossing=st.sampled_from([0.0, 0.3, 1.0]),
     )
     def test_of_any_row_index_is_that_of_the_specification(
-        self, sizes: list[int], failed: float, long_gaps: float, length: int, seed: int, epoch: int
+        self, sizes: list[int], failed: float, long_gaps: float, length: int, seed: int, epoch: int, crossing: float
     ) -> None:
         count = np.array(sizes)
         facts = facts_of(
@@ -95,7 +105,7 @@ class TestPlan:
             failed=(count * failed).astype(int),
             long_gaps=((count - 1) * long_gaps).astype(int),
         )
-        plan = SequencePlan(facts, seed, ContextSettings(length=length))
+        plan = SequencePlan(facts, seed, ContextSettings(length=length, crossing=crossing))
         found, expected = plan.block(epoch, 0), reference_batches.pack_block(plan, epoch, 0)
         for name in expected.samples._fields:
             assert np.array_equal(getattr(found.samples, name), getattr(expected.samples, name)), name

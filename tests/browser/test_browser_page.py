@@ -79,6 +79,8 @@ def test_the_page_loads_offers_pairs_and_asks_nobody_else(visit: Visit, address:
     visit.page.get_by_role("link", name=re.compile(f"{SOURCE}.*{DESTINATION}")).click()
     expect(visit.page.locator(".headline")).to_contain_text("ms")
     expect(visit.page.locator(".support")).to_contain_text("Known: 10 measurements of this pair")
+    visit.page.goto(f"{address}/{pair(DESTINATION, SOURCE)}")
+    expect(visit.page.get_by_text("Only the other way round.")).to_be_visible()
     visit.page.goto(f"{address}/{pair(destination='198.51.100.99')}")
     expect(visit.page.locator(".support")).to_contain_text("This is a guess: the destination was never measured.")
     assert all(url.startswith(address) for url in visit.requested)

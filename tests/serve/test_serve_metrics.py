@@ -150,7 +150,11 @@ class TestExpectations:
         with watched(None) as server:
             server.arrive(now(30.0), now(31.0, second=1))
             found = server.wait(lambda samples: key("expected_rtt_seconds", level="0.5") in samples)
-        assert found[key("expected_rtt_seconds", level="0.5")] == pytest.approx(0.030, rel=0.05)
+            assert found[key("expected_rtt_seconds", level="0.5")] == pytest.approx(0.030, rel=0.05)
+            server.arrive(now(80.0, OTHER, 2))
+            found = server.wait(lambda samples: samples["watched_pairs"] == 2)
+        assert found[key("observed_rtt_seconds", OTHER)] == pytest.approx(0.080)
+        assert key("anomaly_score", OTHER) not in found  # nothing had been expected of it
 
     def test_pairs_beyond_the_limit_are_counted_and_the_most_measured_are_there(self) -> None:
         with watched(some_store(), max_pairs=1) as server:

@@ -101,6 +101,8 @@ class RowsSpec:
 def data_spec(rows: Sequence[RowsSpec], **settings: Any) -> DataSpec:
     """What decides every batch of probe rows, whose contexts are drawn alike; `settings` are those of `DataSpec`."""
     contexts = {f"contexts.{name}": value for name, value in asdict(rows[0].contexts).items() if name != "length"}
+    if rows[0].by_destination:
+        contexts["by_destination"] = rows[0].by_destination_fingerprint
     return DataSpec(
         sources=tuple(rows),
         length=rows[0].contexts.length,

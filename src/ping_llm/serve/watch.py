@@ -120,6 +120,7 @@ class Watcher:
         if self._expected is None and len(self._service.store):
             self._score_latest()
         self._choose_pairs()
+        self._look_up_latest()
         support = self._expect(self._service.store)
         self._is_stale = False
         if self._expected is not None:
@@ -190,6 +191,16 @@ class Watcher:
         observations = store.measured.observations
         self._expect(MeasurementStore(replace(store.measured, observations=observations.take(kept))))
         self._score(replace(store.measured, observations=observations.take(~kept)), is_new=False)
+
+    def _look_up_latest(self) -> None:
+        """Of pairs that were not watched when they were measured."""
+        store = self._service.store
+        known = store.measured.observations
+        for pair, number in self._number.items():
+            if np.isnan(self._seen["observed_at"][number]) and len(rows := store.rows_of(*pair)):
+                latest = known.time_s[rows[-1]]
+                self._seen["observed_at"][number] = time.time() if np.isnan(latest) else latest
+                self._seen["observed_s"][number] = known.rtt_ms[rows[-1]] / 1000
 
     def _score(self, arrived: MeasurementSet, *, is_new: bool = True) -> None:
         """By what was expected before they came. Of a pair, the latest score is kept."""

@@ -42,6 +42,8 @@ from ping_llm.training.step import StepValues, learning_rates, make_eval_step, m
 AtEnd = Callable[[RunFolder, Any], None]
 
 _STEPS_IN_FLIGHT: Final = 2
+_RISING: Final = 1.01
+"""An evaluation loss this much above the lowest is said to be rising."""
 """A step's numbers are read when so many later ones were handed to the device: it always has something to do."""
 
 
@@ -110,6 +112,7 @@ class _Run:
         self.loss: float | None = None
         self.eval_loss: float | None = None
         self.evaluated_at: int | None = None
+        self.lowest_eval_loss = math.inf, 0  # and the step after which it was that low
         self.stopped_by: int | None = None
         if self.is_main:  # not before: what could not begin leaves a run as it was
             self.folder.write(self.folder.config, config.to_yaml())
@@ -261,7 +264,12 @@ class _Run:
         if self.metrics:
             record = {"step": self.step, "eval_loss": self.eval_loss, "eval_targets": targets}
             self.metrics.write(record, everywhere=True)
-            err.print(f"step {self.step:>6}  evaluation loss {self.eval_loss:.4f} over {targets:,} tokens")
+            lowest, at = self.lowest_eval_loss
+            rising = ""
+            if self.eval_loss > _RISING * lowest:
+                rising = f"; it was {lowest:.4f} after step {at}: fewer steps or more data would predict better"
+            err.print(f"step {self.step:>6}  evaluation loss {self.eval_loss:.4f} over {targets:,} tokens{rising}")
+        self.lowest_eval_loss = min(self.lowest_eval_loss, (self.eval_loss, self.step))
 
     def _save(self) -> None:
         if self.checkpoints is None:

@@ -69,7 +69,7 @@ export function predictView(state, info) {
     const series = known.rtt.length > 0 && figure("Measured before", "series");
     const context = h("div", { class: "context" }, h("div", { class: "card" }, loading("Predicting again with less context …")));
     results.replaceChildren(headline(prediction), restsOn(prediction.support), density.element,
-      series ? series.element : neverMeasured(info, state), context);
+      series ? series.element : neverMeasured(info, state, prediction), context);
     density.show(densityChart(prediction));
     series && series.show(historyChart(known, prediction), historyNote(known));
     growing.then((found) => context.replaceChildren(...contextPart(found, density, prediction, info)),
@@ -130,9 +130,10 @@ function restsOn(support) {
   return h("p", { class: `support ${extrapolating ? "guess" : ""}` }, guess, known, chain > 1 && ` The shortest chain of measurements between the two has ${chain} hops.`);
 }
 
-function neverMeasured(info, state) {
+function neverMeasured(info, state, prediction) {
   if (state.from || state.until) return h("div", { class: "card empty small" }, h("h3", {}, "Measured before"), h("p", {}, "Nothing in the chosen range of time."));
   const what = info.kind === "completer" ? "The prediction comes from other pairs." : "The prediction comes from what else the source measured.";
+  if (prediction.support?.pair_measurements) return h("div", { class: "card empty small" }, h("h3", {}, "Measured before"), h("p", {}, "Only the other way round."));
   return h("div", { class: "card empty small" }, h("h3", {}, "Measured before"), h("p", {}, `Never: this pair is not among the known measurements. ${info.rows || history() ? what : "Nothing else is known either: this is what the model takes for usual."}`));
 }
 
