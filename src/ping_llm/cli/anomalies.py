@@ -25,7 +25,7 @@ class Score(StrEnum):
 def anomalies(
     files: options.MeasurementFiles,
     checkpoint: options.AnyCheckpoint = None,
-    columns: options.Columns = None,
+    how: options.HowToRead = None,
     top: Annotated[int, Option(min=1, help="How many to show, the highest scores first.")] = 20,
     last: Annotated[int | None, Option(min=1, help="Score only so many of the latest.", show_default="all")] = None,
     timeline: Annotated[bool, Option("--timeline", help="Show how scores and timeouts went over time.")] = False,
@@ -67,7 +67,7 @@ def anomalies(
     from ping_llm.predict.predictor import Predictor
 
     options.check_file(output, ".csv", ".parquet")
-    measured = options.read_measurements(files, columns)
+    measured = options.read_measurements(files, how)
     predictor = Predictor.from_pretrained(checkpoint)
     which = np.arange(len(measured.observations))[-(last or 0) :]
     with progress("scoring", total=len(which)) as advance:

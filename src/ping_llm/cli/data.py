@@ -18,6 +18,7 @@ from ping_llm.report.formatting import SI, duration, short
 
 if TYPE_CHECKING:
     from ping_llm.rows.estimate import Estimate
+    from ping_llm.sources.reading import Reading
     from ping_llm.tasks.engines import OnTiming, Timing
 
 By = Annotated[str, Option("--by", help="Whose history a row is: `source` or `destination`.")]
@@ -177,7 +178,7 @@ def prepare(
         str | None, Option(help="Folder for unfinished work; all machines see it.", show_default="in the output")
     ] = None,
     timings: Timings = None,
-    columns: options.Columns = None,
+    how: options.HowToRead = None,
     strict: options.Strict = False,
     overwrite: options.Overwrite = False,
     json_output: options.Json = False,
@@ -210,7 +211,7 @@ def prepare(
         max_row_bytes=int(max_row_size_mb * MIB),
         train_ratio=train_ratio,
         by=by,
-        input_options=columns,
+        input_options=how,
         strict=strict,
         overwrite=overwrite,
         workers=workers,
@@ -220,8 +221,14 @@ def prepare(
         work=work,
     )
     measured: list[Timing] = []
+    readings: list[Reading] = []
+
+    def on_reading(reading: "Reading") -> None:
+        options.tell(reading)
+        readings.append(reading)
+
     with _timings_to(timings, measured) as on_timing:
-        _, worked = run(settings, on_timing, options.tell)
+        _, worked = run(settings, on_timing, on_reading)
     summary, stages = summarise(locate(output)), stages_of(measured)
     for stage in stages if engine != "local" and not json_output else ():
         slowest = stage["slowest"]
@@ -232,7 +239,8 @@ def prepare(
         )
     if not worked and not json_output:
         err.print(f"{output} is already prepared from this input with these options; nothing to do.")
-    options.show({**summary, "stages": stages}, json_output, render(summary))
+    read = {"reading": readings[0].to_json()} if readings else {}
+    options.show({**summary, "stages": stages, **read}, json_output, render(summary))
 
 
 @contextmanager
@@ -263,6 +271,7 @@ def plan(
     atlas: Annotated[bool, Option("--atlas", help="Begin with the import of bzip2 dumps.")] = False,
     shared_disk: Annotated[bool, Option("--shared-disk", help="No object store: nothing waits for answers.")] = False,
     measure: Annotated[bool, Option("--measure", help="Measure this machine's rates first (half a minute).")] = False,
+    how: options.HowToRead = None,
     json_output: options.Json = False,
 ) -> None:
     """Estimate what `prepare` will take: tasks, bytes, memory, disk, requests and time.
@@ -283,7 +292,7 @@ def plan(
         raise PingLlmError("say --measurements NUMBER, or --input FILES to take it from")
     tasks = None
     if input:
-        found = make_plan(PrepareSettings(inputs=tuple(input), output=""))
+        found = make_plan(PrepareSettings(inputs=tuple(input), output="", input_options=how))
         each = input_bytes_per_measurement or 39.0
         measurements = sum(f.measurements if f.measurements is not None else f.bytes / each for f in found.files)
         input_bytes_per_measurement = sum(file.bytes for file in found.files) / max(1, measurements)

@@ -24,7 +24,7 @@ def split(
     held_out_pairs: Annotated[float, Option(min=0, max=1, help="Share of the pairs that stay unseen.")] = 0.1,
     unseen_probes: Annotated[float, Option(min=0, max=1, help="Share of the sources that stay unseen.")] = 0.05,
     later: Annotated[float, Option(min=0, max=1, help="Share of the measurements after the cut in time.")] = 0.1,
-    columns: options.Columns = None,
+    how: options.HowToRead = None,
     overwrite: options.Overwrite = False,
     json_output: options.Json = False,
 ) -> None:
@@ -42,7 +42,7 @@ def split(
     from ping_llm.evaluate.split import SplitSettings, write_split
 
     settings = SplitSettings(held_out_pairs=held_out_pairs, unseen_probes=unseen_probes, later=later)
-    measured = options.read_measurements(files, columns)
+    measured = options.read_measurements(files, how)
     found = write_split(measured, output, settings, overwrite=overwrite)
     questions = {protocol: len(observations) for protocol, observations in found.questions.items()}
     train, total = len(found.train), len(measured.observations)
@@ -74,7 +74,7 @@ def evaluate(
     seed: Annotated[int, Option(min=0, help="Another seed asks other questions.")] = 0,
     world: Annotated[Path | None, Option(help="Folder of the simulated measurements: adds the truth.")] = None,
     plots: Annotated[Path | None, Option(help="Folder to draw pictures into, one for each protocol.")] = None,
-    columns: options.Columns = None,
+    how: options.HowToRead = None,
     json_output: options.Json = False,
 ) -> None:
     """Compare models with the classical predictors on measurements that none of them has seen.
@@ -104,7 +104,7 @@ def evaluate(
 
     if plots:
         options.check_folder(plots, f"--plots {plots}")
-    measured = _only(_split_of(data or [], rows, columns), protocols or [])
+    measured = _only(_split_of(data or [], rows, how), protocols or [])
     only = [name.strip() for names in chosen or [] for name in names.split(",")]
     predictors: dict[str, Any] = {}
     sources: dict[str, str | None] = {}
@@ -133,7 +133,7 @@ def evaluate(
     options.show(found.to_json(), json_output, tables(found))
 
 
-def _split_of(data: Sequence[str], rows: Path | None, columns: options.Columns) -> "Split":
+def _split_of(data: Sequence[str], rows: Path | None, how: options.HowToRead) -> "Split":
     from ping_llm.evaluate.split import read_split, split
     from ping_llm.rows.manifest import Manifest
     from ping_llm.rows.measurement_set import joined, rows_observations
@@ -147,7 +147,7 @@ def _split_of(data: Sequence[str], rows: Path | None, columns: options.Columns) 
     folders = [Path(name) for name in data if (Path(name) / SPLIT_FILE).exists()]
     if folders and len(data) > 1:
         raise PingLlmError(f"{folders[0]} is a split: give it alone as --data")
-    return read_split(folders[0]) if folders else split(options.read_measurements(data, columns))
+    return read_split(folders[0]) if folders else split(options.read_measurements(data, how))
 
 
 def _only(split: "Split", protocols: Sequence[str]) -> "Split":

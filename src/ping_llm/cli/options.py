@@ -30,7 +30,7 @@ MeasurementFiles = Annotated[list[str], Argument(help="Measurement files, folder
 History = Annotated[
     list[str] | None, Option("--history", help="Known measurements: a file, folder or quoted glob; may be repeated.")
 ]
-Columns = Any
+HowToRead = Any
 """How measurements are to be read: `InputOptions`, for which `with_input` gives a command options."""
 _INPUT_OPTIONS: dict[str, Any] = {
     "columns": Annotated[
@@ -66,9 +66,9 @@ _QUICKLY_READ_BYTES = 10 << 20  # less is read in one step, which a progress bar
 
 
 def with_input(command: Callable[..., None]) -> Callable[..., None]:
-    """A command whose parameter `columns`, if it has one, is made of the options that say how to read measurements."""
+    """A command whose parameter `how`, if it has one, is made of the options that say how to read measurements."""
     signature = inspect.signature(command)
-    if "columns" not in signature.parameters:
+    if "how" not in signature.parameters:
         return command
 
     @functools.wraps(command)
@@ -78,11 +78,11 @@ def with_input(command: Callable[..., None]) -> Callable[..., None]:
         given = {name: values.pop(name) for name in _INPUT_OPTIONS}
         given["columns"] = _renamed(given["columns"])
         given["delimiter"] = {"tab": "\t", "\\t": "\t", "space": " "}.get(given["delimiter"], given["delimiter"])
-        command(**values, columns=InputOptions(**given))
+        command(**values, how=InputOptions(**given))
 
     parameters: list[inspect.Parameter] = []
     for name, own in signature.parameters.items():
-        if name != "columns":
+        if name != "how":
             parameters.append(own.replace(kind=own.KEYWORD_ONLY))
             continue
         for option, kind in _INPUT_OPTIONS.items():

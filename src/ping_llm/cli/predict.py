@@ -42,7 +42,7 @@ def predict(
         float | None,
         Option(min=0.1, metavar="SECONDS", help="Read the history again so often, and print answers that changed."),
     ] = None,
-    columns: options.Columns = None,
+    how: options.HowToRead = None,
     output: Annotated[
         Path | None, Option("--output", "-o", help="Write all to a .csv or .parquet file; --matrix also to .html.")
     ] = None,
@@ -79,7 +79,7 @@ def predict(
     options.check_file(output, ".csv", ".parquet", *[".html"] * matrix)
     if watch is not None and not history:
         raise PingLlmError("--watch follows a --history")
-    read, stamp = partial(options.read_measurements, history, columns), partial(stamps, history or [])
+    read, stamp = partial(options.read_measurements, history, how), partial(stamps, history or [])
     last = stamp() if watch else None
     known = read()
     table = _questions(src or [], dst or [], questions, known if matrix else None, time)
@@ -233,7 +233,7 @@ def suggest(
         Option(help="File of pairs that can be measured: src_addr, dst_addr.", show_default="unmeasured ones"),
     ] = None,
     checkpoint: options.AnyCheckpoint = None,
-    columns: options.Columns = None,
+    how: options.HowToRead = None,
     output: options.OutputTable = None,
     json_output: options.Json = False,
 ) -> None:
@@ -253,7 +253,7 @@ def suggest(
     from ping_llm.sources.tables import read_table
 
     options.check_file(output, ".csv", ".parquet")
-    known = options.read_measurements(history, columns)
+    known = options.read_measurements(history, how)
     possible = read_table(among) if among else None
     with progress("weighing candidates") as advance:
         found = Predictor.from_pretrained(checkpoint).suggest(known, budget=budget, among=possible, advance=advance)
@@ -276,7 +276,7 @@ def destinations(
     src: Source,
     rtt: Rtt = None,
     history: options.History = None,
-    columns: options.Columns = None,
+    how: options.HowToRead = None,
     count: Count = 10,
     beam: Beam = 256,
     json_output: options.Json = False,
@@ -290,7 +290,7 @@ def destinations(
 
         ping-llm destinations --checkpoint runs/ping-llm/my-run --src 192.0.2.1 --rtt 20 --history my_pings.csv
     """
-    complete(checkpoint, src, "", rtt, history, columns, count, beam, json_output)
+    complete(checkpoint, src, "", rtt, history, how, count, beam, json_output)
 
 
 def complete(
@@ -299,7 +299,7 @@ def complete(
     prefix: Annotated[str, Option(help="Beginning of the destination, such as 193.0. or 2001:67c:.")],
     rtt: Rtt = None,
     history: options.History = None,
-    columns: options.Columns = None,
+    how: options.HowToRead = None,
     count: Count = 10,
     beam: Beam = 256,
     json_output: options.Json = False,
@@ -316,7 +316,7 @@ def complete(
     from ping_llm.predict.prompts import Histories
 
     model = Predictor.from_pretrained(checkpoint).language_model
-    measured = options.read_measurements(history, columns)
+    measured = options.read_measurements(history, how)
     (source,) = spelled_addresses(measured.addresses_of([src]))
     own = None  # what the source itself measured
     if src in measured.nodes:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from typer import Option
 
-from ping_llm.cli.options import AnyCheckpoint
+from ping_llm.cli.options import AnyCheckpoint, HowToRead
 from ping_llm.core.console import err
 from ping_llm.core.errors import PingLlmError, explained, need
 
@@ -17,9 +17,7 @@ _VARIABLE = "PING_LLM_TOKEN"
 def serve(
     checkpoint: AnyCheckpoint = None,
     rows: Annotated[list[str] | None, Option(help="Known measurements: rows or files; may be repeated.")] = None,
-    nodes: Annotated[
-        str | None, Option(help="File of what names are, and where, for the map: name, address, latitude, longitude.")
-    ] = None,
+    how: HowToRead = None,
     host: Annotated[str, Option(help="Address to listen at.")] = "127.0.0.1",
     port: Annotated[int, Option(min=0, max=65535, help="Port to listen at; 0: any that is free.")] = 8000,
     token: Annotated[
@@ -74,7 +72,7 @@ def serve(
     settings = ServeSettings(
         checkpoint=checkpoint,
         rows=tuple(rows or ()),
-        nodes=nodes,
+        input_options=how,
         host=host,
         port=port,
         token=_token(token, token_file),

@@ -24,6 +24,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ping_llm.core.errors import PingLlmError
+from ping_llm.sources.columns import AS_FOUND, InputOptions
 
 log = logging.getLogger("ping_llm.serve")
 
@@ -67,7 +68,8 @@ class Limits:
 class ServeSettings:
     checkpoint: Path | None = None  # None: the completer that comes with the package
     rows: tuple[str, ...] = ()  # prepared rows or measurement files: the known measurements
-    nodes: str | None = None  # a file of their addresses and locations
+    input_options: InputOptions = AS_FOUND
+    """How the rows are to be read; a nodes file also has locations."""
     host: str = "127.0.0.1"
     port: int = 8000
     token: str | None = field(default=None, repr=False)

@@ -254,7 +254,8 @@ async def read(service: _Service, request: Request) -> Response:
     """Read a file of measurements: CSV, Parquet, JSON lines or RIPE Atlas JSON. Nothing is kept."""
     measured = await service.uploaded(request)
     rows = np.arange(len(measured.observations))
-    return json_reply(_columns(measured, rows) | {"dropped": dict(measured.dropped)})
+    reading = measured.reading.lines if measured.reading else ()
+    return json_reply(_columns(measured, rows) | {"dropped": dict(measured.dropped), "reading": reading})
 
 
 @router.post("/anomalies", response_model=schemas.AnomaliesReply)

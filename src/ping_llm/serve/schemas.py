@@ -165,7 +165,8 @@ class MeasuredColumns(BaseModel):
 
 
 class MeasurementsReply(MeasuredColumns):
-    dropped: Annotated[dict[str, int], Field(description="How many could not be used, by reason.")]
+    dropped: Annotated[dict[str, int], Field(description="How many are not used, by reason.")]
+    reading: Annotated[list[str], Field(description="What the file was taken for, in two lines.")] = []
 
 
 class Step(Prediction):

@@ -35,7 +35,6 @@ from ping_llm.serve.api import Service
 from ping_llm.serve.metrics import CONTENT_TYPE
 from ping_llm.serve.store import TooManyError, read_store
 from ping_llm.serve.watch import Watcher, WatchSettings, from_queue
-from ping_llm.sources.columns import InputOptions
 from ping_llm.sources.nodes import read_nodes
 
 _FILES: Final = Path(__file__).parent / "static"
@@ -109,9 +108,9 @@ def serve(settings: ServeSettings, watch: WatchSettings | None = None) -> None:
     _log_to_stderr()
     with listen(settings.host, settings.port) as listening:
         model = ModelAnswers(steady_predictor(settings.checkpoint, settings.context))
-        options = InputOptions(nodes=settings.nodes)
-        store, limits = read_store(settings.rows, options), settings.limits
-        places = read_places(settings.nodes) if settings.nodes else []
+        options, limits = settings.input_options, settings.limits
+        store = read_store(settings.rows, options)
+        places = read_places(options.nodes) if options.nodes else []
         arrivals: Queue[MeasurementSet] | None = Queue(limits.waiting) if settings.accept else None
         with ModelThread(model.forecast, limits.waiting) as thread:
             service = Service(model=model, store=store, thread=thread, limits=limits, arrivals=arrivals, places=places)

@@ -408,6 +408,8 @@ def read_table(path: Path) -> pa.Table:
         if path.suffix == ".parquet":
             return pq.read_table(path)
         lines = _first_lines(str(path))
+        if not any(lines):
+            raise PingLlmError(f"cannot read {path}: it is empty")
         delimiter = _delimiter(lines[:200])
         ends = find_columns(next(_cells(lines, delimiter), []), {}, str(path), OPTIONAL_IN_QUESTIONS)
         kinds = {name: pa.string() for column, name in ends.items() if column in ("src_addr", "dst_addr")}

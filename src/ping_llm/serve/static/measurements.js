@@ -50,7 +50,7 @@ export function measurementsPanel(onchange) {
 
   function say() {
     const columns = held.columns;
-    said.textContent = columns ? `${plural(columns.rtt.length, "measurement")} in use${held.name ? ` (${held.name})` : ""}.${columns.dropped && Object.keys(columns.dropped).length ? ` ${count(Object.values(columns.dropped).reduce((a, b) => a + b))} could not be used.` : ""}` : "";
+    said.textContent = columns ? `${plural(columns.rtt.length, "measurement")} in use${held.name ? ` (${held.name})` : ""}.${(columns.reading ?? []).map((line) => ` ${line}.`).join("")}` : "";
     if (columns && !held.isLinked) said.textContent += " They are not part of this page's address: a shared link lacks them.";
     summary.textContent = columns ? `Your own measurements (${count(columns.rtt.length)})` : "Your own measurements";
     drop.hidden = !columns;
