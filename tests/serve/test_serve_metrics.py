@@ -185,12 +185,13 @@ class TestExpectations:
         with pytest.raises(PingLlmError, match=says):
             read_pairs(tmp_path / "pairs.csv")
 
-    def test_a_feed_that_fails_is_counted_and_the_others_go_on(self) -> None:
+    @pytest.mark.parametrize("kind", [PingLlmError, RuntimeError])
+    def test_a_feed_that_fails_is_counted_and_the_others_go_on(self, kind: type[Exception]) -> None:
         def broken() -> MeasurementSet | None:
-            raise PingLlmError("no such host")
+            raise kind("no such host")
 
         arrivals = Queue[MeasurementSet]()
-        with watched(some_store(), feeds={"broken": broken, "queue": from_queue(arrivals)}) as server:
+        with watched(some_store(), feeds={"queue": from_queue(arrivals), "broken": broken}) as server:
             arrivals.put(measurements_of([now(10.0)]))
             found = server.wait(lambda samples: samples["known_measurements"] == 21)
         assert found["feed_errors_total[('feed', 'broken')]"] >= 1

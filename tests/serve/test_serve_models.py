@@ -1,5 +1,6 @@
 """Both real models behind the API: answers equal those of the Python API, and a warm server compiles nothing."""
 
+import time
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +23,8 @@ from ping_llm.predict.predictor import Predictor
 from ping_llm.rows.measurement_set import MeasurementSet
 from ping_llm.serve.answers import ModelAnswers, steady_predictor
 from ping_llm.serve.store import MeasurementStore, read_upload
-from serving_fixtures import FILE, csv, good, running
+from ping_llm.serve.watch import Watcher, WatchSettings
+from serving_fixtures import FILE, csv, good, running, service
 
 LENGTH = 128
 SETTINGS = ModelSettings(layers=1, width=16, heads=1, head_dim=16, mlp_width=16, dtype="float32", attention="plain")
@@ -144,6 +146,17 @@ def test_the_context_ends_with_the_prediction_itself(client: TestClient, store: 
     (whole,) = good(client.post("/api/v1/predict", json={"questions": [one]}))["predictions"]
     assert steps[-1]["median"] == pytest.approx(whole["median"], rel=1e-3)
     assert len({step["median"] for step in steps}) > 1
+
+
+def test_a_language_model_is_watched_too(answers: ModelAnswers, store: MeasurementStore) -> None:
+    with service(answers, store) as shared, Watcher(shared, WatchSettings(max_pairs=3)) as watcher:
+        watcher.start()
+        end = time.monotonic() + 60
+        while "ping_llm_anomaly_score{" not in (text := shared.metrics.text().decode()):
+            assert time.monotonic() < end
+            time.sleep(0.05)
+    assert text.count("ping_llm_expected_timeout_ratio{") == 3
+    assert "ping_llm_extrapolating" not in text  # it may have learned what the measurements lack
 
 
 def test_anomaly_scores_are_those_of_the_python_api(

@@ -111,10 +111,10 @@ class Watcher:
         """What has arrived since the last time, and what is expected now."""
         begin, arrived = time.monotonic(), self._arrived()
         if arrived is not None:
-            if self._expected is not None:
-                self._score(arrived)
             self._service.store = self._service.store.extended(arrived, self._settings.max_known)
             self._is_stale = True
+            if self._expected is not None:
+                self._score(arrived)
         if not self._is_stale:
             return
         if self._expected is None and len(self._service.store):
@@ -142,7 +142,7 @@ class Watcher:
                     self._metrics.arrived.labels(name).inc(len(found.observations))
                     self._metrics.dropped.labels(name).inc(sum(found.dropped.values()))
                 self._complaints.pop(name, None)
-            except PingLlmError as error:
+            except Exception as error:  # of any kind: what other feeds have brought is not to be lost
                 self._metrics.feed_errors.labels(name).inc()
                 if self._complaints.get(name) != str(error):
                     log.warning("%s: %s", name, error)
