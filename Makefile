@@ -6,8 +6,8 @@ VENV_MAXTEXT := .venv-maxtext
 VENV_TORCH := .venv-torch
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 DEMO := data/demo
-MEASUREMENTS ?= 500000
-STEPS ?= 1000
+MEASUREMENTS ?= 300000
+STEPS ?= 2000
 # A file's tests stay together: they share fixtures that take long to make.
 PARALLEL := --numprocesses auto --maxprocesses 8 --dist loadfile
 

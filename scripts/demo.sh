@@ -15,12 +15,14 @@ split=$folder/split-$measurements
 rows=$folder/rows-$measurements
 name=demo-$measurements-$steps
 if [ ! -e "$raw/world.json" ]; then
-    run ping-llm simulate --measurements "$measurements" --output "$raw"
+    # A small Internet, so that a small model can learn it in a few minutes.
+    run ping-llm simulate --measurements "$measurements" --output "$raw" --set ipv6_share=0 \
+        --set measurements_per_source=400 --set regions=4 --set cities_per_region=6 --set systems_per_region=8
 fi
 if [ ! -e "$split/split.json" ]; then
     run ping-llm split "$raw" --output "$split"
 fi
-run ping-llm prepare --input "$split/train" --output "$rows"
+run ping-llm prepare --input "$split/train" --output "$rows" --train-ratio 0.95
 run ping-llm inspect batches "$rows" --steps 0:3 --length 256 --batch-size 8
 run ping-llm train --config configs/demo.yml --name "$name" --steps "$steps" \
     network_train_files="$rows" network_eval_files="$rows" base_output_directory="$folder/runs"

@@ -172,6 +172,7 @@ def test_purposes_are_distinct_and_keep_their_numbers() -> None:
         "SAMPLE": 6,
         "MEASUREMENT": 7,
         "SEQUENCE_ORDER": 8,
+        "FIELD_ORDER": 9,
     }
 
 
