@@ -259,7 +259,9 @@ def suggest(
         found = Predictor.from_pretrained(checkpoint).suggest(known, budget=budget, among=possible, advance=advance)
     if output:
         options.write_table(found, output, "pairs")
-    shown = answers_table(found, LEVELS) if not output else ()
+    shown = answers_table(found, LEVELS) if found.num_rows and not output else ()
+    if not found.num_rows:
+        err.print("every candidate was measured before: there is nothing to suggest")
     options.show({"suggestions": found.to_pylist()} if json_output else None, json_output, *shown)
 
 
