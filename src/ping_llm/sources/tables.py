@@ -7,6 +7,8 @@ the first row and the first column name the nodes; an empty cell there was not m
 import csv
 import io
 import re
+import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -315,30 +317,14 @@ def read_csv(piece: Piece, batch_rows: int, strict: bool) -> Iterator[RawBatch]:
     chosen = [*piece.columns.values(), *([layout.time_of_day] if layout.time_of_day else [])]
     first_row = 0
     try:
-        reader = arrow_csv.open_csv(
-            _squeezed(piece.path) if layout.delimiter == " " else open_text(piece.path),
-            read_options=arrow_csv.ReadOptions(
-                use_threads=False,
-                block_size=max(1 << 16, batch_rows * _BYTES_PER_ROW),
-                column_names=list(layout.names),
-                skip_rows=layout.skipped,
-            ),
-            parse_options=arrow_csv.ParseOptions(
-                delimiter="\t" if layout.delimiter == " " else layout.delimiter, invalid_row_handler=on_bad_line
-            ),
-            convert_options=arrow_csv.ConvertOptions(
-                column_types={name: pa.string() for name in chosen}, include_columns=chosen, strings_can_be_null=False
-            ),
-        )
-        with reader:
-            for batch in reader:
-                if layout.time_of_day:
-                    joined = pc.binary_join_element_wise(batch[date], batch[layout.time_of_day], " ")
-                    batch = batch.set_column(batch.schema.get_field_index(date), date, joined)
-                batch = batch.select(list(piece.columns.values())).rename_columns(list(piece.columns))
-                yield RawBatch(batch=batch, first_row=first_row, **dropped())
-                first_row += batch.num_rows + len(bad_lines)
-                bad_lines.clear()
+        for batch in _batches(piece, layout, chosen, batch_rows, on_bad_line):
+            if layout.time_of_day:
+                joined = pc.binary_join_element_wise(batch[date], batch[layout.time_of_day], " ")
+                batch = batch.set_column(batch.schema.get_field_index(date), date, joined)
+            batch = batch.select(list(piece.columns.values())).rename_columns(list(piece.columns))
+            yield RawBatch(batch=batch, first_row=first_row, **dropped())
+            first_row += batch.num_rows + len(bad_lines)
+            bad_lines.clear()
     except pa.ArrowInvalid:
         if strict and bad_lines:
             number, problem = bad_lines[0]
@@ -347,6 +333,40 @@ def read_csv(piece: Piece, batch_rows: int, strict: bool) -> Iterator[RawBatch]:
     if bad_lines:  # after the last good one
         empty = pa.RecordBatch.from_pylist([], schema=pa.schema([(name, pa.string()) for name in piece.columns]))
         yield RawBatch(batch=empty, first_row=first_row, **dropped())
+
+
+def _batches(
+    piece: Piece, layout: Layout, chosen: list[str], batch_rows: int, on_bad_line: Callable[[Any], str]
+) -> Iterator[pa.RecordBatch]:
+    """Every cell of these columns as text.
+
+    Arrow lets go of `on_bad_line` in a thread of its own, a moment after its reader is gone. That thread needs Python:
+    if Python exited meanwhile, the process would abort. So this waits for it.
+    """
+    references = sys.getrefcount(on_bad_line)
+    reader = arrow_csv.open_csv(
+        _squeezed(piece.path) if layout.delimiter == " " else open_text(piece.path),
+        read_options=arrow_csv.ReadOptions(
+            use_threads=False,
+            block_size=max(1 << 16, batch_rows * _BYTES_PER_ROW),
+            column_names=list(layout.names),
+            skip_rows=layout.skipped,
+        ),
+        parse_options=arrow_csv.ParseOptions(
+            delimiter="\t" if layout.delimiter == " " else layout.delimiter, invalid_row_handler=on_bad_line
+        ),
+        convert_options=arrow_csv.ConvertOptions(
+            column_types={name: pa.string() for name in chosen}, include_columns=chosen, strings_can_be_null=False
+        ),
+    )
+    try:
+        with reader:
+            yield from reader
+    finally:
+        del reader
+        given_up = time.monotonic() + 1.0
+        while sys.getrefcount(on_bad_line) > references and time.monotonic() < given_up:
+            time.sleep(0.0005)
 
 
 def _read_matrix(piece: Piece, layout: Layout, batch_rows: int) -> Iterator[RawBatch]:
