@@ -38,7 +38,10 @@ _SCORED_PER_CALL: Final = 256
 _OF_SOURCE: Final = 100_000  # measurements of each source, among which a language model looks for those of the pair
 _NEAR: Final = 1.1  # an RTT is about another if it is at most so many times longer or shorter
 _SIZES: Final = (0, 1, 2, 3, 4, 6, 8, 12, 16, 32, 64, 128, 255, 512, 1023, 1 << 30)
-_PAIRS: Final = {4: ("192.0.2.1", "192.0.2.2"), 6: ("2001:db8::1", "2001:db8::2")}  # for warming up
+_NODES: Final = {  # for warming up
+    4: ("192.0.2.1", "192.0.2.2", "192.0.2.3"),
+    6: ("2001:db8::1", "2001:db8::2", "2001:db8::3"),
+}
 _TOKENS: Final = {4: 16, 6: 40}  # that a measurement of these pairs takes
 _PROMPTS_PER_CALL: Final = 32  # unless a single job has more: the first of many clients is not to wait for the last
 _STOP, _REQUEST, _BACKGROUND = range(3)
@@ -279,13 +282,13 @@ class ModelAnswers:
             histories = [_example(4, size * _TOKENS[4]) for size in sizes]
             counts = (1, 2, 17)  # one of each of the shapes
         for count, history in itertools.product(counts, histories):
-            source, destination = history.nodes
+            source, destination, _ = history.nodes
             queries = queries_of(source, [destination] * count, np.nan)
             yield from self._without_waiting(self.predict(queries, KnownMeasurements(history=history)))
         if self.is_completer:
             return
         for history, is_search in itertools.product(histories, (True, False)):
-            source, *candidates = history.nodes
+            source, *candidates = history.nodes[:2]
             known = KnownMeasurements(history=history)
             job = self.destinations(source, 10.0, [] if is_search else candidates, known, np.nan, 1)
             yield from self._without_waiting(job)
@@ -303,11 +306,16 @@ class ModelAnswers:
 
 
 def _example(family: int, tokens: int) -> MeasurementSet:
-    """A measurement per second of one pair, which take about so many tokens."""
+    """A measurement per second, of two destinations in turn, which take about so many tokens."""
     count = max(1, tokens // _TOKENS[family])
-    ends, times = np.zeros(count, np.int64), np.arange(count, dtype=np.float64)
-    observations = Observations(source=ends, destination=ends + 1, time_s=times, rtt_ms=np.ones(count, np.float32))
-    return MeasurementSet(nodes=_PAIRS[family], observations=observations)
+    nth = np.arange(count)
+    observations = Observations(
+        source=np.zeros(count, np.int64),
+        destination=1 + nth % 2,
+        time_s=nth.astype(np.float64),
+        rtt_ms=np.ones(count, np.float32),
+    )
+    return MeasurementSet(nodes=_NODES[family], observations=observations)
 
 
 def _concatenated(parts: Sequence[Any]) -> Any:
