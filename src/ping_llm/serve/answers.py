@@ -293,7 +293,8 @@ class ModelAnswers:
             job = self.destinations(source, 10.0, [] if is_search else candidates, known, np.nan, 1)
             yield from self._without_waiting(job)
         for history in histories:
-            yield from self._without_waiting(self.anomaly_scores(history, np.array([0]), np.inf))
+            ends = np.array([0, len(history.observations) - 1])
+            yield from self._without_waiting(self.anomaly_scores(history, ends, np.inf))
 
     def _without_waiting(self, job: Job) -> Job:
         """A job whose forecasts are not computed together with those of others, who would have to wait for them."""
