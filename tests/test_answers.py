@@ -14,13 +14,14 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 from rich.console import Console
+from rich.table import Table
 from typer.testing import CliRunner
 
 from ping_llm.cli.anomalies import FOUND
 from ping_llm.cli.answers import answers_table, heat_map
 from ping_llm.cli.main import app
 from ping_llm.cli.predict import followed, stamps
-from ping_llm.core.console import progress
+from ping_llm.core.console import err, out, print_error, progress
 from ping_llm.core.errors import PingLlmError
 from ping_llm.predict.matrix import Matrix
 from ping_llm.predict.predictor import Predictor, load_history
@@ -268,3 +269,17 @@ def test_progress_in_a_pipe_is_a_line_now_and_then(capsys: pytest.CaptureFixture
         advance()
     lines = re.sub(r"after \d+ s", "after 0 s", capsys.readouterr().err).splitlines()
     assert lines == ["reading: 5 after 0 s", "reading: 15 of 60 (25%) after 0 s"]
+
+
+def test_groups_of_an_address_are_not_taken_for_names_of_emoji(capsys: pytest.CaptureFixture[str]) -> None:
+    address = "2001:db8:a:b:cd:abc:bee:1"
+    table = Table(title=address)
+    table.add_column(address)
+    table.add_row(address)
+    out.print(address)
+    out.print(table)
+    err.print(address)
+    print_error(address)
+    written = capsys.readouterr()
+    assert written.out.count(address) == 4
+    assert written.err.count(address) == 2

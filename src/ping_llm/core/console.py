@@ -20,10 +20,10 @@ def _width() -> int | None:
     return None if has_width else _NO_LIMIT
 
 
-out = Console(highlight=False, width=_width())
+out = Console(highlight=False, emoji=False, width=_width())
 """Results. Programs read this stream, so nothing else is ever printed to it."""
 
-err = Console(stderr=True, highlight=False, soft_wrap=True)
+err = Console(stderr=True, highlight=False, emoji=False, soft_wrap=True)
 """Progress, notes and errors."""
 
 

@@ -155,7 +155,7 @@ def _sequences(run: Run) -> Iterator[dict[str, Any]]:
     if run.data and run.data.identity.get("sources") != spec.identity()["sources"]:
         raise PingLlmError(f"{run.config.network_train_files} holds other rows now than it did then")
     source = BatchSource(spec, run.data.mixture) if run.data else BatchSource(spec)
-    last, console = max(0, run.steps_done - 1), Console()
+    last, console = max(0, run.steps_done - 1), Console(emoji=False)
     for step in dict.fromkeys((0, last // 2, last)):
         explained = source.explain(step, 0)
         for segment in explained["segments"]:
