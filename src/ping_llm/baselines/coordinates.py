@@ -65,7 +65,7 @@ def _summed(rows: Ints, parts: Singles, size: int) -> Singles:
     return np.asarray(to_rows.T @ parts)
 
 
-def _slope(error: Singles, width: float) -> Singles:
+def _gradient(error: Singles, width: float) -> Singles:
     """Of a smooth absolute value: a parabola within about `width` of zero, so that gradients vanish there."""
     return error / np.sqrt(error * error + np.float32(width * width))
 
@@ -133,13 +133,13 @@ class Vivaldi:
         position, height = nodes["position"][ends], nodes["height"][ends]
         ours, theirs = np.split(position, 2)
         away = ours - theirs
-        distance = np.sqrt((away * away).sum(axis=1) + np.float32(1e-6))  # the root has no slope at zero
+        distance = np.sqrt((away * away).sum(axis=1) + np.float32(1e-6))  # the root has no gradient at zero
         rtt = distance + np.logaddexp(np.float32(0), height).reshape(2, -1).sum(axis=0)
-        slope = _slope(np.log(rtt) - pairs["log_rtt"], self.width) / rtt
-        apart = away * (slope / distance)[:, None]
+        gradient = _gradient(np.log(rtt) - pairs["log_rtt"], self.width) / rtt
+        apart = away * (gradient / distance)[:, None]
         return {
             "position": (ends, np.concatenate([apart, -apart]) + 2 * self.gravity * position),
-            "height": (ends, np.tile(slope, 2) * expit(height) + 2 * self.height_pull * (height - _START_HEIGHT)),
+            "height": (ends, np.tile(gradient, 2) * expit(height) + 2 * self.height_pull * (height - _START_HEIGHT)),
         }
 
 
@@ -212,12 +212,12 @@ class Dmfsgd:
         our_vectors, their_vectors = ours + self._common, theirs + self._common
         rtt = pairs["rtt"]
         unit = rtt**self.power
-        slope = _slope(((our_vectors * their_vectors).sum(axis=1) - rtt) / unit, self.width) / unit
+        gradient = _gradient(((our_vectors * their_vectors).sum(axis=1) - rtt) / unit, self.width) / unit
         pull = 2 * self.pull
         return {
-            "source": (pairs["source"], slope[:, None] * their_vectors + pull * pairs["our_share"][:, None] * ours),
+            "source": (pairs["source"], gradient[:, None] * their_vectors + pull * pairs["our_share"][:, None] * ours),
             "destination": (
                 pairs["destination"],
-                slope[:, None] * our_vectors + pull * pairs["their_share"][:, None] * theirs,
+                gradient[:, None] * our_vectors + pull * pairs["their_share"][:, None] * theirs,
             ),
         }
