@@ -65,7 +65,7 @@ def batch_of_worlds(step: int = 0) -> dict[str, Any]:
 
 
 def predictor(weights: Any, **changes: Any) -> Completer:
-    settings = {"context": 64, "whole": 64, "contexts_per_call": 4} | changes
+    settings = {"context": 64, "whole": 64, "part": 64, "contexts_per_call": 4} | changes
     return Completer(settings=TINY, weights=by_name(weights), prediction=PredictionSettings(**settings))
 
 

@@ -14,7 +14,7 @@ from ping_llm.models.modules import keep_compiled, with_arrays
 
 # mypy: disallow-untyped-calls=False
 
-_CONTEXT_SIZES: Final = (64, 256, 1024, 2048, 4096)
+_CONTEXT_SIZES: Final = (64, 256, 1024, 2048, 4096, 8192)
 _QUERY_SIZES: Final = (1, 16, 256)
 """Shapes to compile for: a few, each some seconds of compiling."""
 

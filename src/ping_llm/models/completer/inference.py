@@ -3,13 +3,16 @@
 What a query looks at is its context, and `History` decides it from the history, the query and the settings alone, so
 the answer depends on nothing else: not on what else is queried, nor in which order.
 
-    the whole history     where it has less than `whole` measurements, and the query has no time
+    the whole history     where it has less than `part` measurements, or less than `whole` and hardly two of one pair;
+                          and the query has no time
     a part of it          chosen by `prior.selection` for all pairs between two clusters of nodes, of which a history
                           has at most `clusters`
     chosen for one pair   where the part for its clusters does not hold all measurements of the pair itself; and where
                           the query has a time: from what was measured strictly before it
 
-A context is encoded once for all queries that share it, and the latest ones are kept.
+A context is encoded once for all queries that share it, and the latest ones are kept. A short history is encoded
+several times, with other random identities and, every second time, with sources and destinations exchanged (an RTT
+takes both directions), and the answers are averaged: a test-time ensemble.
 """
 
 import hashlib
@@ -43,6 +46,9 @@ _CLUSTER_SIZE: Final = 32
 """Nodes of a cluster, about so many or more."""
 _KEPT_SLOTS: Final = 16_384
 """Of the contexts that are kept: 0.5 GB of keys and values in 32 bits."""
+_VOTES: Final = 4
+_VOTED_SLOTS: Final = 8192
+"""Of all members of an ensemble together: four times 2,048, or once 8,192."""
 _NOBODY: Final = np.array([[1] * (1 + LEVELS), [2] * (1 + LEVELS)], np.uint32)
 """Words of a source and of a destination that are not known by any address."""
 
@@ -53,13 +59,17 @@ class PredictionSettings:
     """Measurements that are chosen for a single pair, at most."""
     measured: int = 256
     """Likewise, for one that was itself measured: then more help nothing, and take five times as long."""
-    whole: int = 2048
-    """Measurements of a history that is looked at whole, at most; and of a part that many queries share."""
+    part: int = 2048
+    """Measurements of a context that many queries share, at most: as in training."""
+    whole: int = 8192
+    """A history of less than so many measurements is one context all the same where most are of different pairs. Repeats
+    of a pair would draw attention away from the others."""
     clusters: int = 11
     """Clusters of nodes, at most: 66 contexts of 2,048, 1.1 s each on a CPU, are all that a larger history needs. With
     0, a context is chosen for each pair."""
-    votes: int = 1
-    """Draws of identities whose answers are averaged."""
+    votes: int | None = None
+    """Ensemble members. None: 4 for a history of up to 2,047 measurements, fewer for a longer one as far as it is
+    looked at whole, and 1 for chosen contexts."""
     contexts_per_call: int = 8
     """What an accelerator encodes at once. Memory grows with it, and speed up to what it can do in parallel."""
     backend: str = "auto"
@@ -68,9 +78,12 @@ class PredictionSettings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        least = {"context": 8, "measured": 8, "whole": 8, "clusters": 0, "votes": 1, "contexts_per_call": 1}
+        least = {"context": 8, "measured": 8, "whole": 8, "part": 8, "clusters": 0, "votes": 1, "contexts_per_call": 1}
         for name, fewest in least.items():
-            if not isinstance(value := getattr(self, name), int | np.integer) or value < fewest:
+            value = getattr(self, name)
+            if value is None and name == "votes":
+                continue
+            if not isinstance(value, int | np.integer) or value < fewest:
                 raise PingLlmError(f"{name} must be a whole number of at least {fewest}, not {value!r}")
         if self.backend not in ("auto", "numpy", "jax"):
             raise PingLlmError(f"backend must be auto, numpy or jax, not {self.backend!r}")
@@ -180,9 +193,9 @@ class History:
         s, index = self.settings, self.index
         alone = ~np.isnan(questions.time_s)
         untimed = np.flatnonzero(~alone)
-        if len(index) < s.whole:
+        if self._is_whole:
             if len(untimed):
-                yield _Context(index.sample(np.nan, s.whole - 1), np.nan, untimed, True)
+                yield _Context(index.sample(np.nan, len(index)), np.nan, untimed, True)
         elif not s.clusters:
             alone[:] = True
         else:
@@ -191,7 +204,7 @@ class History:
             cluster = self._cluster_of_node[index.nodes]
             for number, (one, other) in enumerate(between.T):
                 ends = index.nodes[cluster == one], index.nodes[cluster == other]
-                rows = index.choose(*ends, np.nan, s.whole - 1, is_shared=True)
+                rows = index.choose(*ends, np.nan, s.part - 1, is_shared=True)
                 queries = untimed[context_of == number]
                 pairs = questions.take(queries).unordered_pair
                 alone[queries] = _counts(self._pairs[rows], pairs) < _counts(self._pairs, pairs)
@@ -202,6 +215,12 @@ class History:
             if_measured = min(s.context, s.measured) - 1
             rows = index.choose(source, destination, time_s.item(), s.context - 1, if_measured=if_measured)
             yield _Context(rows, time_s.item(), np.array([row]))
+
+    @cached_property
+    def _is_whole(self) -> bool:
+        """Whether one context is all that queries without a time need."""
+        are_different = 2 * len(self.index.starts) > len(self.index)
+        return len(self.index) < (self.settings.whole if are_different else self.settings.part)
 
     @cached_property
     def _pairs(self) -> Ints:
@@ -227,7 +246,7 @@ class History:
         self, questions: Questions, contexts: list[_Context], advance: Advance | None
     ) -> Iterator[tuple[Ints, "BinDistribution"]]:
         """Answers to queries of some contexts, which are encoded together."""
-        encoded = [self._encoded(contexts, vote) for vote in range(self.settings.votes)]
+        encoded = [self._encoded(contexts, vote) for vote in range(self._votes(contexts))]
         network = self.completer.network
         at_once = network.queries_at_once
         for start in range(0, max(len(context.queries) for context in contexts), at_once):
@@ -242,13 +261,20 @@ class History:
             is_query = filled >= 0
             votes = []
             for vote, of_vote in enumerate(encoded):
-                table = self._identities[vote]
-                bins, failed = network.answer(of_vote, table[source], table[destination])
+                one, other = (destination, source) if _is_exchanged(vote) else (source, destination)
+                bins, failed = network.answer(of_vote, self._identities[vote][one], self._identities[vote][other])
                 votes.append((bins[is_query], failed[is_query].astype(np.float64)))
-            bins, failed = (np.mean(of_all, axis=0) for of_all in zip(*votes, strict=True))
-            yield filled[is_query], BinDistribution(p_failed=failed, probability=bins)
+            bins, failed = zip(*votes, strict=True)
+            yield filled[is_query], BinDistribution(p_failed=np.mean(failed, axis=0), probability=_pooled(bins))
             if advance is not None:
                 advance(int(is_query.sum()))
+
+    def _votes(self, contexts: list[_Context]) -> int:
+        if self.settings.votes is not None:
+            return self.settings.votes
+        if not (self._is_whole and contexts[0].is_shared):
+            return 1
+        return min(_VOTES, max(1, _VOTED_SLOTS // (1 + len(self.index))))
 
     def _encoded(self, contexts: list[_Context], vote: int) -> Encoded:
         network = self.completer.network
@@ -258,6 +284,8 @@ class History:
             columns += columns[:1] * (network.contexts_at_once - len(columns))
         batch: dict[str, Any] = {name: np.stack([one[name] for one in columns]) for name in columns[0]}
         ends = {end: self._identities[vote][batch[end]] for end in ("source", "destination")}
+        if _is_exchanged(vote):
+            ends = {"source": ends["destination"], "destination": ends["source"]}
         measurements = Measurements(**(batch | ends))
         if len(columns) > 1:
             return network.encode(measurements)
@@ -267,8 +295,22 @@ class History:
     @cached_property
     def _identities(self) -> list[npt.NDArray[np.float32]]:
         """Of all nodes, for each vote."""
-        salts = np.random.default_rng(self.settings.seed).integers(1 << 32, size=self.settings.votes, dtype=np.uint32)
+        votes = self.settings.votes or _VOTES
+        salts = np.random.default_rng(self.settings.seed).integers(1 << 32, size=votes, dtype=np.uint32)
         return [identities((self.words ^ salt)[None], self.completer.settings.identity)[0] for salt in salts]
+
+
+def _is_exchanged(vote: int) -> bool:
+    return vote % 2 == 1
+
+
+def _pooled(votes: Sequence[Singles]) -> Singles:
+    """The geometric mean of distributions (a logarithmic pool): narrower than their mean where they agree."""
+    if len(votes) == 1:
+        return votes[0]
+    log = np.mean([np.log(np.maximum(probability, np.float32(1e-9))) for probability in votes], axis=0)
+    pooled = np.exp(log)
+    return np.asarray(pooled / pooled.sum(axis=1, keepdims=True))
 
 
 def _counts(pairs: Ints, queried: Ints) -> Ints:
