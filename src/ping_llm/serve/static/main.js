@@ -1,4 +1,4 @@
-// The page: finds the model, and shows the view that the address names.
+// The page: describes the model, and shows the view that the address names.
 
 import { get } from "./api.js";
 import { h, loading } from "./dom.js";
@@ -39,8 +39,8 @@ function describe() {
   const parts = [
     h("strong", {}, info.name),
     info.kind === "completer" ? "" : ` · language model after ${plural(info.steps, "step")}`,
-    rows ? ` · knows ${plural(rows.measurements, "measurement")} of ${plural(rows.sources, "source")}${range}` : " · knows no measurements of its own",
-    info.warm ? "" : h("span", { class: "warming" }, " · still preparing"),
+    rows ? ` · ${plural(rows.measurements, "measurement")} of ${plural(rows.sources, "source")}${range}` : " · no measurements of its own",
+    info.warm ? "" : h("span", { class: "warming" }, " · still warming up"),
   ];
   document.getElementById("model").replaceChildren(...parts);
 }
@@ -74,7 +74,7 @@ async function render() {
   }
 }
 
-// Another question about the same source.
+// Another view of the same nodes and measurements.
 function sameSubject(state, view) {
   const kept = new URLSearchParams();
   for (const name of ["src", "dst", "example", "history", "rows"]) if (state[name] && view !== "anomalies") kept.set(name, state[name]);
