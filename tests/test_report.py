@@ -192,8 +192,8 @@ class TestStates:
             file.write('17\n"x"\n{"step": "z", "loss": 1}\n{"step": 51, "lo')
         page = page_of(run)
         assert "summary.json cannot be read" in page.text
-        assert "evaluation.json holds something else" in page.text
-        assert "what the data was cannot be read" in page.text
+        assert "evaluation.json does not have the expected content" in page.text
+        assert "the state of the data cannot be read" in page.text
         assert page.count("figure") == 6
 
     def test_a_configuration_of_another_version_is_shown_as_it_is(self, tmp_path: Path) -> None:
@@ -211,7 +211,7 @@ class TestStates:
         text = page_of(finished(tmp_path / "text", dataset_type="grain", pipeline=PIPELINE)).text
         assert "A language model of text: 50 of 50 steps" in text
         assert "tokenise them" in text
-        assert "only sequences of measurements are decoded here" in text
+        assert "only sequences of measurements are decoded" in text
 
 
 class TestEvaluation:
