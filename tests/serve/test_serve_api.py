@@ -127,6 +127,12 @@ class TestPredict:
             "reason": "neither end was ever measured",
         }
 
+    def test_a_body_that_is_not_json_and_a_wrong_route_say_what_to_do(self, client: TestClient) -> None:
+        broken = client.post("/api/v1/predict", content=b"{bad", headers={"Content-Type": "application/json"})
+        assert "not JSON" in refused(broken, 422)
+        assert "/docs" in refused(client.get("/api/v1/predict"), 405)
+        assert "/docs" in refused(client.get("/api/v1/nosuch"), 404)
+
 
 class TestContext:
     def test_steps_go_from_nothing_to_all_and_name_what_was_looked_at(self, client: TestClient) -> None:
@@ -169,7 +175,9 @@ class TestRankAndDestinations:
 
     def test_a_completer_completes_no_address(self, client: TestClient) -> None:
         body = {"src_addr": SOURCE, "prefix": "193.0."}
-        assert "completer" in refused(client.post("/api/v1/complete", json=body), 422)
+        message = refused(client.post("/api/v1/complete", json=body), 422)
+        assert "a completer knows no addresses" in message
+        assert "/" not in message, "no path of the server"
 
 
 class TestRows:

@@ -157,13 +157,13 @@ def as_table(texts: list[str], numbers: list[str], rows: list[list[str]], captio
 # Output files: checked before anything is computed, and written whole or not at all.
 
 
-def check_folder(folder: Path, said: str) -> None:
-    """Fail unless `folder` exists or can be made. `said` is the option as the user gave it."""
+def check_folder(folder: Path, option: str) -> None:
+    """Fail unless `folder` exists or can be made. `option` is how the user gave it."""
     nearest = next(path for path in (folder, *folder.parents) if path.exists())
     if not nearest.is_dir():
-        raise PingLlmError(f"{said}: {nearest} is a file, not a folder")
+        raise PingLlmError(f"{option}: {nearest} is a file, not a folder")
     if not os.access(nearest, os.W_OK):
-        raise PingLlmError(f"{said}: {nearest} cannot be written to")
+        raise PingLlmError(f"{option}: {nearest} cannot be written to")
 
 
 def check_file(path: Path | None, *suffixes: str) -> None:

@@ -143,7 +143,7 @@ def followed(
     read: "Callable[[], MeasurementSet]", stamp: Callable[[], object], last: object, every_s: float
 ) -> "Iterator[MeasurementSet]":
     """The history, read again whenever its stamp changes. A repeated error is printed once, and reading is retried."""
-    said = ""
+    reported = ""
     while True:
         clock.sleep(every_s)
         try:
@@ -155,11 +155,11 @@ def followed(
             finally:
                 err.quiet = False
         except PingLlmError as error:
-            if str(error) != said:
-                said = str(error)
-                err.print(f"{said}; reading again every {every_s:g} s", markup=False)
+            if str(error) != reported:
+                reported = str(error)
+                err.print(f"{reported}; reading again every {every_s:g} s", markup=False)
             continue
-        last, said = now, ""
+        last, reported = now, ""
         yield measured
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 REPORT: Final = "report.html"
 _STYLES: Final = ("style.css", "uPlot.min.css", "report.css")
-_SCRIPTS: Final = ("uPlot.min.js", "chart.js", "report.js")
+_SCRIPTS: Final = ("uPlot.min.js", "chart.js", "theme.js", "report.js")
 
 
 def page_of(runs: Sequence[Run], *, with_sequences: bool = True) -> str:

@@ -184,6 +184,8 @@ class ModelAnswers:
         self, source: str, prefix: str, rtt_ms: float | None, known: KnownMeasurements, time_s: float, count: int
     ) -> Job:
         """The likeliest addresses that begin with a prefix: `LikelyAddresses`."""
+        if self.is_completer:
+            raise PingLlmError("a completer knows no addresses: start the server with --checkpoint of a language model")
         model, before = self.predictor.language_model, self._before(source, known, time_s)
         yield None
         return _scoring().destinations(model, source, rtt_ms, count=count, prefix=prefix, **before)

@@ -27,7 +27,7 @@ _STOP, _REQUEST, _BACKGROUND = range(3)
 
 
 class BusyError(PingLlmError):
-    """No answer now; after so many seconds there may be one."""
+    """No answer now; the client can try again after `retry_after` seconds."""
 
     retry_after = 2
 
@@ -44,7 +44,7 @@ class _Running:
 
 
 class ModelThread:
-    """Use it in a `with` block, at the end of which whatever still waits is cancelled."""
+    """Runs jobs. Use it in a `with` block, at the end of which all remaining jobs are cancelled."""
 
     def __init__(self, forecast: Forecast, max_jobs: int) -> None:
         self._forecast, self._max_jobs = forecast, max_jobs
@@ -63,7 +63,7 @@ class ModelThread:
         self._thread.join(timeout=10)
 
     def submit(self, job: Job, *, background: bool = False) -> Future[Any]:
-        """Have a job done; in the background, while nobody waits. A cancelled future ends its job at its next turn."""
+        """Run a job, in the background only while no request waits. Cancelling the future ends it at its next turn."""
         if not background and sum(one.priority == _REQUEST for one in tuple(self._running)) >= self._max_jobs:
             raise BusyError("the server is busy: try again in a few seconds")
         running = _Running(job, _BACKGROUND if background else _REQUEST)
@@ -100,7 +100,7 @@ class ModelThread:
             settle()
 
     def _answer(self) -> None:
-        """Forecast the prompts of the first jobs that wait, unless that was done with those of others."""
+        """Compute the forecasts of the first waiting jobs, unless a turn of another job did so already."""
         now: list[_Running] = []
         prompts: list[Prompt] = []
         edges, answers, error = [0], None, None

@@ -84,9 +84,12 @@ async def _page(file: Path, request: Request) -> Response:
 async def _explain(request: Request, error: Exception) -> Response:
     """An error reply of one line."""
     if isinstance(error, HTTPException):
-        return error_reply(error.status_code, error.detail, error.headers)
+        advice = ": /docs lists the routes and their methods" if error.status_code in {404, 405} else ""
+        return error_reply(error.status_code, f"{error.detail}{advice}", error.headers)
     if isinstance(error, RequestValidationError):
         first = error.errors()[0]
+        if first["type"] == "json_invalid":
+            return error_reply(422, f"the body is not JSON: {first['ctx']['error']} at character {first['loc'][-1]}")
         field = ".".join(str(part) for part in first["loc"][1:])
         return error_reply(422, f"{field}: {first['msg']}" if field else first["msg"])
     if isinstance(error, BusyError):

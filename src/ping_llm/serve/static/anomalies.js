@@ -73,14 +73,14 @@ export function anomaliesView(state, info) {
     const threshold = usual + 10;
     const chart = figure(`Anomaly scores of ${name}`, "anomalies");
     const high = sorted.filter(([bits]) => bits >= threshold);
-    const said = [
+    const summary = [
       `${plural(known.length, "measurement")} of ${count(found.total)} scored${found.complete ? "" : " within the time limit, the latest first"}.`,
       `The median score is ${usual.toFixed(1)} bits. ${count(high.length)} results have at least ten bits more, which is a thousand times less likely; they are marked.`,
     ];
     const rows = sorted.slice(0, 12).map(([, row]) => row);
     const link = (index) => address({ view: "predict", src: found.src_addr[rows[index]], dst: found.dst_addr[rows[index]], example: read().example });
     results.replaceChildren(chart.element, tableCard("Highest scores", "worst", found.expected[0] === null ? null : "Beside the prediction: median, 10 and 90 % quantiles.", scoreColumns(found, rows), { links: link, marked: (index) => found.bits[rows[index]] >= threshold }));
-    chart.show(anomalyChart(found, threshold), said.join(" "));
+    chart.show(anomalyChart(found, threshold), summary.join(" "));
   }
 
   if (isOwn && state.last) {

@@ -18,7 +18,6 @@ const main = document.getElementById("main");
 let info = null;
 
 async function start() {
-  themes();
   main.replaceChildren(loading("Starting …"));
   try {
     info = await get("model");
@@ -81,20 +80,6 @@ function sameSubject(state, view) {
   return `#${view}${kept.size ? `?${kept}` : ""}`;
 }
 
-function themes() {
-  const button = document.getElementById("theme");
-  const system = matchMedia("(prefers-color-scheme: dark)");
-  const stored = (() => { try { return localStorage.getItem("theme"); } catch { return null; } })();
-  const isDark = () => (document.documentElement.dataset.theme || (system.matches ? "dark" : "light")) === "dark";
-  const label = () => { button.textContent = isDark() ? "☀" : "☾"; };
-  if (stored) document.documentElement.dataset.theme = stored;
-  button.onclick = () => {
-    document.documentElement.dataset.theme = isDark() ? "light" : "dark";
-    try { localStorage.setItem("theme", document.documentElement.dataset.theme); } catch { /* not kept */ }
-    label();
-  };
-  system.addEventListener("change", label);
-  label();
-}
-
+const theme = document.getElementById("theme");
+globalThis.themeButton(theme, (isDark) => { theme.textContent = isDark ? "☀" : "☾"; });
 start();

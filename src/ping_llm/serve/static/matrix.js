@@ -65,7 +65,7 @@ export function matrixView(state, info) {
 function matrixCard(found, places, state) {
   const { sources, destinations } = found;
   const select = h("select", { id: "shown", onchange: () => { note({ shown: select.value }); draw(); } }, Object.entries(SHOWN).map(([name, text]) => h("option", { value: name, selected: state.shown === name }, text)));
-  const said = h("output", { class: "pair" }, "Point at a cell; a click opens its pair.");
+  const status = h("output", { class: "pair" }, "Point at a cell; a click opens its pair.");
   const progress = h("p", { class: "note", role: "status" });
   const legend = h("div", { class: "legend", "aria-hidden": "true" });
   const { colour } = globalThis.heat, stops = globalThis.heat.stops(found.colours);
@@ -76,7 +76,7 @@ function matrixCard(found, places, state) {
   const cells = sources.map((source, row) => destinations.map((destination, at) => {
     if (source === destination) return h("td", { class: "nothing" });
     const anchor = h("a", { href: link(source, destination) });
-    for (const event of ["pointerenter", "focus"]) anchor.addEventListener(event, () => said.replaceChildren(inWords(row, at)));
+    for (const event of ["pointerenter", "focus"]) anchor.addEventListener(event, () => status.replaceChildren(inWords(row, at)));
     return h("td", {}, anchor);
   }));
   const table = h("table", { class: `heat ${destinations.length > MOST_WITH_NUMBERS ? "dense" : ""}` },
@@ -141,7 +141,7 @@ function matrixCard(found, places, state) {
   };
   const card = h("figure", { class: "card matrix-figure" }, h("figcaption", {}, h("h3", {}, `${plural(sources.length, "source")} to ${plural(destinations.length, "destination")}`), downloads("matrix", all)),
     h("p", { class: "note" }, "Measured values are medians. Framed cells were measured; hatched ones are extrapolated. Predictions are of the next measurement."),
-    h("div", { class: "choice" }, h("label", { for: "shown" }, "Show"), select), legend, said, h("div", { class: "data heat-room", tabindex: "0", role: "region", "aria-label": "Matrix" }, table), progress);
+    h("div", { class: "choice" }, h("label", { for: "shown" }, "Show"), select), legend, status, h("div", { class: "data heat-room", tabindex: "0", role: "region", "aria-label": "Matrix" }, table), progress);
   progress.textContent = "Predicting …";
   draw();
   return {

@@ -44,14 +44,14 @@ export function measurementsPanel(onchange) {
   const use = h("button", { type: "button", onclick: usePasted }, "Use them");
   const choose = h("button", { type: "button", onclick: () => file.click() }, "Choose a file …");
   const drop = h("button", { type: "button", class: "plain", onclick: () => { discard(); text.value = ""; say(); onchange(); } }, "Discard them");
-  const said = h("p", { class: "said", role: "status" });
+  const status = h("p", { class: "status", role: "status" });
   const summary = h("summary", {}, "Your own measurements");
-  const element = h("details", { class: "own", open: Boolean(held.columns) }, summary, said, pasted, h("div", { class: "buttons" }, use, choose, drop), file);
+  const element = h("details", { class: "own", open: Boolean(held.columns) }, summary, status, pasted, h("div", { class: "buttons" }, use, choose, drop), file);
 
   function say() {
     const columns = held.columns;
-    said.textContent = columns ? `${plural(columns.rtt.length, "measurement")} in use${held.name ? ` (${held.name})` : ""}.${(columns.reading ?? []).map((line) => ` ${line}.`).join("")}` : "";
-    if (columns && !held.isLinked) said.textContent += " They are not part of this page's address: a shared link does not include them.";
+    status.textContent = columns ? `${plural(columns.rtt.length, "measurement")} in use${held.name ? ` (${held.name})` : ""}.${(columns.reading ?? []).map((line) => ` ${line}.`).join("")}` : "";
+    if (columns && !held.isLinked) status.textContent += " They are not part of this page's address: a shared link does not include them.";
     summary.textContent = columns ? `Your own measurements (${count(columns.rtt.length)})` : "Your own measurements";
     drop.hidden = !columns;
     pasted.fail("");

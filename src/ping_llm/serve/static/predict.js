@@ -145,7 +145,7 @@ function contextPart({ context, steps }, density, prediction, info) {
     return [h("div", { class: "card empty small" }, h("h3", {}, "How the prediction changes as context is added"), h("p", {}, "No known measurement is informative about this pair, so there is no context to add."))];
   }
   const slider = h("input", { type: "range", min: 0, max: steps.length - 1, value: steps.length - 1, "aria-label": "Measurements in the context" });
-  const said = h("output", {});
+  const status = h("output", {});
   const play = h("button", { type: "button", class: "play", "aria-label": "Play", onclick: start }, "▶");
   let timer = 0;
   let at = steps.length - 1; // what the distribution above shows
@@ -155,7 +155,7 @@ function contextPart({ context, steps }, density, prediction, info) {
     const step = steps[index];
     slider.setAttribute("aria-valuetext", `${plural(step.size, "measurement")}, median ${ms(step.median)}`);
     const of = step.size ? (step.size === 1 ? `the ${which} measurement` : `the ${count(step.size)} ${which} measurements`) : "no measurement at all";
-    said.replaceChildren(h("span", {}, `From ${of}: `), h("strong", {}, ms(step.median)), h("span", {}, `, timeout: ${percent(step.p_failed)}`));
+    status.replaceChildren(h("span", {}, `From ${of}: `), h("strong", {}, ms(step.median)), h("span", {}, `, timeout: ${percent(step.p_failed)}`));
     chart.show(contextChart(steps, index), "Over the number of measurements in the context; bands are 50 and 80 % intervals. The slider also moves the distribution above.");
     const isLast = index === steps.length - 1;
     if (index !== at) density.show(densityChart(isLast ? prediction : step), isLast ? null : `From ${of}.`);
@@ -182,7 +182,7 @@ function contextPart({ context, steps }, density, prediction, info) {
   }
 
   slider.addEventListener("input", () => { stop(); set(+slider.value); });
-  chart.element.append(h("div", { class: "slider" }, play, slider), said);
+  chart.element.append(h("div", { class: "slider" }, play, slider), status);
   requestAnimationFrame(() => set(steps.length - 1));
   return [chart.element, contextTable(context, which)];
 }
