@@ -26,6 +26,13 @@ if TYPE_CHECKING:
     from ping_llm.sources.columns import InputOptions
     from ping_llm.sources.reading import Reading
 
+# Input.
+MeasurementFiles = Annotated[list[str], Argument(help="Measurement files, folders or globs.")]
+History = Annotated[
+    list[str] | None, Option("--history", help="Known measurements: a file, folder or quoted glob; may be repeated.")
+]
+HowToRead = Any
+"""How to read measurements: an `InputOptions`. `expanded` replaces it by the options of `input_options`."""
 Strict = Annotated[bool, Option("--strict", help="Stop at the first result or measurement that cannot be used.")]
 AnyCheckpoint = Annotated[
     Path | None,
@@ -63,15 +70,6 @@ def expanded(command: Callable[..., None], parameter: str, make: Callable[..., A
     keywords = [option.replace(kind=option.KEYWORD_ONLY) for option in chain.from_iterable(own)]
     wrapped.__signature__ = signature.replace(parameters=keywords)  # type: ignore[attr-defined]
     return wrapped
-
-
-# Input.
-MeasurementFiles = Annotated[list[str], Argument(help="Measurement files, folders or globs.")]
-History = Annotated[
-    list[str] | None, Option("--history", help="Known measurements: a file, folder or quoted glob; may be repeated.")
-]
-HowToRead = Any
-"""How to read measurements: an `InputOptions`, `expanded` to the options of `input_options`."""
 
 
 def input_options(

@@ -97,7 +97,7 @@ class MeasurementStore:
         If the known ones have no times, the times of new ones are dropped."""
         times = arrived.observations.time_s
         times = np.where(np.isnan(times), time.time(), times) if self.is_timed else np.full(len(times), np.nan)
-        arrived = replace(self.named(arrived), observations=replace(arrived.observations, time_s=times))
+        arrived = replace(arrived, observations=replace(arrived.observations, time_s=times))
         together = joined([self.measured, arrived]) if len(self) else arrived
         if len(together.observations) > limit:
             together = replace(together, observations=together.observations.take(slice(-limit, None)))

@@ -62,7 +62,8 @@ class Watcher:
         self._expected_bits = np.zeros(0)
         self._is_stale = True
         self._computing: Future[Any] | None = None
-        self._seen = {name: np.zeros(0) for name in ("observed_s", "observed_at", "bits", "observations", "anomalies")}
+        names = "observed_s", "observed_at", "bits", "observations", "anomalies"
+        self._seen: dict[str, Any] = {name: np.zeros(0) for name in names}  # a value of each pair, by its number
 
     def __enter__(self) -> Self:
         return self
@@ -88,13 +89,13 @@ class Watcher:
             except Exception:
                 self._metrics.refresh_errors.inc()
                 log.exception("the predictions of the watched pairs could not be computed")
-            took = time.monotonic() - begin
-            pause = max(self._settings.refresh_seconds, took)
+            pause = max(self._settings.refresh_seconds, time.monotonic() - begin)
 
     def _refresh(self) -> None:
         """Score and add what has arrived, then predict again."""
         begin, arrived = time.monotonic(), self._arrived()
         if arrived is not None:
+            arrived = self._service.store.named(arrived)
             self._service.store = self._service.store.extended(arrived, self._settings.max_known)
             self._is_stale = True
             if self._expected is not None:
@@ -108,9 +109,13 @@ class Watcher:
         support = self._expect(self._service.store)
         self._is_stale = False
         if self._expected is not None:
-            seen = {name: values.copy() for name, values in self._seen.items()}
-            of_each = {"expected": self._expected, "expected_bits": self._expected_bits, "support": support}
-            self._metrics.show(PairValues(pairs=tuple(self._number), **of_each, **seen))  # type: ignore[arg-type]
+            values = {
+                "expected": self._expected,
+                "expected_bits": self._expected_bits,
+                "support": support,
+                **self._seen,
+            }
+            self._metrics.show(PairValues(pairs=tuple(self._number), **values))
         self._metrics.refreshed.set_to_current_time()
         self._metrics.refresh_seconds.set(time.monotonic() - begin)
 
