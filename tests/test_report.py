@@ -130,7 +130,7 @@ class TestSafety:
             assert page.count("img") == 0
             assert page.source.count("alert(1)") > 3, "it is shown, but as text"
             assert len(page.scripts) == 4
-            assert page.count("script") == 3 + len(page.charts)
+            assert page.count("script") == 4 + len(page.charts)
             assert not [name for _, attributes in page.elements for name in attributes if name.startswith("on")]
 
     @pytest.mark.parametrize("other", ["", "key_of_the_future: 1\n"])

@@ -56,7 +56,7 @@ def inspect_rows(
     quick: Annotated[bool, Option("--quick", help="Skip the check of the shards.")] = False,
     json_output: Json = False,
 ) -> None:
-    """Counts, row sizes, time span, families and timeouts of prepared rows, and one row decoded.
+    """Show counts, row sizes, time span, families and timeouts of prepared rows, and one decoded row.
 
     Reads every shard and checks it against the manifest and the index; a fault is named and the command fails.
 

@@ -75,7 +75,7 @@ export function anomaliesView(state, info) {
     const high = sorted.filter(([bits]) => bits >= threshold);
     const summary = [
       `${plural(known.length, "measurement")} of ${count(found.total)} scored${found.complete ? "" : " within the time limit, the latest first"}.`,
-      `The median score is ${usual.toFixed(1)} bits. ${count(high.length)} results have at least ten bits more, which is a thousand times less likely; they are marked.`,
+      `The median score is ${usual.toFixed(1)} bits. Marked: ${plural(high.length, "result")} with at least ten bits more, which is a thousand times less likely.`,
     ];
     const rows = sorted.slice(0, 12).map(([, row]) => row);
     const link = (index) => address({ view: "predict", src: found.src_addr[rows[index]], dst: found.dst_addr[rows[index]], example: read().example });
