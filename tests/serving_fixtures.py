@@ -16,8 +16,9 @@ from ping_llm.models.completer.inference import BinDistribution, Completer
 from ping_llm.models.completer.network import Bins
 from ping_llm.rows.measurement_set import MeasurementSet
 from ping_llm.serve.access import Limits, ServeSettings
-from ping_llm.serve.answers import ModelAnswers, ModelThread
+from ping_llm.serve.answers import ModelAnswers
 from ping_llm.serve.api import Service
+from ping_llm.serve.jobs import ModelThread
 from ping_llm.serve.schemas import Place
 from ping_llm.serve.server import listen, make_app, server_config
 from ping_llm.serve.store import MeasurementStore, read_store

@@ -25,7 +25,7 @@ from ping_llm.core.console import err, out, print_error, progress
 from ping_llm.core.errors import PingLlmError
 from ping_llm.predict.matrix import Matrix
 from ping_llm.predict.predictor import Predictor, load_history
-from ping_llm.report.matrix import write_matrix
+from ping_llm.report.rendering import write_matrix
 from ping_llm.rows.measurement_set import MeasurementSet
 
 CHROMIUM = Path("/usr/bin/chromium")
@@ -220,7 +220,7 @@ def test_a_file_is_read_again_only_when_it_has_changed(file: Path) -> None:
 
 
 def test_only_a_history_can_be_watched() -> None:
-    with pytest.raises(PingLlmError, match="--watch follows a --history"):
+    with pytest.raises(PingLlmError, match="--watch needs --history"):
         run("predict", "--src", NODES[0], "--dst", NODES[1], "--watch", 1)
 
 

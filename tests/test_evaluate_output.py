@@ -18,7 +18,7 @@ from ping_llm.baselines.forecasts import PointWithResiduals, cumulative
 from ping_llm.baselines.interface import GlobalMedian
 from ping_llm.baselines.sequential import LastValue
 from ping_llm.cli.evaluate import evaluate as command
-from ping_llm.cli.options import with_input
+from ping_llm.cli.options import expanded, input_options
 from ping_llm.core.errors import PingLlmError
 from ping_llm.core.rtt import Observations, Questions
 from ping_llm.evaluate import protocols
@@ -235,7 +235,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def run(*arguments: Any) -> SimpleNamespace:
     app = typer.Typer(rich_markup_mode="markdown")
-    app.command()(with_input(command))
+    app.command()(expanded(command, "how", input_options))
     result = CliRunner().invoke(app, [str(a) for a in arguments])
     if isinstance(result.exception, PingLlmError):
         raise result.exception
@@ -260,7 +260,7 @@ class TestCommand:
     def test_asks_for_one_protocol_only(self, raw: Path) -> None:
         found = json.loads(run("--data", raw, "--protocol", "seen_pair", "--json").stdout)
         assert list(found["protocols"]) == ["seen_pair"]
-        with pytest.raises(PingLlmError, match="no question of unseen_pairs, only of unseen_pair"):
+        with pytest.raises(PingLlmError, match="no questions of unseen_pairs, only of unseen_pair"):
             run("--data", raw, "--protocol", "unseen_pairs")
 
     def test_asks_the_predictors_that_are_named(self, raw: Path) -> None:
@@ -287,7 +287,7 @@ class TestCommand:
         )
         expected = split(read_observations([raw]), SplitSettings(seed=3)).questions["seen_pair"]
         assert again["questions"] == len(expected) != other["questions"]
-        with pytest.raises(PingLlmError, match="give it alone"):
+        with pytest.raises(PingLlmError, match="as the only --data"):
             run("--data", tmp_path / "split", "--data", raw)
 
     def test_needs_measurements_of_one_kind(self, raw: Path) -> None:

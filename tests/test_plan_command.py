@@ -12,14 +12,14 @@ from typer.testing import CliRunner
 
 from conftest import random_measurements
 from ping_llm.cli.data import plan
-from ping_llm.cli.options import with_input
+from ping_llm.cli.options import expanded, input_options
 from ping_llm.core.errors import PingLlmError
 from ping_llm.rows.estimate import GIB, MEASURED, Rates, Workload, estimate
 from ping_llm.rows.prepare import PrepareSettings, TaskSizes, prepare
 from ping_llm.sources.files import Piece
 
 app = typer.Typer()
-app.command()(with_input(plan))
+app.command()(expanded(plan, "how", input_options))
 
 
 def command(*arguments: str) -> Any:

@@ -129,8 +129,8 @@ class TestSafety:
         for page in (page_of(run), page_of(run, finished(tmp_path / "other"))):
             assert page.count("img") == 0
             assert page.source.count("alert(1)") > 3, "it is shown, but as text"
-            assert len(page.scripts) == 3
-            assert page.count("script") == 3 + len(page.charts)
+            assert len(page.scripts) == 4
+            assert page.count("script") == 4 + len(page.charts)
             assert not [name for _, attributes in page.elements for name in attributes if name.startswith("on")]
 
     @pytest.mark.parametrize("other", ["", "key_of_the_future: 1\n"])
@@ -169,7 +169,7 @@ class TestStates:
     def test_a_run_without_any_step(self, tmp_path: Path) -> None:
         text = page_of(make_run(tmp_path / "run")).text
         assert "No step has been finished yet" in text
-        assert "It was not compared with the classical predictors yet." in text
+        assert "The model has not been compared with the classical predictors yet." in text
 
     @pytest.mark.parametrize("loss", [float("nan"), float("inf")])
     def test_a_run_of_nothing_but_nan(self, tmp_path: Path, loss: float) -> None:
@@ -179,7 +179,7 @@ class TestStates:
 
     def test_a_resumed_run_shows_where(self, tmp_path: Path) -> None:
         page = page_of(finished(tmp_path / "run", sessions=[BEGIN, {**BEGIN, "first_step": 20}, END]))
-        assert "without a word: killed, or its machine was gone" in page.text
+        assert "killed, or its machine was gone" in page.text
         assert all(chart["marks"] == [[20, "resumed"]] for chart in page.charts)
 
     def test_damaged_files_are_named_and_the_rest_is_shown(self, tmp_path: Path) -> None:
@@ -192,8 +192,8 @@ class TestStates:
             file.write('17\n"x"\n{"step": "z", "loss": 1}\n{"step": 51, "lo')
         page = page_of(run)
         assert "summary.json cannot be read" in page.text
-        assert "evaluation.json holds something else" in page.text
-        assert "what the data was cannot be read" in page.text
+        assert "evaluation.json does not have the expected content" in page.text
+        assert "the state of the data cannot be read" in page.text
         assert page.count("figure") == 6
 
     def test_a_configuration_of_another_version_is_shown_as_it_is(self, tmp_path: Path) -> None:
@@ -211,7 +211,7 @@ class TestStates:
         text = page_of(finished(tmp_path / "text", dataset_type="grain", pipeline=PIPELINE)).text
         assert "A language model of text: 50 of 50 steps" in text
         assert "tokenise them" in text
-        assert "only sequences of measurements are decoded here" in text
+        assert "only sequences of measurements are decoded" in text
 
 
 class TestEvaluation:

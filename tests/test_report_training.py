@@ -112,7 +112,7 @@ class TestSequences:
         state["identity"]["sources"] = ["another fingerprint"]
         (run / "data.json").write_text(json.dumps(state))
         text = page_of(run).text
-        assert "holds other rows now than it did then" in text
+        assert "have changed since" in text
         assert "Sequence 0 of its batch" not in text
 
 

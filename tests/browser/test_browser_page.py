@@ -80,9 +80,9 @@ def test_the_page_loads_offers_pairs_and_asks_nobody_else(visit: Visit, address:
     expect(visit.page.locator(".headline")).to_contain_text("ms")
     expect(visit.page.locator(".support")).to_contain_text("Known: 10 measurements of this pair")
     visit.page.goto(f"{address}/{pair(DESTINATION, SOURCE)}")
-    expect(visit.page.get_by_text("Only the other way round.")).to_be_visible()
+    expect(visit.page.get_by_text("Only in the other direction.")).to_be_visible()
     visit.page.goto(f"{address}/{pair(destination='198.51.100.99')}")
-    expect(visit.page.locator(".support")).to_contain_text("This is a guess: the destination was never measured.")
+    expect(visit.page.locator(".support")).to_contain_text("Extrapolated: the destination was never measured.")
     assert all(url.startswith(address) for url in visit.requested)
 
 
@@ -350,7 +350,7 @@ def test_a_token_is_asked_for_and_never_part_of_an_address(browser: Browser) -> 
         page.goto(f"http://{host}:{port}/{pair()}")
         page.get_by_label("Token").fill("wrong-wrong-wrong-wrong")
         page.get_by_role("button", name="Use it").click()
-        expect(page.get_by_text("That was not it.")).to_be_visible()
+        expect(page.get_by_text("That token is wrong.")).to_be_visible()
         page.get_by_label("Token").fill(TOKEN)
         page.get_by_role("button", name="Use it").click()
         expect(page.locator(".headline")).to_be_visible()

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,21 @@ from starlette.testclient import TestClient
 from ping_llm.core.errors import PingLlmError
 from ping_llm.serve.server import read_places
 from ping_llm.serve.store import MeasurementStore
-from serving_fixtures import DESTINATION, FILE, OTHER, PLACES, SOURCE, csv, good, question, refused, running, some_store
+from ping_llm.sources.nodes import Node
+from serving_fixtures import (
+    DESTINATION,
+    FILE,
+    NODES,
+    OTHER,
+    PLACES,
+    SOURCE,
+    csv,
+    good,
+    question,
+    refused,
+    running,
+    some_store,
+)
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +78,19 @@ class TestPredict:
         assert before["median"] == pytest.approx(50, rel=0.02)
         assert after["median"] == pytest.approx(10, rel=0.02)
 
+    def test_an_address_and_its_name_in_the_nodes_file_are_one_node(self) -> None:
+        named = replace(
+            some_store().measured, nodes=("here", *NODES[1:]), described={"here": Node(name="here", address=SOURCE)}
+        )
+        history = [question(destination=OTHER, rtt=200.0, event_time=1_700_100_000 + n) for n in range(50)]
+        with running(store=MeasurementStore(named)) as client:
+            body = {"questions": [question("here"), question(SOURCE)]}
+            for more, median in (({}, 10), ({"history": history}, 200)):
+                found = good(client.post("/api/v1/predict", json=body | more))["predictions"]
+                assert [one["median"] for one in found] == pytest.approx([median] * 2, rel=0.02)
+            shown = good(client.get("/api/v1/history", params={"src_addr": SOURCE, "dst_addr": DESTINATION}))
+        assert shown["total"] == 10
+
     def test_spellings_of_an_address_are_one_address(self, client: TestClient) -> None:
         body = {"questions": [question(" 192.0.2.1 "), question("2001:DB8:0::1", "2001:db8::0:2")]}
         found = good(client.post("/api/v1/predict", json=body))["predictions"]
@@ -98,6 +126,12 @@ class TestPredict:
             "extrapolating": True,
             "reason": "neither end was ever measured",
         }
+
+    def test_a_body_that_is_not_json_and_a_wrong_route_say_what_to_do(self, client: TestClient) -> None:
+        broken = client.post("/api/v1/predict", content=b"{bad", headers={"Content-Type": "application/json"})
+        assert "not JSON" in refused(broken, 422)
+        assert "/docs" in refused(client.get("/api/v1/predict"), 405)
+        assert "/docs" in refused(client.get("/api/v1/nosuch"), 404)
 
 
 class TestContext:
@@ -141,7 +175,9 @@ class TestRankAndDestinations:
 
     def test_a_completer_completes_no_address(self, client: TestClient) -> None:
         body = {"src_addr": SOURCE, "prefix": "193.0."}
-        assert "completer" in refused(client.post("/api/v1/complete", json=body), 422)
+        message = refused(client.post("/api/v1/complete", json=body), 422)
+        assert "a completer knows no addresses" in message
+        assert "/" not in message, "no path of the server"
 
 
 class TestRows:
@@ -232,7 +268,7 @@ class TestOwnRows:
 
     def test_a_range_without_measurements_is_said_so(self, client: TestClient) -> None:
         assert "no such" in refused(client.post("/api/v1/anomalies/rows", json={"begin": "2030-01-01"}), 422)
-        assert "needs a source" in refused(client.post("/api/v1/anomalies/rows", json={"dst_addr": OTHER}), 422)
+        assert "needs src_addr" in refused(client.post("/api/v1/anomalies/rows", json={"dst_addr": OTHER}), 422)
 
 
 def test_places_are_those_that_the_server_was_given() -> None:

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from queue import Queue
@@ -24,19 +25,12 @@ from starlette.testclient import TestClient
 from ping_llm.core.errors import PingLlmError
 from ping_llm.rows.measurement_set import MeasurementSet
 from ping_llm.serve.access import Limits, ServeSettings
+from ping_llm.serve.feeds import Feed, FileTail, PrometheusFeed, feeds_of, from_queue, read_pairs
 from ping_llm.serve.server import make_app
 from ping_llm.serve.store import MeasurementStore, measurements_of
-from ping_llm.serve.watch import (
-    Feed,
-    FileTail,
-    PrometheusFeed,
-    Watcher,
-    WatchSettings,
-    feeds_of,
-    from_queue,
-    read_pairs,
-)
-from serving_fixtures import DESTINATION, OTHER, SOURCE, good, question, refused, running, service, some_store
+from ping_llm.serve.watch import Watcher, WatchSettings
+from ping_llm.sources.nodes import Node
+from serving_fixtures import DESTINATION, NODES, OTHER, SOURCE, good, question, refused, running, service, some_store
 
 Samples = dict[str, float]
 TOKEN = "correct-horse-battery-staple"
@@ -138,6 +132,19 @@ class TestExpectations:
         assert key("observed_rtt_seconds") not in lost
         assert lost[key("observed_rtt_seconds", OTHER)] == pytest.approx(0.010)
         assert lost[key("anomaly_score")] == pytest.approx(-math.log2(0.1))
+
+    def test_a_measurement_of_an_address_is_one_of_its_name_in_the_nodes_file(self) -> None:
+        described = {"here": Node(name="here", address=SOURCE)}
+        nodes = tuple("here" if node == SOURCE else node for node in NODES)
+        store = MeasurementStore(replace(some_store().measured, nodes=nodes, described=described))
+        with watched(store, pairs=((SOURCE, DESTINATION),)) as server:
+            server.wait(lambda samples: samples["watched_pairs"] == 1)
+            server.arrive(now(400.0))
+            found = server.wait(lambda samples: samples["known_measurements"] == 21)
+        named = {name.replace("here", SOURCE): value for name, value in found.items()}
+        assert named[key("observations_total")] == 1
+        assert named[key("anomalies_total")] == 1
+        assert named[key("observed_rtt_seconds")] == pytest.approx(0.4)
 
     def test_one_that_comes_late_counts_but_is_not_the_latest(self) -> None:
         with watched(some_store()) as server:
@@ -267,7 +274,7 @@ class TestFileTail:
         path = tmp_path / "pings.csv"
         path.write_bytes(self.HEAD + os.urandom(3_000_000).replace(b",", b"\n"))
         tail = FileTail(path)
-        with pytest.raises(PingLlmError, match="nothing could be read"):
+        with pytest.raises(PingLlmError, match="can be read"):
             tail()
         self.add(path, b"\n" + self.line(1))
         assert tail() is not None

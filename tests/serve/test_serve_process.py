@@ -105,9 +105,9 @@ class TestCommand:
             (["--token", "x" * 20, "--token-file", "y"], "not both"),
             (["--token-file", "no/such/file"], "cannot read the token file"),
             (["--token", "short"], "at least 16"),
-            (["--host", "0.0.0.0", "--open-to-all", "--accept"], "need a token"),
+            (["--host", "0.0.0.0", "--open-to-all", "--accept"], "it needs a token"),
             (["--follow", "no/such/file"], "no such file"),
-            (["--watch", "no/such/file"], "cannot read no/such/file"),
+            (["--watch", "no/such/file"], "no/such/file: no such file"),
         ],
     )
     def test_mistakes_are_one_line_before_anything_is_loaded(self, options: list[str], says: str) -> None:

@@ -19,9 +19,10 @@ import yaml
 pytest.importorskip("fastapi", reason="ping-llm serve needs the extra `serve`")
 
 from ping_llm.rows.measurement_set import MeasurementSet
+from ping_llm.serve.feeds import PrometheusFeed, from_queue
 from ping_llm.serve.server import listen
 from ping_llm.serve.store import measurements_of
-from ping_llm.serve.watch import PrometheusFeed, WatchSettings, from_queue
+from ping_llm.serve.watch import WatchSettings
 from serving_fixtures import DESTINATION, listening, question, some_store
 
 GRAFANA: Final = Path(__file__).parents[2] / "deploy" / "grafana"

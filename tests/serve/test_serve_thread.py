@@ -10,7 +10,7 @@ import pytest
 
 from ping_llm.models.completer.inference import BinDistribution
 from ping_llm.predict.prompts import Prompt
-from ping_llm.serve.answers import BusyError, Job, ModelThread
+from ping_llm.serve.jobs import BusyError, Job, ModelThread
 
 
 def prompt(number: int) -> Prompt:

@@ -1,4 +1,4 @@
-"""`ping-llm anomalies`: which measurements nobody would have expected, for people and as a check."""
+"""`ping-llm anomalies`: unexpected measurements, as tables for people and as a check for scripts."""
 
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -26,30 +26,32 @@ def anomalies(
     files: options.MeasurementFiles,
     checkpoint: options.AnyCheckpoint = None,
     how: options.HowToRead = None,
-    top: Annotated[int, Option(min=1, help="How many to show, the highest scores first.")] = 20,
-    last: Annotated[int | None, Option(min=1, help="Score only so many of the latest.", show_default="all")] = None,
-    timeline: Annotated[bool, Option("--timeline", help="Show how scores and timeouts went over time.")] = False,
+    top: Annotated[int, Option(min=1, help="How many to show, highest scores first.")] = 20,
+    last: Annotated[int | None, Option(min=1, help="Score only this many of the latest.", show_default="all")] = None,
+    timeline: Annotated[bool, Option("--timeline", help="Show scores and timeouts over time.")] = False,
     fail_above: Annotated[
         float | None, Option(metavar="BITS", help="Exit with code 3 if a score is higher.", show_default="never")
     ] = None,
-    score: Annotated[Score, Option(help="What is compared and sorted by: see above.")] = Score.BITS,
+    score: Annotated[Score, Option(help="Score to sort by and to compare with --fail-above.")] = Score.BITS,
     output: options.OutputTable = None,
     json_output: options.Json = False,
 ) -> None:
-    """Find the measurements of a file that nobody would have expected.
+    """Find unexpected measurements in files.
 
     Every measurement gets an anomaly score: the negative log-likelihood (NLL) of its result in bits, given what was
-    measured before it. 10 bits more are a thousand times less likely. Beside it stand what was expected (median and
-    90 % interval, probability of a timeout), and the tail: how likely a result is that lies at least as far out.
+    measured before it. A result with 10 bits more is a thousand times less likely. Beside it stand the prediction
+    (median, 90 % interval, probability of a timeout) and the tail probability: how likely a result is that lies at
+    least as far from the median.
 
-    With `--score tail`, the score is the tail in bits: 1 is as usual, 10 is one result of a thousand, and timeouts
-    compare with RTTs. The NLL of an ordinary RTT may be 3 bits or 13, depending on how sharp its prediction is.
+    With `--score tail`, the score is the tail probability in bits: about 1 for a typical result, 10 for one in a
+    thousand. It makes timeouts and RTTs comparable; the NLL of an ordinary RTT may be 3 bits or 13, depending on how
+    narrow its prediction is.
 
-    The completer needs a third of a second for each on two cores (`--last` limits it). A language model reads
-    thousands in seconds, but needs much longer to say what it expected: it does of those that are shown only, and of
-    all with `--score tail`.
+    The completer needs a third of a second per measurement on two cores (`--last` limits it). A language model scores
+    thousands in seconds, but its predictions take much longer: it makes them only for the measurements that are shown,
+    and for all with `--score tail`.
 
-    As a check: the exit code is 3 if a score is above `--fail-above`, 0 if none is, 1 after an error.
+    The exit code is 3 if a score is above `--fail-above`, 0 if none is, 1 after an error.
 
     Examples:
 

@@ -1,4 +1,4 @@
-"""Answers as people look at them: a table that fits the terminal, and a matrix, which is a heat map there."""
+"""Predictions on the terminal: a table that fits its width, and a matrix as a heat map."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -25,16 +25,16 @@ _FOLDED_TO: Final = 20
 
 
 def answers_table(answered: pa.Table, levels: Sequence[float], width: int | None = None) -> Iterator[str | Table]:
-    """The first rows of the table that `Predictor.answered` gives, and what the marks in it mean."""
+    """The first rows of a table of `Predictor.answered`, and the reasons of its extrapolations."""
     yield _fitting(answered.slice(0, ROWS_SHOWN).to_pylist(), answered, levels, width or out.width)
     if reasons := Counter(answered["reason"].drop_null().to_pylist()):
         yield "? extrapolated: " + "; ".join(f"{reason} ({count:,})" for reason, count in reasons.most_common())
     if answered.num_rows > ROWS_SHOWN:
-        yield f"… and {answered.num_rows - ROWS_SHOWN:,} more: --output FILE writes all, --json prints all"
+        yield f"… and {answered.num_rows - ROWS_SHOWN:,} more: --output FILE saves all, --json prints all"
 
 
 def _fitting(rows: list[dict[str, Any]], answered: pa.Table, levels: Sequence[float], width: int) -> Table:
-    """With both ends side by side, or one below the other where it is narrow, then without what can be left out."""
+    """Both nodes side by side; if that is too wide, one below the other, then without less important columns."""
     ends = [end_column(answered, end) for end in ("src_addr", "dst_addr")]
     longest = max((len(str(row[end])) for row in rows for end in ends), default=0)
     numbers = {"measured": "measured"} if any(row["measured"] is not None for row in rows) else {}
@@ -56,7 +56,7 @@ def _fitting(rows: list[dict[str, Any]], answered: pa.Table, levels: Sequence[fl
             cells[-1] += [f"{row['p_failed']:.1%}"] + [_support(row)] * has_support
         texts = ["source\n→destination"] if is_stacked else ["source", "destination"]
         names = [*shown, "timeout", *["rests on"] * has_support]
-        table = as_table([*texts, ""], names, cells, "RTTs in ms; predicted ones are quantiles, given an answer")
+        table = as_table([*texts, ""], names, cells, "RTTs in ms; predictions are quantiles, given an answer")
         natural = out.measure(table, options=out.options.update(max_width=_AS_WIDE_AS_NEEDED)).maximum
         if natural - (0 if has_support else max(longest - _FOLDED_TO, 0)) <= width:
             break
@@ -64,7 +64,7 @@ def _fitting(rows: list[dict[str, Any]], answered: pa.Table, levels: Sequence[fl
 
 
 def _support(row: dict[str, Any]) -> str:
-    """In as few words as a column has room for."""
+    """What a prediction is based on, in few words."""
     if row["pair_measurements"]:
         return f"{row['pair_measurements']:,} of the pair"
     return "nothing" if row["chain"] is None else f"{row['chain']} hops"
@@ -74,16 +74,16 @@ def _support(row: dict[str, Any]) -> str:
 
 
 def plain_matrix(matrix: Matrix) -> Segments:
-    """Columns with tabs between them, for other programs."""
+    """Tab-separated values, for other programs."""
     lines = ["\t".join(["", *matrix.destinations])]
     for source, values, kinds in zip(matrix.sources, matrix.values.tolist(), matrix.kinds.tolist(), strict=True):
         cells = ("" if np.isnan(v) else f"{v:.2f}{MARKS[kind]}" for v, kind in zip(values, kinds, strict=True))
         lines.append("\t".join([source, *cells]))
-    return Segments([Segment("\n".join(lines))])
+    return Segments([Segment("".join(f"{line}\n" for line in lines))])
 
 
 def heat_map(matrix: Matrix, width: int | None = None) -> Group:
-    """Colours, with the numbers in them where there is room; nodes have numbers, which are the columns' names."""
+    """Coloured cells, with RTTs in them if there is room. Nodes are numbered; the numbers are the columns' headings."""
     number = {node: index for index, node in enumerate(dict.fromkeys(matrix.sources + matrix.destinations), 1)}
     labels = [f"{number[node]:>{len(str(len(number)))}} {node}" for node in matrix.sources[:_MATRIX_ROWS_SHOWN]]
     room = (width or out.width) - max(map(len, labels)) - 1
@@ -114,7 +114,7 @@ def heat_map(matrix: Matrix, width: int | None = None) -> Group:
 
 
 def _numbers(matrix: Matrix) -> Any:
-    """In three digits, these below each other."""
+    """RTTs with their marks, aligned."""
     marks = np.vectorize(lambda kind: MARKS[kind] or " ")(matrix.kinds)
     shown = np.vectorize(lambda v: "" if np.isnan(v) else f"{v:.1f}" if v < 9.95 else f"{v:.0f}")(matrix.values)
     return np.where(shown == "", "", np.char.add(shown, marks))
@@ -129,7 +129,7 @@ def _legend(matrix: Matrix) -> Text:
 
 
 def _style(share: float, is_bold: bool = False) -> Style:
-    """Of a cell, from its place on the ramp."""
+    """The style of a cell, from its position on the colour ramp (0 to 1)."""
     if np.isnan(share):
         return Style()
     stops = np.array([Color.parse(name).get_truecolor() for name in RAMP])

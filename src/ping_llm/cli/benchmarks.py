@@ -1,6 +1,6 @@
 """How fast this machine makes batches (`ping-llm bench pipeline`) and rows (`ping-llm plan --measure`).
 
-Yardsticks to compare with are in `bench/`: a plain encoder, a plain converter, a bare sort, other people's loaders.
+`bench/` has what to compare with: a plain encoder, a plain converter, a bare sort, other projects' loaders.
 """
 
 import tempfile
@@ -34,7 +34,7 @@ _INDEX_ROWS: Final = 2_000_000
 
 @contextmanager
 def simulated_input(given: SimulatorSettings, inside: Path | None = None) -> Iterator[tuple[Path, SimulationSummary]]:
-    """A temporary folder (`inside` this one) with simulated measurements in `raw`."""
+    """A temporary folder (inside another one, if given) with simulated measurements in `raw`."""
     with tempfile.TemporaryDirectory(prefix="ping-llm-bench-", dir=inside, ignore_cleanup_errors=True) as name:
         with progress("simulating the input", total=given.measurements) as advance:
             summary = simulate(given, Path(name) / "raw", on_progress=advance)
@@ -43,7 +43,7 @@ def simulated_input(given: SimulatorSettings, inside: Path | None = None) -> Ite
 
 @contextmanager
 def benchmark_rows(rows: str) -> Iterator[Path]:
-    """A folder of prepared rows: `SIMULATED` ones by name, or one that there is."""
+    """A folder of prepared rows: the one with this path, or simulated ones by their name in `SIMULATED`."""
     if rows not in SIMULATED:
         yield Path(rows)
         return
@@ -53,7 +53,7 @@ def benchmark_rows(rows: str) -> Iterator[Path]:
 
 
 def measure_pipeline(rows: Path, *, workers: int, batch_size: int, length: int, seconds: float) -> dict[str, Any]:
-    """The whole path (read, sample, encode, pack, assemble) in one process, and what workers deliver of it."""
+    """Speed of making batches (read, sample, encode, pack, assemble) in one process, and of what workers deliver."""
     found = RowsSpec.find(str(rows), "train", contexts=ContextSettings(length=length))
     spec = data_spec([found], global_batch_size=batch_size)
     with progress("measuring", total=1 + bool(workers)) as advance:
@@ -74,7 +74,7 @@ def measure_pipeline(rows: Path, *, workers: int, batch_size: int, length: int, 
 
 
 def _loader_report(spec: DataSpec, workers: int, seconds: float) -> dict[str, Any]:
-    """Take batches as fast as they come, after a warm-up in which the rows get into memory."""
+    """Take batches as fast as they come, after a warm-up that brings the rows into memory."""
     started = time.perf_counter()
     with Loader(spec, LoaderSettings(worker_count=workers)) as loader:
         next(loader)
@@ -88,13 +88,13 @@ def _loader_report(spec: DataSpec, workers: int, seconds: float) -> dict[str, An
 
 
 def measure_rates(measurements: int = 8_000_000) -> tuple[Rates, float]:
-    """Rates of one worker on this machine, and the bytes that a simulated measurement takes as Parquet.
+    """Rates of one worker on this machine, and the size of a simulated measurement as Parquet, in bytes.
 
-    The rate of the Atlas import is not measured: it needs real dumps.
+    The rate of the Atlas import is not measured, because that needs real dumps.
     """
     with simulated_input(SimulatorSettings(measurements=measurements)) as (folder, raw):
         timings: list[Timing] = []
-        # So little memory that tasks of step one merge several runs, as they do when there are billions.
+        # So little memory that tasks of the first step merge several runs, as with billions of measurements.
         inputs, output, memory = (str(folder / "raw"),), folder / "rows", 512 << 20
         prepare(PrepareSettings(inputs=inputs, output=output, workers=1, memory_limit_bytes=memory), timings.append)
         seconds = {s: sum(t.seconds for t in timings if t.stage == s) for s in ("partition", "shard")}

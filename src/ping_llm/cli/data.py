@@ -1,4 +1,4 @@
-"""`ping-llm simulate`, `import`, `prepare` and `plan`: from measurements to probe rows, and what that will take."""
+"""`ping-llm simulate`, `tokenize`, `import`, `prepare` and `plan`: making training data, and what that will take."""
 
 import json
 import math
@@ -22,22 +22,22 @@ if TYPE_CHECKING:
     from ping_llm.tasks.engines import OnTiming, Timing
 
 EngineName = Annotated[str, Option("--engine", help="Where tasks run: `local` or `ray`.")]
-Address = Annotated[str | None, Option(help="Of the Ray cluster: HOST:6379.", show_default="RAY_ADDRESS, or a new one")]
-Timings = Annotated[Path | None, Option(help="Write what each task took to this file, as lines of JSON.")]
+Address = Annotated[str | None, Option(help="Ray cluster: HOST:6379.", show_default="RAY_ADDRESS, or a new one")]
+Timings = Annotated[Path | None, Option(help="Write the time of each task to this file, as JSON lines.")]
 
 
 def simulate(
     output: options.OutputFolder,
-    measurements: Annotated[int, Option("--measurements", "-n", min=1, help="How many to make.")] = 1_000_000,
-    seed: Annotated[int, Option(help="Another seed is another Internet.")] = 0,
+    measurements: Annotated[int, Option("--measurements", "-n", min=1, help="Number of measurements.")] = 1_000_000,
+    seed: Annotated[int, Option(help="Each seed gives another Internet.")] = 0,
     settings: Annotated[list[str] | None, Option("--set", help="A setting; repeatable.", metavar="NAME=VALUE")] = None,
     overwrite: options.Overwrite = False,
     json_output: options.Json = False,
 ) -> None:
-    """Make measurements of a synthetic Internet whose true answers are known.
+    """Simulate measurements of a synthetic Internet whose true latencies are known.
 
     The defaults resemble a real RIPE Atlas extract. The same options always give the same bytes. The folder also gets
-    world.json, from which Python callers rebuild the Internet and ask for the true distribution of any measurement.
+    world.json, from which Python callers rebuild the Internet to get the true distribution of any measurement.
 
     Examples:
 
@@ -69,7 +69,7 @@ def tokenize(
     output: options.OutputFolder,
     changes: Annotated[list[str] | None, Argument(help="Keys of the configuration.", metavar="KEY=VALUE…")] = None,
     config: Annotated[Path | None, Option(help="Configuration file with grain_train_files and a tokenizer.")] = None,
-    copies: Annotated[bool, Option("--copy", help="The column holds tokens already: copy them.")] = False,
+    copies: Annotated[bool, Option("--copy", help="The column contains tokens already: copy them.")] = False,
     workers: options.Workers = None,
     json_output: options.Json = False,
 ) -> None:
@@ -101,7 +101,7 @@ def import_atlas(
         list[str], Argument(help="Result files (JSON array or lines, plain, .gz or .bz2), or atlas:NUMBER.")
     ],
     output: options.OutputLocation,
-    packets: Annotated[str, Option(help="`min`: the least RTT of each result; `each`: of each packet.")] = "min",
+    packets: Annotated[str, Option(help="`min`: the least RTT of each result; `each`: that of each packet.")] = "min",
     per_file: Annotated[bool, Option("--per-file", help="A file per input: a rerun does what is missing.")] = False,
     strict: options.Strict = False,
     workers: options.Workers = None,
@@ -111,9 +111,9 @@ def import_atlas(
     overwrite: options.Overwrite = False,
     json_output: options.Json = False,
 ) -> None:
-    """Turn RIPE Atlas ping results, of any firmware, into measurement files (Parquet).
+    """Convert RIPE Atlas ping results, of any firmware, into measurement files (Parquet).
 
-    Takes what the API gives (one JSON array) and the daily dumps (one object per line). Every result is in the output
+    Takes results of the API (one JSON array) and the daily dumps (one object per line). Every result is in the output
     or is counted under the reason why it is not.
 
     With --per-file (which --engine ray implies) each input is a task of its own. Files that were imported before and
@@ -164,16 +164,16 @@ def import_atlas(
 def prepare(
     input: Annotated[list[str], Option("--input", "-i", help="File, folder or quoted glob; may be repeated.")],
     output: options.OutputLocation,
-    max_row_size_mb: Annotated[float, Option(help="Cut a longer history into several rows.")] = 8,
+    max_row_size_mb: Annotated[float, Option(help="A longer history is cut into several rows.")] = 8,
     train_ratio: Annotated[float, Option(min=0, max=1, help="Share of the sources in the train split.")] = 0.9,
     workers: options.Workers = None,
     memory_limit_gb: Annotated[
-        float | None, Option(help="Of all workers.", show_default="half of what is free; Ray: 2 per task")
+        float | None, Option(help="Memory of all workers.", show_default="half of what is free; Ray: 2 per task")
     ] = None,
     engine: EngineName = "local",
     address: Address = None,
     work: Annotated[
-        str | None, Option(help="Folder for unfinished work; all machines see it.", show_default="in the output")
+        str | None, Option(help="Folder for unfinished work, shared by all machines.", show_default="in the output")
     ] = None,
     timings: Timings = None,
     how: options.HowToRead = None,
@@ -181,10 +181,10 @@ def prepare(
     overwrite: options.Overwrite = False,
     json_output: options.Json = False,
 ) -> None:
-    """Turn measurement files (Parquet, CSV, RIPE Atlas JSON, output of ping tools) into probe rows, for training.
+    """Convert measurement files (Parquet, CSV, RIPE Atlas JSON, output of ping tools) into probe rows, for training.
 
-    A probe row is one source's history in time order. Every measurement that can be used is in the rows; the others are
-    dropped, counted by reason and reported. If the command is interrupted, run it again: it resumes.
+    A probe row is one source's history in time order. Every usable measurement is in the rows; the others are dropped,
+    counted by reason and reported. If the command is interrupted, run it again: it resumes.
 
     Examples:
 
@@ -240,7 +240,7 @@ def prepare(
 
 @contextmanager
 def _timings_to(path: Path | None, measured: "list[Timing]") -> "Iterator[OnTiming]":
-    """What takes timings: it appends each to the list and, if there is a file, writes it there as a line of JSON."""
+    """A function that appends a timing to the list and, if there is a file, writes it there as a line of JSON."""
     with explained(f"--timings {path}", OSError):
         file = path.open("wb", buffering=0) if path else None
 
@@ -255,24 +255,24 @@ def _timings_to(path: Path | None, measured: "list[Timing]") -> "Iterator[OnTimi
 
 
 def plan(
-    measurements: Annotated[float | None, Option("--measurements", "-n", help="How many, as 35e9.")] = None,
+    measurements: Annotated[float | None, Option("--measurements", "-n", help="How many, such as 35e9.")] = None,
     input: Annotated[list[str] | None, Option("--input", "-i", help="Or the files to count; repeatable.")] = None,
-    workers: Annotated[int, Option(min=1, help="Tasks that run at a time: the cores of the cluster.")] = 16,
-    memory_gb_per_worker: Annotated[float, Option(min=0.25, help="Memory for each of them.")] = 4.0,
-    bandwidth: Annotated[float, Option(min=0.1, help="MB per second for each worker, from and to the store.")] = 100.0,
+    workers: Annotated[int, Option(min=1, help="Tasks that run at the same time: the cores of the cluster.")] = 16,
+    memory_gb_per_worker: Annotated[float, Option(min=0.25, help="Memory of each worker.")] = 4.0,
+    bandwidth: Annotated[float, Option(min=0.1, help="MB per second between each worker and the store.")] = 100.0,
     input_bytes_per_measurement: Annotated[float | None, Option(min=0.1, show_default="8, as Parquet has")] = None,
     ipv6_share: Annotated[float, Option(min=0, max=1, help="They take twice the bytes.")] = 0.423,
-    measurements_per_source: Annotated[float, Option(min=1, help="Decides the number of rows.")] = 118.0,
-    atlas: Annotated[bool, Option("--atlas", help="Begin with the import of bzip2 dumps.")] = False,
-    shared_disk: Annotated[bool, Option("--shared-disk", help="No object store: nothing waits for answers.")] = False,
+    measurements_per_source: Annotated[float, Option(min=1, help="Determines the number of rows.")] = 118.0,
+    atlas: Annotated[bool, Option("--atlas", help="Include the import of bzip2 dumps.")] = False,
+    shared_disk: Annotated[bool, Option("--shared-disk", help="Not an object store: no request latency.")] = False,
     measure: Annotated[bool, Option("--measure", help="Measure this machine's rates first (half a minute).")] = False,
     how: options.HowToRead = None,
     json_output: options.Json = False,
 ) -> None:
     """Estimate what `prepare` will take: tasks, bytes, memory, disk, requests and time.
 
-    The times come from rates that were measured, on another machine unless --measure is given. What else is assumed is
-    printed with them.
+    Times are based on measured rates: of another machine, unless --measure is given. The other assumptions are printed
+    too.
 
     Examples:
 
@@ -284,7 +284,7 @@ def plan(
     from ping_llm.rows.prepare import PrepareSettings, make_plan
 
     if (measurements is None) == (not input):
-        raise PingLlmError("say --measurements NUMBER, or --input FILES to take it from")
+        raise PingLlmError("give --measurements NUMBER, or --input FILES to count them in")
     tasks = None
     if input:
         found = make_plan(PrepareSettings(inputs=tuple(input), output="", input_options=how))

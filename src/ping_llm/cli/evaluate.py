@@ -1,4 +1,4 @@
-"""`ping-llm split` and `ping-llm evaluate`: models beside the classical predictors, on what none of them has seen."""
+"""`ping-llm split` and `ping-llm evaluate`: models and classical predictors on measurements that none has seen."""
 
 import time
 from collections import Counter
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
 def split(
     files: options.MeasurementFiles,
     output: options.OutputFolder,
-    held_out_pairs: Annotated[float, Option(min=0, max=1, help="Share of the pairs that stay unseen.")] = 0.1,
-    unseen_probes: Annotated[float, Option(min=0, max=1, help="Share of the sources that stay unseen.")] = 0.05,
+    held_out_pairs: Annotated[float, Option(min=0, max=1, help="Share of the pairs that are held out.")] = 0.1,
+    unseen_probes: Annotated[float, Option(min=0, max=1, help="Share of the sources that are held out.")] = 0.05,
     later: Annotated[float, Option(min=0, max=1, help="Share of the measurements after the cut in time.")] = 0.1,
     how: options.HowToRead = None,
     overwrite: options.Overwrite = False,
     json_output: options.Json = False,
 ) -> None:
-    """Divide measurements into training data and questions that a model has not seen, so that `evaluate` is fair.
+    """Split measurements into training data and held-out questions, so that `evaluate` is fair.
 
-    Pairs and probes stay unseen by a hash of their addresses, so that the same measurements are always divided in the
-    same way. All questions were measured after a cut in time, all training data before it.
+    Pairs and probes are held out by a hash of their addresses, so the same measurements are always split in the same
+    way. All questions were measured after a cut in time, all training data before it.
 
     Examples:
 
@@ -55,7 +55,7 @@ def split(
 def evaluate(
     models: Annotated[
         list[str] | None,
-        Argument(metavar="MODEL", help="Runs or exported models; `completer`, or none: the one of the package."),
+        Argument(metavar="MODEL", help="Runs or exported models; `completer`, or none, is the one of the package."),
     ] = None,
     data: Annotated[
         list[str] | None,
@@ -71,21 +71,21 @@ def evaluate(
         Option("--predictors", help="Names or patterns, such as 'completer,vivaldi*'; repeatable.", show_default="all"),
     ] = None,
     questions: Annotated[int, Option(min=1, help="Questions of each protocol, at most.")] = 1000,
-    seed: Annotated[int, Option(min=0, help="Another seed asks other questions.")] = 0,
-    context: Annotated[int, Option(min=8, help="Measurements a completer looks at for a question with a time.")] = 1024,
-    world: Annotated[Path | None, Option(help="Folder of the simulated measurements: adds the truth.")] = None,
-    plots: Annotated[Path | None, Option(help="Folder to draw pictures into, one for each protocol.")] = None,
+    seed: Annotated[int, Option(min=0, help="Each seed selects other questions.")] = 0,
+    context: Annotated[int, Option(min=8, help="Measurements a completer selects for a question with a time.")] = 1024,
+    world: Annotated[Path | None, Option(help="Folder of simulated measurements: adds the true distributions.")] = None,
+    plots: Annotated[Path | None, Option(help="Folder for plots, one for each protocol.")] = None,
     how: options.HowToRead = None,
     json_output: options.Json = False,
 ) -> None:
     """Compare models with the classical predictors on measurements that none of them has seen.
 
-    Four protocols, reported apart because their errors differ by ten times: **unseen_pair**, known nodes that were
-    never seen to measure each other; **seen_pair**, what a known pair measures later; **unseen_probe**, a source of
-    which nothing was learned, from what it measured before; **disconnected**, two nodes that no chain of known
-    measurements links, because all those between two halves of the nodes are hidden. The questions depend on the
-    addresses and times only, so they are the same for all who evaluate the same measurements, and their results are
-    hidden from every predictor.
+    Four protocols, reported separately because their errors differ by a factor of ten: **unseen_pair**, known nodes
+    that never measured each other in the training data; **seen_pair**, later measurements of a known pair;
+    **unseen_probe**, a source that was not trained on, from its earlier measurements; **disconnected**, two nodes that
+    no chain of known measurements links, because all those between two halves of the nodes are hidden. The questions
+    depend only on addresses and times, so they are the same for everybody who evaluates the same measurements, and
+    their results are hidden from every predictor.
 
     A model of your own must not have been trained on the questions: run `ping-llm split` first, and train on its part
     for training.
@@ -118,7 +118,7 @@ def evaluate(
     begun = time.monotonic()
 
     def finished(name: str, of: Mapping[str, Mapping[str, float]]) -> None:
-        """In a pipe as well: the whole may take minutes."""
+        """Print each result, on a pipe too: all of them may take minutes."""
         errors = ", ".join(f"{protocol} {scores['median_re']:.4f}" for protocol, scores in of.items())
         err.print(f"{name}: median RE {errors} ({time.monotonic() - begun:.0f} s)", markup=False)
 
@@ -141,20 +141,20 @@ def _split_of(data: Sequence[str], rows: Path | None, how: options.HowToRead) ->
     from ping_llm.sources import SPLIT_FILE
 
     if bool(data) == bool(rows):
-        raise PingLlmError("say what to evaluate on: either --data with measurement files, or --rows with a folder")
+        raise PingLlmError("give what to evaluate on: either --data with measurement files, or --rows with a folder")
     if rows:  # all measurements, whichever of the rows' own splits they are in
         with progress("reading"):
             return split(joined([rows_observations(rows, name) for name in Manifest.load(rows).splits]))
     folders = [Path(name) for name in data if (Path(name) / SPLIT_FILE).exists()]
     if folders and len(data) > 1:
-        raise PingLlmError(f"{folders[0]} is a split: give it alone as --data")
+        raise PingLlmError(f"{folders[0]} is a split: give it as the only --data")
     return read_split(folders[0]) if folders else split(options.read_measurements(data, how))
 
 
 def _only(split: "Split", protocols: Sequence[str]) -> "Split":
-    """The split with the questions of these protocols; none means all."""
+    """The split with only the questions of these protocols, if there are any."""
     if missing := [name for name in protocols if name not in split.questions]:
-        raise PingLlmError(f"there is no question of {', '.join(missing)}, only of {', '.join(split.questions)}")
+        raise PingLlmError(f"there are no questions of {', '.join(missing)}, only of {', '.join(split.questions)}")
     kept = {name: found for name, found in split.questions.items() if name in (protocols or split.questions)}
     return replace(split, questions=kept)
 
@@ -172,5 +172,5 @@ def _refuse_what_was_learned(predictor: "Predictor", split: "Split") -> None:
         others = [f"--protocol {protocol}" for protocol in split.questions if protocol not in compromised]
         raise PingLlmError(
             f"{predictor.name} was trained on measurements that are questions ({counts}): train it on the part that "
-            "`ping-llm split` writes" + (f", or ask only for {' '.join(others)}" if others else "")
+            "`ping-llm split` writes" + (f", or evaluate only {' '.join(others)}" if others else "")
         )

@@ -1,4 +1,4 @@
-"""`ping-llm inspect`: what the other commands made; `ping-llm bench`: how fast this machine makes batches of it."""
+"""`ping-llm inspect`: rows and batches, decoded and checked; `ping-llm bench`: how fast this machine makes batches."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,21 +15,48 @@ if TYPE_CHECKING:
     from ping_llm.batches.spec import Batch, DataSpec
 
 PreparedRows = Annotated[str, Argument(help="Folder that `ping-llm prepare` wrote.")]
-Configuration = Annotated[Path | None, Option("--config", help="Rows, seed and shape from a configuration instead.")]
-Changes = Annotated[list[str] | None, Option("--set", help="A configuration key; repeatable.", metavar="KEY=VALUE")]
-Seed = Annotated[int, Option(min=0, help="Seed of the order and of all sampling.")]
 Split = Annotated[str, Option(help="train or eval.")]
+
+
+def batches_spec(
+    rows: PreparedRows = "",
+    config: Annotated[
+        Path | None, Option("--config", help="Rows, seed and shape from a configuration instead.")
+    ] = None,
+    changes: Annotated[
+        list[str] | None, Option("--set", help="A configuration key; repeatable.", metavar="KEY=VALUE")
+    ] = None,
+    batch_size: BatchSize = 64,
+    length: Length = 1024,
+    seed: Annotated[int, Option(min=0, help="Seed of the order and of all sampling.")] = 0,
+    split: Split = "train",
+) -> "DataSpec":
+    """What determines the batches: a configuration if there is one, else the other options."""
+    from ping_llm.config import load_config
+    from ping_llm.contexts.spec import ContextSettings, RowsSpec, data_spec
+    from ping_llm.data.registry import spec_from_config
+
+    if not (config or changes):
+        if not rows:
+            raise PingLlmError("name a folder that `ping-llm prepare` wrote, or a --config")
+        found = RowsSpec.find(rows, split, contexts=ContextSettings(length=length))
+        return data_spec([found], seed=seed, global_batch_size=batch_size)
+    if rows:
+        raise PingLlmError(f"give either the folder {rows} or a configuration (--config, --set), not both")
+    if split not in {"train", "eval"}:
+        raise PingLlmError(f"--split {split!r}: write train or eval")
+    return spec_from_config(load_config(config, changes or []), split)
 
 
 def inspect_rows(
     path: PreparedRows,
     split: Split = "train",
     row: Annotated[int, Option(help="Row to decode.")] = 0,
-    limit: Annotated[int, Option(min=0, help="Measurements of it to show.")] = 8,
-    quick: Annotated[bool, Option("--quick", help="Do not read the shards to check them.")] = False,
+    limit: Annotated[int, Option(min=0, help="Number of its measurements to show.")] = 8,
+    quick: Annotated[bool, Option("--quick", help="Skip the check of the shards.")] = False,
     json_output: Json = False,
 ) -> None:
-    """Counts, row sizes, time span, families and timeouts of prepared rows, and one row decoded.
+    """Show counts, row sizes, time span, families and timeouts of prepared rows, and one decoded row.
 
     Reads every shard and checks it against the manifest and the index; a fault is named and the command fails.
 
@@ -63,18 +90,12 @@ def inspect_rows(
 
 
 def inspect_batches(
-    rows: PreparedRows = "",
-    config: Configuration = None,
-    changes: Changes = None,
+    spec: Any,
     steps: Annotated[str, Option(help="Steps to show, as first:end.")] = "0:10",
-    hosts: Annotated[int, Option(min=1, help="Put each batch together from so many hosts' parts.")] = 1,
+    hosts: Annotated[int, Option(min=1, help="Assemble each batch from the parts of this many hosts.")] = 1,
     workers: Annotated[int, Option(min=0, help="Worker processes for each host.")] = 0,
     digest: Annotated[bool, Option("--digest", help="Print a digest of each global batch.")] = False,
-    backward: Annotated[bool, Option("--backward", help="Make the last batch first, each by itself.")] = False,
-    batch_size: BatchSize = 64,
-    length: Length = 1024,
-    seed: Seed = 0,
-    split: Split = "train",
+    backward: Annotated[bool, Option("--backward", help="Make the last batch first, each independently.")] = False,
     json_output: Json = False,
 ) -> None:
     """Make global batches and show their size, padding and digest.
@@ -96,7 +117,6 @@ def inspect_batches(
     if not (separator and first.isdigit() and last.isdigit() and int(first) < int(last)):
         raise PingLlmError(f"--steps {steps!r}: write first:end, such as 0:20")
     numbers = range(int(first), int(last))
-    spec = _spec(rows, config, changes, split, batch_size, length, seed)
     batches: Iterator[Batch] = global_batches(spec, numbers.start, numbers.stop, hosts=hosts, workers=workers)
     if backward:
         numbers = numbers[::-1]
@@ -119,18 +139,12 @@ def inspect_batches(
 
 
 def inspect_batch(
-    rows: PreparedRows = "",
-    config: Configuration = None,
-    changes: Changes = None,
+    spec: Any,
     step: Annotated[int, Option(min=0, help="Step of the batch.")] = 0,
     sequence: Annotated[int, Option(min=0, help="Sequence of the batch.")] = 0,
-    batch_size: BatchSize = 64,
-    length: Length = 1024,
-    seed: Seed = 0,
-    split: Split = "train",
     json_output: Json = False,
 ) -> None:
-    """Explain a sequence of a batch to the last token: its rows, windows and modes, and its measurements decoded.
+    """Explain a sequence of a batch down to the last token: its rows, windows and modes, and its decoded measurements.
 
     Any batch of any past run can be made again from its rows, seed and shape, or from the run's config.yml.
 
@@ -142,7 +156,6 @@ def inspect_batch(
     from ping_llm.batches.source import BatchSource
     from ping_llm.contexts import explain
 
-    spec = _spec(rows, config, changes, split, batch_size, length, seed)
     if sequence >= (count := spec.global_batch_size):
         raise PingLlmError(f"a batch of {count} has sequences 0 to {count - 1}; there is no {sequence}")
     explained = BatchSource(spec).explain(step, sequence)
@@ -152,35 +165,15 @@ def inspect_batch(
         out.print(explain.render(explained), soft_wrap=True)  # token lines are not cut
 
 
-def _spec(
-    rows: str, config: Path | None, changes: list[str] | None, split: str, batch_size: int, length: int, seed: int
-) -> "DataSpec":
-    """What decides the batches: the configuration, where there is one, else the options."""
-    from ping_llm.config import load_config
-    from ping_llm.contexts.spec import ContextSettings, RowsSpec, data_spec
-    from ping_llm.data.registry import spec_from_config
-
-    if not (config or changes):
-        if not rows:
-            raise PingLlmError("name a folder that `ping-llm prepare` wrote, or a --config")
-        found = RowsSpec.find(rows, split, contexts=ContextSettings(length=length))
-        return data_spec([found], seed=seed, global_batch_size=batch_size)
-    if rows:
-        raise PingLlmError(f"give either the folder {rows} or a configuration (--config, --set), not both")
-    if split not in {"train", "eval"}:
-        raise PingLlmError(f"--split {split!r}: write train or eval")
-    return spec_from_config(load_config(config, changes or []), split)
-
-
 def bench_pipeline(
     rows: Annotated[str, Option(help="`typical` or `big` simulated rows, or a prepared folder.")] = "typical",
-    workers: Annotated[int, Option(min=0, help="Also measure what so many worker processes deliver.")] = 0,
+    workers: Annotated[int, Option(min=0, help="Also measure what this many worker processes deliver.")] = 0,
     batch_size: BatchSize = 64,
     length: Length = 1024,
     seconds: Annotated[float, Option(min=0.5, help="How long to measure.")] = 10.0,
     json_output: Json = False,
 ) -> None:
-    """Speed of making batches of your rows in one process, stage by stage, and what worker processes make of it.
+    """Measure how fast batches of your rows are made in one process, stage by stage, and by worker processes.
 
     Examples:
 

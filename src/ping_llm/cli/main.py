@@ -1,4 +1,4 @@
-"""The command line: one thin verb per task. Each reads its options, calls one function and shows what came back.
+"""The command line. Each command reads its options, calls one function and shows the result.
 
 Results go to standard output (with `--json`, one JSON document as the last line), everything else to standard error.
 """
@@ -28,15 +28,15 @@ to_a_model = predict.predict, *from_data, train.train, evaluate.evaluate
 with_a_model = train.report, serve.serve, train.export, train.convert
 questions = predict.suggest, predict.destinations, predict.complete, anomalies.anomalies
 for command in (*to_a_model, *with_a_model, *questions):
-    app.command()(options.with_input(command))
+    app.command()(options.expanded(command, "how", options.input_options))
 
-import_app = Typer(help="Turn other people's measurement formats into measurement files.", no_args_is_help=True)
+import_app = Typer(help="Convert measurements of other formats into measurement files.", no_args_is_help=True)
 import_app.command("atlas")(data.import_atlas)
 app.add_typer(import_app, name="import")
-inspect_app = Typer(help="Look at what the other commands made.", no_args_is_help=True)
+inspect_app = Typer(help="Inspect what other commands have written.", no_args_is_help=True)
 inspect_app.command("rows")(inspect.inspect_rows)
-inspect_app.command("batches")(inspect.inspect_batches)
-inspect_app.command("batch")(inspect.inspect_batch)
+inspect_app.command("batches")(options.expanded(inspect.inspect_batches, "spec", inspect.batches_spec))
+inspect_app.command("batch")(options.expanded(inspect.inspect_batch, "spec", inspect.batches_spec))
 app.add_typer(inspect_app, name="inspect")
 bench_app = Typer(help="Measure how fast this machine is.", no_args_is_help=True)
 bench_app.command("pipeline")(inspect.bench_pipeline)
@@ -51,7 +51,7 @@ def _root(version: Annotated[bool, Option("--version", help="Print the version a
 
 
 def main() -> None:
-    """Run a command. What is wrong with its input, or what the system refuses, is one line on standard error."""
+    """Run a command. Faulty input and errors of the system end in one line on standard error."""
     stop_on_signals()
     try:
         app()
@@ -61,7 +61,7 @@ def main() -> None:
             raise
         if isinstance(error, OSError):  # such as a full disk, wherever it was met
             reason = PingLlmError(": ".join(str(part) for part in (error.filename, error.strerror or error) if part))
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what could not be written is not tried again at the exit
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # nothing is flushed again at exit
         print_error(reason)
         sys.exit(1)
     except KeyboardInterrupt:

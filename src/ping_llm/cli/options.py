@@ -1,4 +1,4 @@
-"""What several commands share: options, reading measurements, printing results, and writing files."""
+"""What commands share: options, reading measurements, printing results, and writing files."""
 
 import functools
 import inspect
@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -31,18 +32,7 @@ History = Annotated[
     list[str] | None, Option("--history", help="Known measurements: a file, folder or quoted glob; may be repeated.")
 ]
 HowToRead = Any
-"""How measurements are to be read: `InputOptions`, for which `with_input` gives a command options."""
-_INPUT_OPTIONS: dict[str, Any] = {
-    "columns": Annotated[
-        list[str] | None,
-        Option(help="Your name of a column, as rtt=latency_ms; may be repeated.", metavar="COLUMN=NAME"),
-    ],
-    "rtt_unit": Annotated[str | None, Option(help="Unit of RTTs: s, ms, us or ns.", show_default="as found")],
-    "delimiter": Annotated[str | None, Option(help="Of cells: a character, or `tab`.", show_default="as found")],
-    "date_order": Annotated[str | None, Option(help="Of 03/04/2024: dmy or mdy.", show_default="as found")],
-    "nodes": Annotated[str | None, Option(help="File of what names are: name, address, latitude, longitude, as.")],
-    "allow_bad_rows": Annotated[bool, Option("--allow-bad-rows", help="Go on although many rows cannot be used.")],
-}
+"""How to read measurements: an `InputOptions`. `expanded` replaces it by the options of `input_options`."""
 Strict = Annotated[bool, Option("--strict", help="Stop at the first result or measurement that cannot be used.")]
 AnyCheckpoint = Annotated[
     Path | None,
@@ -58,59 +48,75 @@ Length = Annotated[int, Option(min=64, help="Tokens in a sequence.")]
 # Output.
 OutputFolder = Annotated[Path, Option("--output", "-o", help="Folder to write to.")]
 OutputLocation = Annotated[str, Option("--output", "-o", help="Folder to write to; may be s3:// or gs://.")]
-OutputTable = Annotated[Path | None, Option("--output", "-o", help="Write all to a .csv or .parquet file.")]
-Overwrite = Annotated[bool, Option("--overwrite", help="Replace what the output folder already holds.")]
+OutputTable = Annotated[Path | None, Option("--output", "-o", help="Save all to a .csv or .parquet file.")]
+Overwrite = Annotated[bool, Option("--overwrite", help="Replace the existing contents of the output folder.")]
 Json = Annotated[bool, Option("--json", help="Print the result as one line of JSON.")]
 
-_QUICKLY_READ_BYTES = 10 << 20  # less is read in one step, which a progress bar could not show
+_QUICKLY_READ_BYTES = 10 << 20  # smaller inputs are read in one step: no progress to show
 
 
-def with_input(command: Callable[..., None]) -> Callable[..., None]:
-    """A command whose parameter `how`, if it has one, is made of the options that say how to read measurements."""
-    signature = inspect.signature(command)
-    if "how" not in signature.parameters:
+def expanded(command: Callable[..., None], parameter: str, make: Callable[..., Any]) -> Callable[..., None]:
+    """A command in which a parameter, if it has it, is replaced by the options from which `make` makes its value."""
+    signature, options = inspect.signature(command), inspect.signature(make).parameters
+    if parameter not in signature.parameters:
         return command
 
     @functools.wraps(command)
     def wrapped(**values: Any) -> None:
-        from ping_llm.sources.columns import InputOptions
+        value = make(**{name: values.pop(name) for name in options})
+        command(**values, **{parameter: value})
 
-        given = {name: values.pop(name) for name in _INPUT_OPTIONS}
-        given["columns"] = _renamed(given["columns"])
-        given["delimiter"] = {"tab": "\t", "\\t": "\t", "space": " "}.get(given["delimiter"], given["delimiter"])
-        command(**values, how=InputOptions(**given))
-
-    parameters: list[inspect.Parameter] = []
-    for name, own in signature.parameters.items():
-        if name != "how":
-            parameters.append(own.replace(kind=own.KEYWORD_ONLY))
-            continue
-        for option, kind in _INPUT_OPTIONS.items():
-            default = False if option == "allow_bad_rows" else None
-            parameters.append(inspect.Parameter(option, own.KEYWORD_ONLY, annotation=kind, default=default))
-    wrapped.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    own = [options.values() if name == parameter else [one] for name, one in signature.parameters.items()]
+    keywords = [option.replace(kind=option.KEYWORD_ONLY) for option in chain.from_iterable(own)]
+    wrapped.__signature__ = signature.replace(parameters=keywords)  # type: ignore[attr-defined]
     return wrapped
 
 
-def _renamed(pairs: list[str] | None) -> dict[str, str]:
-    """The files' names of columns of the schema."""
+def input_options(
+    columns: Annotated[
+        list[str] | None,
+        Option(help="Name of a column in your files, such as rtt=latency_ms; may be repeated.", metavar="COLUMN=NAME"),
+    ] = None,
+    rtt_unit: Annotated[str | None, Option(help="Unit of RTTs: s, ms, us or ns.", show_default="as found")] = None,
+    delimiter: Annotated[
+        str | None, Option(help="Separator of columns: a character, or `tab`.", show_default="as found")
+    ] = None,
+    date_order: Annotated[
+        str | None, Option(help="Order of dates such as 03/04/2024: dmy or mdy.", show_default="as found")
+    ] = None,
+    nodes: Annotated[
+        str | None, Option(help="File that describes nodes: name, address, latitude, longitude, as.")
+    ] = None,
+    allow_bad_rows: Annotated[
+        bool, Option("--allow-bad-rows", help="Continue even if many rows cannot be used.")
+    ] = False,
+) -> "InputOptions":
+    from ping_llm.sources.columns import InputOptions
+
     names = {}
-    for pair in pairs or []:
+    for pair in columns or []:
         column, _, name = pair.partition("=")
         if not name:
             raise PingLlmError(f"--columns {pair!r}: write COLUMN=NAME, such as rtt=latency_ms")
         names[column] = name
-    return names
+    return InputOptions(
+        columns=names,
+        rtt_unit=rtt_unit,
+        delimiter={"tab": "\t", "\\t": "\t", "space": " "}.get(delimiter or "", delimiter),
+        date_order=date_order,
+        nodes=nodes,
+        allow_bad_rows=allow_bad_rows,
+    )
 
 
 def read_measurements(files: Sequence[str] | None, how: "InputOptions") -> "MeasurementSet":
-    """Measurements, after two lines about what was read; none without files."""
+    """The measurements of files, after two lines about how they were read; without files, an empty set."""
     from ping_llm.rows.measurement_set import read_observations, table_observations
     from ping_llm.sources.files import expand
 
     if not files:
         return table_observations(None)
-    is_long = sum(file.size() or 0 for file in expand(files)) > _QUICKLY_READ_BYTES  # a device has no size
+    is_long = sum(file.size() or 0 for file in expand(files)) > _QUICKLY_READ_BYTES  # a pipe has no size
     with progress("reading") if is_long else nullcontext(no_progress) as advance:
         measured = read_observations(files, options=how, on_progress=advance)
     if measured.reading:
@@ -119,25 +125,25 @@ def read_measurements(files: Sequence[str] | None, how: "InputOptions") -> "Meas
 
 
 def as_read(measured: "MeasurementSet") -> dict[str, Any]:
-    """The same for the JSON of a result."""
+    """How measurements were read, for the JSON of a result."""
     return {"reading": measured.reading.to_json()} if measured.reading else {}
 
 
 def tell(reading: "Reading") -> None:
-    """What was understood of the input, on standard error."""
+    """Print how the input was read on standard error."""
     for line in reading.lines:
         err.print(line, markup=False)
 
 
 def show(value: Any, json_output: bool, *texts: Any) -> None:
-    """The result of a command: as JSON (times and the like as text), or as lines of text and rich tables."""
+    """Print the result of a command: as one line of JSON, or as lines of text and rich tables."""
     with explained("cannot write to standard output", OSError):
         for text in [json.dumps(value, default=str)] if json_output else texts:
             out.print(text, soft_wrap=isinstance(text, str), markup=False, crop=False)
 
 
 def as_table(texts: list[str], numbers: list[str], rows: list[list[str]], caption: str | None = None) -> Table:
-    """Columns of texts, then of numbers. What does not fit is folded: two cut addresses may look the same."""
+    """Columns of text, then of numbers. Long cells are folded, not cut: two cut addresses may look the same."""
     columns = [Column(name, overflow="fold") for name in texts]
     columns += [Column(name, justify="right", no_wrap=True, overflow="fold") for name in numbers]
     table = Table(*columns, box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, caption=caption)
@@ -146,20 +152,20 @@ def as_table(texts: list[str], numbers: list[str], rows: list[list[str]], captio
     return table
 
 
-# What commands write: looked at before anything is computed, and written whole or not at all.
+# Output files: checked before anything is computed, and written whole or not at all.
 
 
-def check_folder(folder: Path, said: str) -> None:
-    """That `folder` is one, or can become one. `said` is how the user gave it."""
+def check_folder(folder: Path, option: str) -> None:
+    """Fail unless `folder` exists or can be made. `option` is how the user gave it."""
     nearest = next(path for path in (folder, *folder.parents) if path.exists())
     if not nearest.is_dir():
-        raise PingLlmError(f"{said}: {nearest} is a file, not a folder")
+        raise PingLlmError(f"{option}: {nearest} is a file, not a folder")
     if not os.access(nearest, os.W_OK):
-        raise PingLlmError(f"{said}: {nearest} cannot be written to")
+        raise PingLlmError(f"{option}: {nearest} cannot be written to")
 
 
 def check_file(path: Path | None, *suffixes: str) -> None:
-    """That the file of `--output`, if it is given, can be written, and that its name ends with one of these."""
+    """Fail unless the file of `--output`, if given, can be written and its name has one of these suffixes."""
     if path is None:
         return
     if suffixes and path.suffix not in suffixes:
@@ -170,7 +176,7 @@ def check_file(path: Path | None, *suffixes: str) -> None:
 
 
 def write_table(table: "pa.Table", path: Path, what: str = "") -> None:
-    """As the ending of the name says, and say so: that there were so many of `what`."""
+    """Write CSV or Parquet, by the suffix of the name. With `what`, report how many of these were written."""
     import pyarrow.parquet as pq
     from pyarrow import csv
 

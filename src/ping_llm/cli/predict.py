@@ -1,4 +1,4 @@
-"""`ping-llm predict`, `suggest`, `destinations` and `complete`: questions to a trained model."""
+"""`ping-llm predict`, `suggest`, `destinations` and `complete`: what a trained model answers."""
 
 import time as clock
 from collections.abc import Callable, Iterator, Sequence
@@ -28,43 +28,43 @@ def predict(
     src: Annotated[list[str] | None, Option(help="Source: an address or a name; may be repeated.")] = None,
     dst: Annotated[list[str] | None, Option(help="Destination; may be repeated.")] = None,
     questions: Annotated[
-        Path | None, Option(help="File of questions instead: src_addr, dst_addr, and event_time if it matters.")
+        Path | None, Option(help="File of pairs to predict instead: src_addr, dst_addr, and optionally event_time.")
     ] = None,
     matrix: Annotated[
-        bool, Option("--matrix", help="Every source of the history to every destination, as a matrix.")
+        bool, Option("--matrix", help="Predict every source of the history to every destination, as a matrix.")
     ] = False,
     time: Annotated[str | None, Option(help="When, as 2024-05-01T12:00Z.", show_default="after the history")] = None,
     checkpoint: options.AnyCheckpoint = None,
-    quantiles: Annotated[str, Option(help="Levels to print, separated by commas.")] = "0.05,0.5,0.95",
-    context: Annotated[int, Option(min=8, help="Measurements that are chosen for a single pair, at most.")] = 1024,
-    votes: Annotated[int, Option(min=1, help="Answers to average: a little better, but as much slower.")] = 1,
+    quantiles: Annotated[str, Option(help="Quantile levels, separated by commas.")] = "0.05,0.5,0.95",
+    context: Annotated[int, Option(min=8, help="Measurements selected for a single pair, at most.")] = 1024,
+    votes: Annotated[int, Option(min=1, help="Predictions to average: slightly better, but slower.")] = 1,
     watch: Annotated[
         float | None,
-        Option(min=0.1, metavar="SECONDS", help="Read the history again so often, and print answers that changed."),
+        Option(min=0.1, metavar="SECONDS", help="Read the history again at this interval, and print what changed."),
     ] = None,
     how: options.HowToRead = None,
     output: Annotated[
-        Path | None, Option("--output", "-o", help="Write all to a .csv or .parquet file; --matrix also to .html.")
+        Path | None, Option("--output", "-o", help="Save all to a .csv or .parquet file; --matrix also to .html.")
     ] = None,
     json_output: options.Json = False,
 ) -> None:
     """Predict RTTs that were not measured, from measurements that were.
 
-    Works without any training: the completer that comes with ping-llm was trained on simulated Internets only and reads
-    your measurements as context. Of addresses it only sees which share a prefix, so private ones and names will do.
-    Every answer is a distribution: its quantiles, and the probability of a timeout.
+    Works without training: the completer that comes with ping-llm was trained on simulated Internets only and reads
+    your measurements as context. It sees only which addresses share a prefix, so private addresses and names work too.
+    Every prediction is a distribution: quantiles of the RTT, and the probability of a timeout.
 
-    The completer looks at a history of up to 2,047 measurements whole. Of a longer one, it looks at what is most
+    The completer reads a history of up to 2,047 measurements in full. From a longer one, it selects what is most
     informative about the pair, or about all pairs between the nodes near either end: measurements of these pairs, then
-    of either end with others, nearest first, then pairs that stand in for them. A language model (`--checkpoint` of
-    your own run) looks at the latest measurements of the source.
+    of either end with other nodes, nearest first, then of similar pairs. A language model (`--checkpoint` of your own
+    run) reads the latest measurements of the source.
 
-    Answers that are guesses carry a question mark, and the reason is below the table: an end was never measured, no
-    chain of measurements links the two, or the pair has only timed out.
+    A question mark marks an extrapolation, and the reason is below the table: an end was never measured, no chain of
+    measurements links the two, or the pair has only timed out.
 
-    In a matrix, 12 is measured (the median of the pair's latest 25 answers), 12~ predicted, 12? a guess. It is a heat
-    map on a terminal, and columns with tabs between them in a pipe. A .csv or .parquet file has a line for each pair
-    with all that is known of it; an .html file is a page with a heat map. Ctrl-C ends `--watch`.
+    In a matrix, 12 is measured (the median of the pair's latest 25 answers), 12~ predicted, 12? extrapolated. It is a
+    heat map on a terminal, and tab-separated values in a pipe. A .csv or .parquet file has a line for each pair with
+    everything that is known about it; an .html file is a page with a heat map. Ctrl-C ends `--watch`.
 
     Examples:
 
@@ -78,7 +78,7 @@ def predict(
     levels = checked_levels(quantiles.split(","))
     options.check_file(output, ".csv", ".parquet", *[".html"] * matrix)
     if watch is not None and not history:
-        raise PingLlmError("--watch follows a --history")
+        raise PingLlmError("--watch needs --history")
     read, stamp = partial(options.read_measurements, history, how), partial(stamps, history or [])
     last = stamp() if watch else None
     known = read()
@@ -132,7 +132,7 @@ def _write(answered: "pa.Table", levels: list[float], nodes: "Sequence[str]", ou
     if output.suffix != ".html":
         return options.write_table(answered, output, "predictions")
     from ping_llm.predict.matrix import Matrix
-    from ping_llm.report.matrix import write_matrix
+    from ping_llm.report.rendering import write_matrix
 
     with explained(f"cannot write to {output}", OSError):
         write_matrix(Matrix.of(answered, levels, nodes), levels, output)
@@ -142,28 +142,29 @@ def _write(answered: "pa.Table", levels: list[float], nodes: "Sequence[str]", ou
 def followed(
     read: "Callable[[], MeasurementSet]", stamp: Callable[[], object], last: object, every_s: float
 ) -> "Iterator[MeasurementSet]":
-    """What is read again whenever its stamp differs from the last. What goes wrong is said once, and tried again."""
-    said = ""
+    """The history, read again whenever its stamp changes. A repeated error is printed once, and reading is retried."""
+    reported = ""
     while True:
         clock.sleep(every_s)
         try:
             if (now := stamp()) == last:
                 continue
-            err.quiet = True  # what was dropped is said once
+            err.quiet = True  # how the files were read was printed at the start
             try:
                 measured = read()
             finally:
                 err.quiet = False
         except PingLlmError as error:
-            if str(error) != said:
-                said = str(error)
-                err.print(f"{said}; reading again every {every_s:g} s", markup=False)
+            if str(error) != reported:
+                reported = str(error)
+                err.print(f"{reported}; reading again every {every_s:g} s", markup=False)
             continue
-        last, said = now, ""
+        last, reported = now, ""
         yield measured
 
 
 def stamps(history: Sequence[str]) -> object:
+    """A value that changes with the files of a history."""
     from ping_llm.sources import remote
     from ping_llm.sources.files import expand
 
@@ -172,7 +173,7 @@ def stamps(history: Sequence[str]) -> object:
 
 
 def _changed(printed: dict[tuple[Any, ...], dict[str, Any]], answered: "pa.Table", levels: list[float]) -> list[int]:
-    """Rows that are new, or whose RTTs differ by more than 1 %, timeouts by a point, or reasons, from those printed."""
+    """Rows that are new, or differ from what was printed: in an RTT by 1 %, in P(timeout) by 0.01, or in the reason."""
     question = answered.column_names[: answered.column_names.index("p_failed")]
     rtts = ["predictions", *(f"{level:g}" for level in levels)]
     changed = []
@@ -201,7 +202,7 @@ def _questions(
     from ping_llm.sources.tables import read_table
 
     if [bool(src or dst), questions is not None, matrix_of is not None].count(True) != 1 or bool(src) != bool(dst):
-        raise PingLlmError("say what to predict: --src with --dst, or --questions FILE, or --matrix")
+        raise PingLlmError("give what to predict: --src with --dst, or --questions FILE, or --matrix")
     if questions is not None:
         table = read_table(questions)
     else:
@@ -209,38 +210,38 @@ def _questions(
         if matrix_of is not None:
             known, nodes = matrix_of.observations, matrix_of.nodes
             if not len(known):
-                raise PingLlmError("--matrix is of the sources and destinations of the history: give --history")
+                raise PingLlmError("--matrix predicts between the nodes of a history: give --history")
             source, destination = np.unique(known.source)[:, None], np.unique(known.destination)[None]
             families, _, _ = parse_nodes(matrix_of.addresses_of())
             may = ~of_two_families(families[source], families[destination]) & (source != destination)
             ends = np.broadcast_arrays(source, destination)
             pairs = [(nodes[a], nodes[b]) for a, b in zip(*(end[may].tolist() for end in ends), strict=True)]
         if len(pairs) > _MAX_QUESTIONS:
-            raise PingLlmError(f"{len(pairs):,} pairs are more than {_MAX_QUESTIONS:,}: name some by --src and --dst")
+            raise PingLlmError(f"{len(pairs):,} pairs are more than {_MAX_QUESTIONS:,}: select some by --src and --dst")
         table = pa.table({"src_addr": [p[0] for p in pairs], "dst_addr": [p[1] for p in pairs]})
     if time is not None:
         if "event_time" in find_columns(table.column_names, {}, "the questions", OPTIONAL_IN_QUESTIONS):
-            raise PingLlmError("the questions have times of their own: leave --time out")
+            raise PingLlmError("the questions have a column of times: leave --time out")
         table = table.append_column("event_time", pa.array([time] * table.num_rows))
     return table
 
 
 def suggest(
     history: options.History = None,
-    budget: Annotated[int, Option(min=1, help="How many measurements you can make.")] = 50,
+    budget: Annotated[int, Option(min=1, help="Number of measurements that you can make.")] = 50,
     among: Annotated[
         Path | None,
-        Option(help="File of pairs that can be measured: src_addr, dst_addr.", show_default="unmeasured ones"),
+        Option(help="File of candidates: src_addr, dst_addr.", show_default="all unmeasured pairs"),
     ] = None,
     checkpoint: options.AnyCheckpoint = None,
     how: options.HowToRead = None,
     output: options.OutputTable = None,
     json_output: options.Json = False,
 ) -> None:
-    """Suggest which pairs to measure next: those whose measurement would say most about all that is unknown.
+    """Suggest which pairs to measure next: those whose measurement would reduce uncertainty most.
 
-    These are pairs with wide intervals, spread over the nodes, and links between parts of the network that no
-    measurement connects. They come with their predictions, the most valuable first.
+    These are pairs with wide prediction intervals, spread over the nodes, and links between parts of the network that
+    no measurement connects. They are printed with their predictions, most informative first.
 
     Examples:
 
@@ -252,20 +253,22 @@ def suggest(
     from ping_llm.predict.suggest import LEVELS
     from ping_llm.sources.tables import read_table
 
+    if not history:
+        raise PingLlmError("suggestions complete a set of measurements: give --history")
     options.check_file(output, ".csv", ".parquet")
     known = options.read_measurements(history, how)
     possible = read_table(among) if among else None
-    with progress("weighing candidates") as advance:
+    with progress("predicting candidates") as advance:
         found = Predictor.from_pretrained(checkpoint).suggest(known, budget=budget, among=possible, advance=advance)
     if output:
         options.write_table(found, output, "pairs")
     shown = answers_table(found, LEVELS) if found.num_rows and not output else ()
     if not found.num_rows:
-        err.print("every candidate was measured before: there is nothing to suggest")
+        err.print("every candidate has been measured: there is nothing to suggest")
     options.show({"suggestions": found.to_pylist()} if json_output else None, json_output, *shown)
 
 
-# What only a language model can answer.
+# Answers that only a language model can give.
 
 Source = Annotated[str, Option("--src", help="Source: an address or a name.")]
 Rtt = Annotated[float | None, Option(help="RTT in ms; `nan`: a timeout.", show_default="any")]
@@ -285,8 +288,7 @@ def destinations(
 ) -> None:
     """Likely destinations for a source and an RTT: the inverse of `predict`.
 
-    Only a language model of your own can answer this; it knows the addresses that it was trained on and those of the
-    history.
+    This needs a language model that you have trained; it knows the addresses of its training data and of the history.
 
     Example:
 
@@ -306,7 +308,7 @@ def complete(
     beam: Beam = 256,
     json_output: options.Json = False,
 ) -> None:
-    """Complete a partial destination address, from what a language model knows of the source.
+    """Complete a partial destination address, by what a language model knows about the source.
 
     Example:
 
@@ -328,5 +330,5 @@ def complete(
     pairs = [(names.get(a, a), chance) for a, chance in zip(found.addresses, found.probability.tolist(), strict=True)]
     likely = [{"address": address, "probability": chance} for address, chance in pairs]
     lines = [f"{chance:9.4%}  {address}" for address, chance in pairs]
-    lines.append(f"{found.covered:.1%} of the probability lies in what was looked at")
+    lines.append(f"the search covered {found.covered:.1%} of the probability")
     options.show({"destinations": likely, "covered": found.covered}, json_output, *lines)

@@ -1,4 +1,4 @@
-"""`train`, and what is done with the run afterwards: `export`, `convert`, `report`."""
+"""`ping-llm train`, and what is done with a run afterwards: `export`, `convert`, `report`."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,11 +15,11 @@ from ping_llm.core.errors import PingLlmError, explained
 def train(
     changes: Annotated[list[str] | None, Argument(help="Keys of the configuration.", metavar="KEY=VALUE…")] = None,
     config: Annotated[Path | None, Option(help="Configuration file; see configs/ and docs/configuration.md.")] = None,
-    project: Annotated[str | None, Option(help="Folder for runs that belong together; W&B's project.")] = None,
-    name: Annotated[str | None, Option(help="Name of the run. The same name resumes where it stopped.")] = None,
-    steps: Annotated[int | None, Option(min=1, help="Steps of the whole run.")] = None,
-    skip_steps: Annotated[str | None, Option(help="Planned steps to pass over: 10_240:10_260.")] = None,
-    batch_size: Annotated[int | None, Option(min=1, help="Sequences per step, of all devices together.")] = None,
+    project: Annotated[str | None, Option(help="Folder for related runs, and the project in W&B.")] = None,
+    name: Annotated[str | None, Option(help="Name of the run. The same name resumes it.")] = None,
+    steps: Annotated[int | None, Option(min=1, help="Total number of steps.")] = None,
+    skip_steps: Annotated[str | None, Option(help="Steps to skip, such as 10_240:10_260.")] = None,
+    batch_size: Annotated[int | None, Option(min=1, help="Sequences per step, over all devices.")] = None,
     json_output: Json = False,
 ) -> None:
     """Train a model, or resume a run that was interrupted: the same command does both.
@@ -73,14 +73,14 @@ def _in_words(summary: dict[str, Any]) -> Iterator[str]:
 def export(
     run: Annotated[Path, Argument(help="Folder of a training run.")],
     output: OutputFolder,
-    card: Annotated[Path | None, Option(help="Your own model card instead of the one that is made.")] = None,
+    card: Annotated[Path | None, Option(help="Your own model card instead of the generated one.")] = None,
     overwrite: Overwrite = False,
     json_output: Json = False,
 ) -> None:
     """Write a trained model as safetensors with its configuration and a model card.
 
-    The folder can be given wherever a run can: to `predict`, `evaluate`, or as `load_parameters_path` of another run.
-    Weights are bfloat16 there; the averaged ones if the run kept an average.
+    The folder can be used wherever a run can: by `predict`, `evaluate`, or as `load_parameters_path` of another run.
+    The weights are stored as bfloat16; the averaged ones if the run kept an average.
 
     Example:
 
@@ -105,21 +105,22 @@ def export(
 
 
 def convert(
-    model: Annotated[Path, Argument(help="A run or exported model of ours; or RUN/checkpoints/STEP of MaxText.")],
+    model: Annotated[Path, Argument(help="A run or exported model of ping-llm; or RUN/checkpoints/STEP of MaxText.")],
     output: OutputFolder,
     changes: Annotated[
         list[str] | None,
-        Argument(help="With --from: keys of the model that are not as in --config.", metavar="KEY=VALUE…"),
+        Argument(help="With --from: keys of the model that differ from --config.", metavar="KEY=VALUE…"),
     ] = None,
-    to: Annotated[str | None, Option("--to", help="Whose model to write.", metavar="maxtext")] = None,
-    source: Annotated[str | None, Option("--from", help="Whose model to read.", metavar="maxtext")] = None,
+    to: Annotated[str | None, Option("--to", help="Format to write.", metavar="maxtext")] = None,
+    source: Annotated[str | None, Option("--from", help="Format to read.", metavar="maxtext")] = None,
     config: Annotated[
-        Path | None, Option(help="With --from: the run's MaxText configuration.", show_default="what the engine noted")
+        Path | None,
+        Option(help="With --from: the run's MaxText configuration.", show_default="the recorded one"),
     ] = None,
     overwrite: Overwrite = False,
     json_output: Json = False,
 ) -> None:
-    """Convert a trained language model to MaxText, or back: the same logits, up to rounding. docs/maxtext.md.
+    """Convert a trained language model to MaxText, or back: the same logits, up to rounding (docs/maxtext.md).
 
     Examples:
 
@@ -127,9 +128,9 @@ def convert(
         ping-llm convert maxtext_output/my-run/checkpoints/5000 --from maxtext --output models/from-maxtext
     """
     if [to, source].count(None) != 1 or (to or source) != "maxtext":
-        raise PingLlmError("say --to maxtext or --from maxtext")
+        raise PingLlmError("give --to maxtext or --from maxtext")
     if to and (config or changes):
-        raise PingLlmError("--config and KEY=VALUE belong to --from maxtext: our models know what they are made of")
+        raise PingLlmError("--config and KEY=VALUE belong to --from maxtext: our models contain their configuration")
     check_folder(output, f"--output {output}")
     from ping_llm.integrations.maxtext.convert import convert_from_maxtext, convert_to_maxtext
 
@@ -144,7 +145,7 @@ def convert(
 
 
 def report(
-    runs: Annotated[list[Path], Argument(metavar="RUN", help="Folders of runs; several are laid side by side.")],
+    runs: Annotated[list[Path], Argument(metavar="RUN", help="Folders of runs; several are compared.")],
     output: Annotated[
         Path | None, Option("--output", "-o", help="File to write.", show_default="report.html in the run's folder")
     ] = None,
@@ -153,15 +154,15 @@ def report(
         Option(help="Output of `ping-llm evaluate --json` to show instead of the run's own, one each."),
     ] = None,
     sequences: Annotated[
-        bool, Option(help="Decode a few training sequences. They hold addresses: think before you share them.")
+        bool, Option(help="Decode a few training sequences. They contain addresses: consider this before sharing.")
     ] = True,
-    open_it: Annotated[bool, Option("--open", help="Show it in the browser.")] = False,
+    open_it: Annotated[bool, Option("--open", help="Open it in the browser.")] = False,
     json_output: Json = False,
 ) -> None:
-    """Show a run as a page: curves, pipeline, evaluation, decoded sequences, configuration and history.
+    """Write the report of a run: curves, pipeline, evaluation, decoded sequences, configuration and history.
 
-    The page is one file that needs no other and no network. Training writes it at the end of every run; this command
-    makes it anew, also during a run. Several runs are laid over each other, with what differs between them.
+    The report is one self-contained HTML file. Training writes it at the end of every run; this command writes it
+    again, also during a run. Several runs are drawn over each other, with the keys in which they differ.
 
     Examples:
 

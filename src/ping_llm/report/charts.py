@@ -1,7 +1,7 @@
-"""What a chart shows: its lines as few points that look the same, and the table behind it. Then the charts themselves:
-of a training (of one run, or of several laid over each other) and of an evaluation.
+"""Charts: their lines, reduced to few points that look the same, and the tables behind them; then the charts of a
+training (one run, or several over each other) and of an evaluation.
 
-static/chart.js draws a chart in the browser, from what `Chart.spec` gives it.
+static/chart.js draws a chart in the browser, from the JSON of `Chart.spec`.
 """
 
 import itertools
@@ -18,20 +18,20 @@ from ping_llm.report.formatting import Style, number
 from ping_llm.report.run import Run, StoredEvaluation
 
 Kind = Literal["line", "faint", "dots", "dashed", "quiet"]
-"""`faint`: what a smoothed line was made from. `dots`: joined by a line. `quiet`: one of many in the background."""
+"""`faint`: values before smoothing. `dots`: joined by a line. `quiet`: one of many in the background."""
 
-_BUCKETS: Final = 300  # positions at which a curve may differ: a chart is about twice as many pixels wide
+_BUCKETS: Final = 300  # a chart is about twice as many pixels wide
 _MAX_TABLE_ROWS: Final = 40
-_MAX_FAINT_RUNS: Final = 3  # runs whose single steps are drawn as well
-_SPIKY: Final = 15.0  # a curve whose maximum is above its median by this factor gets a logarithmic axis
-_SMALLEST_ERROR: Final = 1e-4  # on a logarithmic axis, a prediction that is exactly right must lie somewhere
+_MAX_FAINT_RUNS: Final = 3  # with more runs, single steps are not drawn
+_SPIKY: Final = 15.0  # the axis is logarithmic if the maximum is this many times the median
+_SMALLEST_ERROR: Final = 1e-4  # of exact predictions, on a logarithmic axis
 
 
 def smoothed(values: Floats, window: int) -> Floats:
-    """The mean over a centred window of what is finite in it.
+    """The mean of the finite values in a centred window.
 
     At the beginning, where a loss falls fast, the window shrinks on both sides: a one-sided mean would start too low.
-    At the end it only loses its right half, so that the last point is no single step.
+    At the end it only loses its right half, so that the last point is not a single step.
     """
     if window <= 1 or not len(values):
         return values
@@ -49,7 +49,7 @@ def smoothed(values: Floats, window: int) -> Floats:
 def thinned(x: Floats, y: Floats, buckets: int = _BUCKETS) -> tuple[Floats, Floats]:
     """At most four points per bucket of x: the first, the lowest, the highest and the last, in order.
 
-    What is not finite is kept as a gap: one NaN where a run of them was.
+    A run of values that are not finite becomes one NaN, which is drawn as a gap.
     """
     if len(x) <= 4 * buckets:
         kept = np.arange(len(x))
@@ -70,7 +70,7 @@ def thinned(x: Floats, y: Floats, buckets: int = _BUCKETS) -> tuple[Floats, Floa
 
 
 def spread(points: int, most: int) -> list[int]:
-    """At most so many indices, evenly spaced, the first and the last among them: the rows of a table."""
+    """At most so many evenly spaced indices, including the first and the last: the rows of a table."""
     return np.unique(np.linspace(0, points - 1, min(points, most)).round().astype(int)).tolist() if points else []
 
 
@@ -94,10 +94,10 @@ class Chart:
     x_style: Style = "count"
     from_zero: bool = False
     log_y: bool = False
-    marks: Sequence[tuple[float, str]] = ()  # vertical lines with a word each: where something happened
+    marks: Sequence[tuple[float, str]] = ()  # vertical lines with labels
     x_range: tuple[float, float] | None = None
     y_range: tuple[float, float] | None = None
-    diagonal: bool = False  # where both axes would say the same
+    diagonal: bool = False  # draw x = y
     note: str = ""
     wide: bool = False  # with buttons that switch between linear and logarithmic axes
 
@@ -107,7 +107,7 @@ class Chart:
 
     @property
     def description(self) -> str:
-        """For those who hear the page."""
+        """For screen readers."""
         values = [(line.name, line.y[np.isfinite(line.y)]) for line in self.legend]
         shown = ((name, number(y[0], self.style), number(y[-1], self.style)) for name, y in values if len(y))
         ends = [f"{name} from {first} to {last}" for name, first, last in shown]
@@ -115,7 +115,7 @@ class Chart:
 
     @property
     def tables(self) -> list[tuple[list[Line], list[int]]]:
-        """Lines with the same x share a table; and which of their points are in it."""
+        """Lines with the same x share a table: the lines, and the indices of the points that it shows."""
         groups: dict[bytes, list[Line]] = {}
         for line in self.lines:
             groups.setdefault(line.x.tobytes(), []).append(line)
@@ -138,7 +138,7 @@ class Chart:
 
 
 def _json(value: float) -> float | int | None:
-    """Five digits, null for what is not finite."""
+    """Rounded to five digits, null if it is not finite."""
     if not math.isfinite(value):
         return None
     return int(value) if value.is_integer() and abs(value) < 2**53 else float(f"{value:.5g}")
@@ -162,7 +162,7 @@ def training_charts(runs: Sequence[Run]) -> list[Chart]:
     for title, unit, column, style in columns:
         every = np.concatenate([run.curves[column] for run in runs])
         every = every[np.isfinite(every)]
-        if not len(every):  # nobody knows the utilisation of an unknown device
+        if not len(every):  # such as the utilisation of an unknown device
             continue
         spiky = bool(every.min() > 0 and every.max() > _SPIKY * np.median(every))
         unit += ", logarithmic" if spiky else ""
@@ -192,7 +192,7 @@ def _loss(runs: Sequence[Run], common: Mapping[str, Any]) -> Chart:
 
 
 def _lines(runs: Sequence[Run], column: str, label: str, *, smooth: bool) -> list[Line]:
-    """The mean over a window, and below it the single steps, unless there are too many runs."""
+    """Means over a window and, unless there are too many runs, the single steps behind them."""
     several = len(runs) > 1
     lines = []
     for colour, run in enumerate(runs, 1):
@@ -206,22 +206,22 @@ def _lines(runs: Sequence[Run], column: str, label: str, *, smooth: bool) -> lis
 
 
 def evaluation_charts(found: StoredEvaluation, protocol: str, ranked: Sequence[str]) -> list[Chart]:
-    """Errors and calibration: the models, the best baseline and the truth stand out.
+    """Errors and calibration, with the models, the best baseline and the truth highlighted.
 
-    Nothing if the file has no curves: `ping-llm evaluate --json` prints scores alone.
+    There are no charts if the file has no curves: `ping-llm evaluate --json` prints only scores.
     """
     models = found.models or [found.model]
-    baselines = [who for who in ranked if who not in models and who != ORACLE]
-    looks: dict[str, dict[str, Any]] = {who: {"colour": colour} for colour, who in enumerate(models, 1)}
-    looks |= {who: {"colour": 5, "name": f"{found.title(who)}, best baseline"} for who in baselines[:1]}
+    baselines = [name for name in ranked if name not in models and name != ORACLE]
+    looks: dict[str, dict[str, Any]] = {name: {"colour": colour} for colour, name in enumerate(models, 1)}
+    looks |= {name: {"colour": 5, "name": f"{found.title(name)}, best baseline"} for name in baselines[:1]}
     looks |= {ORACLE: {"colour": 3, "kind": "dashed"}}
-    looks |= {who: {"colour": 7, "kind": "quiet", "in_legend": False} for who in baselines[1:]}
+    looks |= {name: {"colour": 7, "kind": "quiet", "in_legend": False} for name in baselines[1:]}
     share, errors, inside = np.array(found.shares), [], []
-    for who, look in looks.items():
-        curves = found.curves.get(protocol, {}).get(who, {})
+    for predictor, look in looks.items():
+        curves = found.curves.get(protocol, {}).get(predictor, {})
         error, covered = (np.array(curves.get(name, [])) for name in ("relative_error", "inside"))
         if len(error) == len(covered) == len(share) > 0:
-            inside.append(Line(**{"name": found.title(who), "x": share, "y": covered, **look}))
+            inside.append(Line(**{"name": found.title(predictor), "x": share, "y": covered, **look}))
             errors.append(replace(inside[-1], y=np.maximum(error, _SMALLEST_ERROR)))
     if not errors:
         return []

@@ -1,8 +1,7 @@
-"""The page of a run, or of several: templates filled with what is known of them."""
+"""The report of a run or a comparison of several, as a page."""
 
 import sys
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -19,7 +18,7 @@ from ping_llm.data.registry import TEXT_STAGES
 from ping_llm.evaluate.scores import SCORE_COLUMNS
 from ping_llm.report.charts import training_charts
 from ping_llm.report.formatting import SI, duration, number, percent, short
-from ping_llm.report.rendering import environment, rendered
+from ping_llm.report.rendering import environment, rendered, write_page
 from ping_llm.report.run import DATA_FILE, Run
 from ping_llm.report.sections import compared_evaluations, differing_keys, evaluation_of, fingerprint, sequences_of
 
@@ -28,21 +27,20 @@ if TYPE_CHECKING:
 
 REPORT: Final = "report.html"
 _STYLES: Final = ("style.css", "uPlot.min.css", "report.css")
-_SCRIPTS: Final = ("uPlot.min.js", "chart.js", "report.js")
+_SCRIPTS: Final = ("uPlot.min.js", "chart.js", "theme.js", "report.js")
 
 
 def page_of(runs: Sequence[Run], *, with_sequences: bool = True) -> str:
-    """The report of a run, or of several side by side. `with_sequences=False` leaves out what holds addresses."""
+    """The report of a run, or a comparison of several. Sequences contain addresses: `with_sequences` can omit them."""
     for run, label in zip(runs, distinct_labels(runs), strict=True):
         run.label = label
     values: dict[str, Any] = {
         "runs": runs,
         "charts": training_charts(runs),
         "window": max(run.window for run in runs),
-        "now": datetime.now(UTC),
     }
     if len(runs) == 1:
-        left_out = "Left out of this report: sequences hold addresses."
+        left_out = "Left out of this report: sequences contain addresses."
         values["protocols"] = evaluation_of(runs[0])
         values["sequences"] = sequences_of(runs[0]) if with_sequences else left_out
         return rendered("run.html", _STYLES, _SCRIPTS, values)
@@ -52,13 +50,13 @@ def page_of(runs: Sequence[Run], *, with_sequences: bool = True) -> str:
 
 
 def _backticks(text: str) -> Markup:
-    """What stands between backticks is code."""
+    """Text between backticks as code."""
     parts = escape(text).split("`")
     return Markup("").join(Markup("<code>{}</code>").format(part) if i % 2 else part for i, part in enumerate(parts))
 
 
 def _pipeline_graph(report: dict[str, Any]) -> Markup:
-    """The SVG of a pipeline, with a name for those who hear the page."""
+    """The SVG of a pipeline, with a label for screen readers."""
     stages = ", ".join(f"{name} {stage['ms_per_batch']} ms" for name, stage in report["stages"].items())
     name = escape(f"Pipeline: files, {stages}, training")
     return Markup(draw(report).replace("<svg ", f'<svg role="img" aria-label="{name}" ', 1))
@@ -73,7 +71,7 @@ _ENVIRONMENT.globals |= {"STAGES": STAGES, "TEXT_STAGES": TEXT_STAGES}
 
 
 def distinct_labels(runs: Sequence[Run]) -> list[str]:
-    """The names of the folders, with as much of the path as tells them apart."""
+    """The names of the folders, with as much of their paths as makes them distinct."""
     parts = [run.folder.resolve().parts for run in runs]
     for length in range(1, max(map(len, parts)) + 1):
         names = ["/".join(path[-length:]) for path in parts]
@@ -85,17 +83,15 @@ def distinct_labels(runs: Sequence[Run]) -> list[str]:
 def write_report(
     runs: Sequence[Path], output: Path, *, evaluations: Sequence[Path] = (), with_sequences: bool = True
 ) -> Path:
-    """One HTML file about a run, or about several side by side. `evaluations` belong to the runs in their order."""
+    """Write the report of a run, or a comparison of several; `evaluations` are those of the runs, in their order."""
     read = [Run(folder, file) for folder, file in zip_longest(runs, evaluations)]
-    page = page_of(read, with_sequences=with_sequences)
-    output.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(output, page.encode("utf-8", "replace"))  # JSON can hold half a character
+    write_page(page_of(read, with_sequences=with_sequences), output)
     return output
 
 
 def write_at_end(folder: "RunFolder", loader: Any) -> None:
-    """The report of a run that ends, and what else of it only its process knows: how its data was made."""
-    if isinstance(sys.exception(), KeyboardInterrupt):  # a second Ctrl-C: somebody wants it to end at once
+    """At the end of a run, write its report and what only its process knows: the state of its data and pipeline."""
+    if isinstance(sys.exception(), KeyboardInterrupt):  # a second Ctrl-C asks it to end at once
         return
     try:
         write_atomically(folder.path / DATA_FILE, loader.state().to_json() + "\n")

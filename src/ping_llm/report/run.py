@@ -1,7 +1,7 @@
-"""What the folder of a run holds, read as far as it can be: most of it may be missing, cut off or damaged. Then what
-follows from it: key figures, how the run stands, and what somebody who looks at it should know.
+"""The folder of a run, of which most files may be missing, truncated or damaged; and what follows from them: key
+figures, the status of the run, and warnings.
 
-A file that has not the form that it should is left out, and named in `Run.problems`.
+A file that does not have the expected form is left out, and named in `Run.problems`.
 """
 
 import math
@@ -11,11 +11,12 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple, Required
 
 import numpy as np
 import yaml
-from pydantic import BaseModel, FiniteFloat, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, FiniteFloat, TypeAdapter, ValidationError, with_config
+from typing_extensions import TypedDict
 
 from ping_llm.batches.spec import DataState
 from ping_llm.config import Config, load_config
@@ -28,7 +29,7 @@ from ping_llm.runs import RunFolder, parse_json, read_lines
 
 PIPELINE_FILE: Final = "pipeline.json"
 DATA_FILE: Final = "data.json"
-_SILENCE: Final = timedelta(minutes=10)  # a run that wrote nothing for so long is not running any more
+_SILENCE: Final = timedelta(minutes=10)  # a run that wrote nothing for this long is not running any more
 _LONG_WAIT: Final = 0.05
 _MUCH_PADDING: Final = 0.02
 _COLUMNS = "loss", "grad_norm", "learning_rate", "real_tokens", "real_tokens_per_s", "mfu", "data_wait_fraction"
@@ -41,8 +42,30 @@ def median_error(scores: Scores) -> float:
     return math.inf if value is None else value
 
 
+@with_config(ConfigDict(extra="allow"))
+class _Stage(TypedDict):
+    ms_per_batch: FiniteFloat
+    share: FiniteFloat
+
+
+@with_config(ConfigDict(extra="allow"))
+class StoredPipeline(TypedDict, total=False):
+    """The part of `PipelineReport.to_json` that the page needs."""
+
+    stages: Required[dict[str, _Stage]]
+    bottleneck: Required[str]
+    advice: Required[str]
+    batches: Required[int]
+    workers: Required[int]
+    wait_share: Required[FiniteFloat]
+    real_tokens_per_s: Required[FiniteFloat]
+    padding_fraction: Required[FiniteFloat]
+    first_batch_s: FiniteFloat
+    corrupt_rows: int
+
+
 class StoredEvaluation(BaseModel):
-    """As `Evaluation.to_store` gives it, or with the scores alone."""
+    """The result of `Evaluation.to_store`, or the scores alone."""
 
     protocols: dict[str, dict[str, dict[str, FiniteFloat | None]]]
     models: list[str] = []
@@ -52,18 +75,18 @@ class StoredEvaluation(BaseModel):
 
     @property
     def model(self) -> str:
-        """The run's own among the predictors."""
+        """The predictor that is the run's own model."""
         return (self.models or ["model"])[0]
 
-    def title(self, who: str) -> str:
-        return "the truth" if who == ORACLE else self.names.get(who, who.replace("_", " "))
+    def title(self, predictor: str) -> str:
+        return "the truth" if predictor == ORACLE else self.names.get(predictor, predictor.replace("_", " "))
 
     def best_baseline(self, protocol: str) -> str | None:
         """The classical predictor with the lowest median error."""
         scores = self.protocols[protocol]
         others = {self.model, ORACLE, *self.models}
-        rivals = [who for who in scores if who not in others and median_error(scores[who]) < math.inf]
-        return min(rivals, key=lambda who: median_error(scores[who]), default=None)
+        rivals = [name for name in scores if name not in others and median_error(scores[name]) < math.inf]
+        return min(rivals, key=lambda name: median_error(scores[name]), default=None)
 
     def verdict(self, protocol: str) -> str:
         """The model against the best of the classical predictors, by the median relative error."""
@@ -80,7 +103,7 @@ class StoredEvaluation(BaseModel):
 
 
 def _curves_of(records: Sequence[Mapping[str, Any]]) -> dict[str, Floats]:
-    """A number for every step, NaN where there was none; and of evaluations `evaluated_at` and `eval_loss`."""
+    """Columns with a value for each step (NaN: none), and `evaluated_at` and `eval_loss` of each evaluation."""
     evaluated = [record for record in records if "eval_loss" in record]
     trained = [record for record in records if "loss" in record and "eval_loss" not in record]
     curves = {name: np.array([_number(record.get(name)) for record in trained]) for name in ("step", *_COLUMNS)}
@@ -94,7 +117,7 @@ def _number(value: Any) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Session:
-    """From one start of the program to its end, which a killed one does not record."""
+    """One execution of the program. A killed one does not record its end."""
 
     begun: datetime | None
     ended: datetime | None = None
@@ -125,12 +148,12 @@ def _time(event: Mapping[str, Any]) -> datetime | None:
 
 
 def _read_as(form: Any, text: str) -> Any:
-    """JSON of this form."""
+    """JSON that must have this form."""
     return TypeAdapter(form).validate_python(parse_json(text), strict=True)
 
 
 class Words(NamedTuple):
-    """What a kind of model is called, what it counts, and what its loss is a mean over."""
+    """The name of a kind of model, what it counts, and what its loss is averaged over."""
 
     kind: str
     token: str = "token"
@@ -138,7 +161,7 @@ class Words(NamedTuple):
 
 
 class Note(NamedTuple):
-    """Something to know about a run. That of its status has a word for it."""
+    """A remark about a run; its status has a word too."""
 
     tone: Literal["good", "warn", "bad", "plain"]
     text: str
@@ -146,17 +169,17 @@ class Note(NamedTuple):
 
 
 class Run:
-    """`evaluation` is a file of `ping-llm evaluate --json`, instead of the one in the folder."""
+    """What is known about a run. `evaluation` is a file of `ping-llm evaluate --json`, to use instead of its own."""
 
     def __init__(self, folder: Path, evaluation: Path | None = None) -> None:
         where = RunFolder(folder)
         if not where.config.is_file():
             raise PingLlmError(f"{folder} is not the folder of a run: there is no {where.config.name} in it")
         if (folder / "model.safetensors.index.json").exists():
-            raise PingLlmError(f"{folder} is an exported model; a report is made of the folder of a run")
+            raise PingLlmError(f"{folder} is an exported model: give the folder of its run")
         self.folder, self.name = folder, folder.resolve().name
-        self.label = self.name  # what it is called among others: see `distinct_labels` of the page
-        self.problems: list[str] = []  # of reading, one line each
+        self.label = self.name  # in a comparison of runs, see `distinct_labels` of the page
+        self.problems: list[str] = []  # files that cannot be read, one line each
         self.config, self.settings = self._configuration(where.config)
         self.dataset_type = str(self.settings.get("dataset_type", "network"))
         records, broken = read_lines(where.metrics)
@@ -164,15 +187,14 @@ class Run:
         self.curves, self.sessions = _curves_of(usable), _sessions_of(read_lines(where.sessions)[0])
         steps, self.machine = self.curves["step"], self.sessions[-1].machine if self.sessions else {}
         self.steps_done = int(steps[-1]) if len(steps) else 0
-        self.window = max(1, len(steps) // 50)  # steps over which curves are smoothed: a fiftieth of the run
+        self.window = max(1, len(steps) // 50)  # steps over which curves are smoothed
         if broken := broken + len(records) - len(usable):
             self.problems.append(f"{broken:,} lines of {where.metrics.name} cannot be read and are left out")
         self.summary = self._stored(where.summary) or {}
-        pipeline = self._stored(folder / PIPELINE_FILE)
-        drawn = self.settings.get("grain_visualization_dir")  # a run that has not ended may write it there every minute
-        if not pipeline and isinstance(drawn, str) and drawn:
-            pipeline = self._stored(Path(drawn) / PIPELINE_FILE)
-        self.pipeline = pipeline if pipeline and _is_pipeline(pipeline) else None  # of `PipelineReport.to_json`
+        self.pipeline: StoredPipeline | None = self._stored(folder / PIPELINE_FILE, StoredPipeline)
+        drawn = self.settings.get("grain_visualization_dir")  # where a run in progress may write it every minute
+        if self.pipeline is None and isinstance(drawn, str) and drawn:
+            self.pipeline = self._stored(Path(drawn) / PIPELINE_FILE, StoredPipeline)
         self.data = self._data_state(where)
         self.curves["padding"] = self._padding()
         self.evaluation: StoredEvaluation | None = (
@@ -185,13 +207,13 @@ class Run:
         try:
             return _read_as(form, file.read_text(encoding="utf-8")) if file.is_file() else None
         except ValidationError:
-            self.problems.append(f"{file.name} holds something else than it should")
+            self.problems.append(f"{file.name} does not have the expected content")
         except (OSError, ValueError) as error:
             self.problems.append(f"{file.name} cannot be read: {error}")
         return None
 
     def _configuration(self, file: Path) -> tuple[Config | None, dict[str, Any]]:
-        """Of another version of the program, the settings alone."""
+        """The configuration and its settings; of another version's configuration only the settings."""
         try:
             config = load_config(file)
             return config, config.to_store()
@@ -205,7 +227,7 @@ class Run:
         return None, {str(key): "" if key in SECRETS else value for key, value in values.items()}
 
     def _data_state(self, where: RunFolder) -> DataState | None:
-        """As the run left it, or as its newest checkpoint has it."""
+        """The state of the data at the end of the run, or else in its newest checkpoint."""
         try:
             if (where.path / DATA_FILE).is_file():
                 return DataState.from_json((where.path / DATA_FILE).read_text())
@@ -214,7 +236,7 @@ class Run:
                 stored = parse_json((where.checkpoints / str(steps[-1]) / "run" / "metadata").read_text())
                 return DataState.from_json(stored["data"])
         except (OSError, ValueError, KeyError, TypeError, RecursionError, PingLlmError) as error:
-            self.problems.append(f"what the data was cannot be read: {error}")
+            self.problems.append(f"the state of the data cannot be read: {error}")
         return None
 
     @property
@@ -224,7 +246,7 @@ class Run:
         return Words("language model of text" if self.dataset_type in TEXT_DATASET_TYPES else "language model")
 
     def _padding(self) -> Floats:
-        """Of each batch of a language model; a completer's contexts differ in size by intent. NaN: unknown."""
+        """Share of padding in each batch of a language model (completers vary the size of contexts); NaN: unknown."""
         length = self.settings.get("max_target_length")
         batch = self.data.identity.get("global_batch_size") if self.data else None
         sizes = [size for size in (batch, length) if isinstance(size, int) and 0 < size < 2**31]
@@ -239,7 +261,7 @@ class Run:
 
     @cached_property
     def figures(self) -> dict[str, Any]:
-        """None where it is unknown. `loss` is the mean of the last steps, `time` of sessions whose end is known."""
+        """Key figures; None: unknown. `loss` is the mean of the last steps, `time` is of sessions with a known end."""
         curves, eval_loss = self.curves, self.curves["eval_loss"]
         last_losses, padding = _finite(curves["loss"][-self.window :]), _finite(curves["padding"])
         evaluated = np.flatnonzero(np.isfinite(eval_loss))
@@ -257,22 +279,22 @@ class Run:
             "best_eval_loss": None if best is None else float(eval_loss[best]),
             "best_eval_step": None if best is None else int(curves["evaluated_at"][best]),
             "tokens": tokens,
-            "tokens_per_s": self._summed_up("real_tokens_per_s"),
-            "mfu": self._summed_up("mfu"),
-            "data_wait": self._summed_up("data_wait_fraction"),
-            "padding": float(padding.mean()) if len(padding) else (self.pipeline or {}).get("padding_fraction"),
+            "tokens_per_s": self._summary_or_median("real_tokens_per_s"),
+            "mfu": self._summary_or_median("mfu"),
+            "data_wait": self._summary_or_median("data_wait_fraction"),
+            "padding": float(padding.mean()) if len(padding) else self.pipeline and self.pipeline["padding_fraction"],
             "parameters": parameters,
             "flops_per_token": flops_per_token,
             "flops": flops_per_token * tokens if flops_per_token and tokens else None,
             "time": sum(known, timedelta()) if known else None,
         }
 
-    def _summed_up(self, name: str) -> float | None:
-        """What the summary says, or the median of what was seen so far."""
-        said, seen = self.summary.get(name), _finite(self.curves[name])
-        if isinstance(said, int | float):
-            return float(said)
-        return float(np.median(seen)) if len(seen) else None
+    def _summary_or_median(self, name: str) -> float | None:
+        """The value of the summary, or the median of the steps so far."""
+        value, steps = self.summary.get(name), _finite(self.curves[name])
+        if isinstance(value, int | float):
+            return float(value)
+        return float(np.median(steps)) if len(steps) else None
 
     @cached_property
     def status(self) -> Note:
@@ -289,12 +311,12 @@ class Run:
         if written and datetime.now(UTC) - written < _SILENCE:
             return Note("plain", f"Its last numbers came at {written:%H:%M:%S} UTC.", "running")
         since = f" since {written:%Y-%m-%d %H:%M} UTC" if written else ""
-        text = f"It has written nothing{since} and did not say why: killed, or its machine is gone."
+        text = f"It has written nothing{since}: it was killed, or its machine is gone."
         return Note("bad", text, "interrupted")
 
     @cached_property
     def notes(self) -> list[Note]:
-        """Faults, then what gives cause for concern."""
+        """Faults, then causes for concern."""
         found, pipeline = self.figures, self.pipeline
         faults, concerns = list(self.problems), []
         for name, word in (("loss", "loss"), ("grad_norm", "gradient norm")):
@@ -326,22 +348,8 @@ def _finite(values: Floats) -> Floats:
     return values[np.isfinite(values)]
 
 
-def _is_pipeline(value: Mapping[str, Any]) -> bool:
-    def numbers(value: Mapping[str, Any], *names: str) -> bool:
-        return all(np.isfinite(_number(value.get(name))) for name in names)
-
-    stages, needed = value.get("stages"), ("workers", "wait_share", "real_tokens_per_s", "padding_fraction", "batches")
-    return (
-        isinstance(stages, dict)
-        and isinstance(value.get("bottleneck"), str)
-        and isinstance(value.get("advice"), str)
-        and numbers({"corrupt_rows": 0, "first_batch_s": 0, **value}, *needed, "corrupt_rows", "first_batch_s")
-        and all(isinstance(stage, dict) and numbers(stage, "ms_per_batch", "share") for stage in stages.values())
-    )
-
-
 def _evaluation(file: Path) -> StoredEvaluation:
-    """A file that was named must be there. Of what a command printed, the last line is the JSON."""
+    """An evaluation, which the user has named, so it must be readable. Of printed output, the last line is the JSON."""
     try:
         text = file.read_text(encoding="utf-8").strip()
         text = text if text.startswith("{") and "\n{" not in text else text.splitlines()[-1]

@@ -1,4 +1,4 @@
-"""What the sections of the page say beyond figures and charts, as values for the templates."""
+"""The sections of a report beside key figures and charts, as values for the templates."""
 
 import hashlib
 import math
@@ -18,7 +18,7 @@ from ping_llm.report.run import Run, Scores, median_error
 from ping_llm.tokens import Role
 from ping_llm.tokens.decode import render
 
-# Evaluation: how good the model is beside the classical predictors, a tab for each protocol.
+# Evaluation: the model compared with the classical predictors, a tab for each protocol.
 
 Cell = tuple[str, bool]  # a value, and whether it is the best of its column
 
@@ -33,9 +33,9 @@ def evaluation_of(run: Run) -> list[dict[str, Any]]:
     sections = []
     kinds = dict.fromkeys([found.model, *found.models], "model") | {ORACLE: "oracle"}
     for name, scores in found.protocols.items():
-        ranked = sorted(scores, key=lambda who: (who == ORACLE, median_error(scores[who])))
-        both = {who: [scores[who].get(key) or 0.0 for key in ("median_re", "p90_re")] for who in ranked}
-        ends = {who: [value for value in pair if 1e-9 < value < 1e9] for who, pair in both.items()}
+        ranked = sorted(scores, key=lambda name: (name == ORACLE, median_error(scores[name])))
+        both = {name: [scores[name].get(key) or 0.0 for key in ("median_re", "p90_re")] for name in ranked}
+        ends = {name: [value for value in pair if 1e-9 < value < 1e9] for name, pair in both.items()}
         errors = [value for pair in ends.values() for value in pair]
         low, high = (min(errors) / 1.1, max(errors) * 1.1) if errors else (0.1, 1.0)
         ticks = [t for power in range(-6, 7) for t in (10.0**power, 3 * 10.0**power) if low <= t <= high]
@@ -49,12 +49,12 @@ def evaluation_of(run: Run) -> list[dict[str, Any]]:
                 "verdict": found.verdict(name),
                 "rows": [
                     {
-                        "title": found.title(who),
-                        "kind": kinds.get(who, ""),
-                        "cells": cells[who],
-                        "range": [at[value] for value in ends[who]] if len(ends[who]) == 2 else None,
+                        "title": found.title(predictor),
+                        "kind": kinds.get(predictor, ""),
+                        "cells": cells[predictor],
+                        "range": [at[value] for value in ends[predictor]] if len(ends[predictor]) == 2 else None,
                     }
-                    for who in ranked
+                    for predictor in ranked
                 ],
                 "ticks": [(percent(tick), at[tick]) for tick in ticks],
                 "charts": evaluation_charts(found, name, ranked),
@@ -74,7 +74,7 @@ def compared_evaluations(runs: Sequence[Run]) -> list[dict[str, Any]]:
                 scores[name] = one.protocols[protocol].get(one.model, {})
                 if best := one.best_baseline(protocol):
                     scores[f"{one.title(best)} (baseline)"] = one.protocols[protocol][best]
-        rows = [{"title": who, "kind": "", "cells": cells} for who, cells in _cells(scores).items()]
+        rows = [{"title": name, "kind": "", "cells": cells} for name, cells in _cells(scores).items()]
         sections.append({"tab": _tab(protocol), "rows": rows, "ticks": []})
     return sections
 
@@ -84,62 +84,62 @@ def _tab(protocol: str) -> str:
 
 
 def _cells(scores: Mapping[str, Scores]) -> dict[str, list[Cell]]:
-    """A cell for each score of each predictor; the truth competes with nobody."""
-    cells: dict[str, list[Cell]] = {who: [] for who in scores}
+    """A cell for each score of each predictor; the truth is never marked as the best."""
+    cells: dict[str, list[Cell]] = {name: [] for name in scores}
     for key, column in SCORE_COLUMNS.items():
-        rivals = [value for who, s in scores.items() if who != ORACLE and (value := s.get(key)) is not None]
+        rivals = [value for name, own in scores.items() if name != ORACLE and (value := own.get(key)) is not None]
         best = min(rivals, key=column.distance, default=None)
-        for who, found in scores.items():
-            value = found.get(key)
+        for name, own in scores.items():
+            value = own.get(key)
             text = UNKNOWN if value is None else column.for_page(value)
-            cells[who].append((text, value is not None and value == best and who != ORACLE))
+            cells[name].append((text, value is not None and value == best and name != ORACLE))
     return cells
 
 
-# Configuration, and what a run can be made again from.
+# Configuration.
 
 _NOT_COMPARED: Final = ("run_name", "project", "base_output_directory")
 
 
 def differing_keys(runs: Sequence[Run]) -> tuple[list[str], int]:
-    """The keys in which runs differ, and how many are the same."""
+    """The keys in which the runs differ, and the number of equal ones."""
     keys = dict.fromkeys(key for run in runs for key in run.settings if key not in _NOT_COMPARED)
     different = [key for key in keys if len({repr(run.settings.get(key)) for run in runs}) > 1]
     return different, len({key for run in runs for key in run.settings}) - len(different)
 
 
 def fingerprint(run: Run) -> str:
-    """Of the configuration, without what the run is called and where it lies."""
+    """A hash of the configuration, without the name and folder of the run."""
     named = {key: value for key, value in run.settings.items() if key not in _NOT_COMPARED}
     return hashlib.sha256(yaml.safe_dump(named, sort_keys=True).encode()).hexdigest()
 
 
-# Sequences: a few that the model was trained on, made again from the rows.
+# Sequences: a few of the training data, made again from the rows.
 
-_MAX_LINES: Final = 12  # measurements of a segment that are shown at once
+_MAX_LINES: Final = 12  # measurements of a segment that are shown at first
 _MAX_HIDDEN: Final = 60
 _CLASSES: Final = {
     **{"cyan": "source", "blue": "destination", "green": "result", "magenta": "time", "dim": "faint"},
     **dict.fromkeys(("bold red", "yellow"), "failed"),
 }
-"""Colours of the terminal as classes of the page."""
+"""Colours of the terminal, and the CSS classes that stand for them."""
 _FIELDS: Final[Mapping[int, str]] = {
     **{Role.MEASUREMENT_START: "start", Role.RTT_START: "result", Role.FAILED: "failed"},
     **dict.fromkeys((Role.SRC_IPV4, Role.SRC_IPV6), "source"),
     **dict.fromkeys((Role.DST_IPV4, Role.DST_IPV6), "destination"),
     **dict.fromkeys((Role.TIMESTAMP_ABS, Role.TIMESTAMP_DELTA1, Role.TIMESTAMP_DELTA4), "time"),
 }
-"""Which field a token begins; bytes belong to the field before them."""
+"""The field that a role token begins; bytes belong to the field before them."""
 
 
 def sequences_of(run: Run) -> list[dict[str, Any]] | str:
-    """What `explain_sequence` knows of three sequences, with lines of coloured text; or why there are none."""
+    """Three sequences as `BatchSource.explain` has them, with lines of coloured text; or why there are none."""
     if run.dataset_type in ("worlds", "measured"):
-        return "A completer sees contexts that the device makes from their numbers; there are no tokens to show."
+        return "A completer is trained on contexts that the device generates: there are no tokens to show."
     if run.dataset_type == "synthetic":
-        return "Random tokens: there is nothing to decode."
+        return "This run was trained on random tokens: there is nothing to decode."
     if run.dataset_type != "network" or not run.config:
-        return "This run was trained on text; only sequences of measurements are decoded here."
+        return "This run was trained on text: only sequences of measurements are decoded."
     try:
         return list(_sequences(run))
     except (PingLlmError, OSError, ValueError, TypeError, KeyError) as error:
@@ -153,7 +153,7 @@ def _sequences(run: Run) -> Iterator[dict[str, Any]]:
     batch = run.data.identity.get("global_batch_size", 0) if run.data else 0
     spec = spec_from_config(run.config, "train", max(1, round(batch / run.config.per_device_batch_size)))
     if run.data and run.data.identity.get("sources") != spec.identity()["sources"]:
-        raise PingLlmError(f"{run.config.network_train_files} holds other rows now than it did then")
+        raise PingLlmError(f"the rows of {run.config.network_train_files} have changed since")
     source = BatchSource(spec, run.data.mixture) if run.data else BatchSource(spec)
     last, console = max(0, run.steps_done - 1), Console(emoji=False)
     for step in dict.fromkeys((0, last // 2, last)):
@@ -169,7 +169,7 @@ def _sequences(run: Run) -> Iterator[dict[str, Any]]:
 
 
 def _fields(segments: Iterable[Sequence[int]]) -> list[tuple[str, int, int]]:
-    """The fields of all segments: their class, offset and number of tokens. "cut" is the end of a segment."""
+    """The fields of all segments: class, offset and number of tokens. "cut" is the end of a segment."""
     found, offset = [], 0
     for tokens in segments:
         field, names = "start", []

@@ -1,11 +1,12 @@
-"""What a Prometheus server scrapes at `/metrics`: the watched pairs as they were last computed, and the server itself.
+"""The metrics that Prometheus scrapes at `/metrics`: of the watched pairs, and of the server itself.
 
-Nothing is computed for a scrape: `Watcher` (watch.py) hands over what it has found, and that is sent until the next.
-Labels have as many values as there are watched pairs and routes, whatever is asked and measured.
+A scrape computes nothing: it gets the values of the last refresh (watch.py). The number of label values is bounded by
+the watched pairs and the routes, whatever clients send.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any, Final
 
 import numpy as np
@@ -26,13 +27,13 @@ _METHODS: Final = frozenset({"GET", "POST", "HEAD"})
 
 @dataclass(frozen=True, kw_only=True)
 class PairValues:
-    """Of every watched pair: its latest measurement, and what is expected of the next one. NaN: not known."""
+    """The latest measurement of every watched pair and the prediction of the next one; NaN where unknown."""
 
     pairs: tuple[tuple[str, str], ...]
     expected: RttDistribution
     expected_bits: Floats
-    """The anomaly score that a result has on average, if the expectation is right."""
-    observed_s: Floats  # NaN: a timeout, if there is a time
+    """The mean anomaly score of a result, if the prediction is right."""
+    observed_s: Floats  # NaN with a time is a timeout
     observed_at: Floats
     observations: Ints
     anomalies: Ints
@@ -40,7 +41,7 @@ class PairValues:
     support: Mapping[str, Floats] = field(default_factory=dict)  # columns as `predict_df` has them
 
     def families(self) -> list[Metric]:
-        """As metrics, with one sample for each pair where its value is known."""
+        """Metrics with a sample for each pair whose value is known."""
         families: list[Metric] = []
 
         def add(name: str, about: str, *columns: tuple[Any, str], label: str | None = None, kind: Any = None) -> None:
@@ -79,27 +80,17 @@ class PairValues:
             of_what = {"pair": "pair_measurements", "source": "src_measurements", "destination": "dst_measurements"}
             add(
                 "support_measurements",
-                "Measurements that the prediction rests on: of the pair, of its source, of its destination.",
+                "Measurements that the prediction is based on: of the pair, of its source, of its destination.",
                 *((self.support[column], what) for what, column in of_what.items()),
                 label="of",
             )
             add("support_chain_hops", "Shortest chain of measurements between the ends.", (self.support["chain"], ""))
-            add("extrapolating", "Whether the prediction is a guess.", (self.support["extrapolating"], ""))
+            add("extrapolating", "Whether the prediction is an extrapolation.", (self.support["extrapolating"], ""))
         return families
 
 
-class _Families:
-    """What prometheus_client writes out: something that collects."""
-
-    def __init__(self, families: list[Metric]) -> None:
-        self._families = families
-
-    def collect(self) -> list[Metric]:
-        return self._families
-
-
 class ServerMetrics:
-    """Of one server: they count from its start."""
+    """Metrics of one server, counted from its start."""
 
     def __init__(self) -> None:
         self._registry = registry = CollectorRegistry()
@@ -118,35 +109,31 @@ class ServerMetrics:
         )
         self.warm = Gauge(
             "ping_llm_model_warm",
-            "Whether all kinds of questions are prepared for: until then some answers take seconds.",
+            "Whether all shapes are compiled; until then some answers take seconds.",
             registry=registry,
         )
-        self.known = Gauge("ping_llm_known_measurements", "Measurements that answers rest on.", registry=registry)
-        self.watched = Gauge("ping_llm_watched_pairs", "Pairs whose metrics are here.", registry=registry)
-        self.passed_over = Gauge(
-            "ping_llm_pairs_over_limit", "Measured pairs beyond the limit, not watched.", registry=registry
-        )
-        self.refreshed = Gauge(
-            "ping_llm_refresh_timestamp_seconds", "When expectations were last computed.", registry=registry
-        )
-        self.refresh_seconds = Gauge("ping_llm_refresh_seconds", "How long that took.", registry=registry)
-        self.refresh_errors = Counter("ping_llm_refresh_errors_total", "Refreshes that failed.", registry=registry)
-        self.arrived = Counter("ping_llm_feed_measurements_total", "Arrived.", ["feed"], registry=registry)
-        self.dropped = Counter("ping_llm_feed_dropped_total", "Arrived, but unusable.", ["feed"], registry=registry)
+        self.known = Gauge("ping_llm_known_measurements", "Measurements that the server knows.", registry=registry)
+        self.watched = Gauge("ping_llm_watched_pairs", "Pairs that have metrics.", registry=registry)
+        self.over_limit = Gauge("ping_llm_pairs_over_limit", "Pairs beyond the limit, not watched.", registry=registry)
+        self.refreshed = Gauge("ping_llm_refresh_timestamp_seconds", "Time of the last refresh.", registry=registry)
+        self.refresh_seconds = Gauge("ping_llm_refresh_seconds", "Duration of the last refresh.", registry=registry)
+        self.refresh_errors = Counter("ping_llm_refresh_errors_total", "Failed refreshes.", registry=registry)
+        self.arrived = Counter("ping_llm_feed_measurements_total", "New measurements.", ["feed"], registry=registry)
+        self.dropped = Counter("ping_llm_feed_dropped_total", "Unusable measurements.", ["feed"], registry=registry)
         self.feed_errors = Counter("ping_llm_feed_errors_total", "Failed reads.", ["feed"], registry=registry)
 
     def add_feed(self, name: str) -> None:
-        """A counter that is there from the start can be seen to rise."""
+        """Begin its counters at zero, so that their first increase is visible."""
         for counter in (self.arrived, self.dropped, self.feed_errors):
             counter.labels(name)
 
     def answered(self, method: str, route: str, status: int, seconds: float) -> None:
-        """A request; what is not a route of ours counts as one."""
+        """Count a request; all paths that are no route share one label value."""
         self._requests.labels(method if method in _METHODS else "other", route, str(status)).inc()
         self._seconds.labels(route).observe(seconds)
 
     def show(self, pairs: PairValues) -> None:
-        self._pairs = generate_latest(_Families(pairs.families()))
+        self._pairs = generate_latest(SimpleNamespace(collect=pairs.families))
         self.watched.set(len(pairs.pairs))
 
     def text(self) -> bytes:

@@ -17,9 +17,9 @@ AddressText = Annotated[
 ]
 Time = Annotated[
     Annotated[str, Field(max_length=60)] | float | None,
-    Field(description="ISO 8601, or Unix seconds. Left out in a question: after all known measurements."),
+    Field(description="ISO 8601, or Unix seconds. A question without it comes after all known measurements."),
 ]
-Levels = Annotated[list[Annotated[float, Field(gt=0, lt=1)]], Field(max_length=32, description="Of the quantiles.")]
+Levels = Annotated[list[Annotated[float, Field(gt=0, lt=1)]], Field(max_length=32, description="Quantile levels.")]
 Bins = Annotated[int, Field(ge=0, le=512, description="Bins of each density, equally wide in ln RTT; 0: no density.")]
 QUANTILES = [0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95]
 
@@ -35,12 +35,12 @@ class Question(Strict):
 
 
 class Measurement(Question):
-    rtt: Annotated[float | None, Field(description="In ms; null or negative: no answer came.")] = None
+    rtt: Annotated[float | None, Field(description="In ms; null or negative: a timeout.")] = None
 
 
 class WithHistory(Strict):
-    history: Annotated[list[Measurement], Field(description="Known measurements, besides those of the server.")] = []
-    use_rows: Annotated[bool, Field(description="Whether the measurements of the server count as known.")] = True
+    history: Annotated[list[Measurement], Field(description="Known measurements, in addition to the server's.")] = []
+    use_rows: Annotated[bool, Field(description="Whether to use the server's measurements.")] = True
 
 
 class WithDensity(WithHistory):
@@ -56,21 +56,25 @@ class ContextRequest(WithDensity):
     question: Question
     sizes: Annotated[
         list[Annotated[int, Field(ge=0, le=100_000)]] | None,
-        Field(min_length=1, max_length=32, description="Context sizes to answer from. Left out: a dozen, up to all."),
+        Field(
+            min_length=1,
+            max_length=32,
+            description="By default about a dozen, up to all measurements.",
+        ),
     ] = None
 
 
 class Range(Strict):
-    begin: Annotated[Time, Field(description="Only measurements from then on.")] = None
-    end: Annotated[Time, Field(description="Only measurements until then.")] = None
+    begin: Annotated[Time, Field(description="Only measurements from this time on.")] = None
+    end: Annotated[Time, Field(description="Only measurements up to this time.")] = None
 
 
 class MatrixRequest(WithHistory, Range):
-    count: Annotated[int, Field(ge=1, le=100, description="Of the busiest sources, and of the destinations.")] = 16
+    count: Annotated[int, Field(ge=1, le=100, description="Number of sources and of destinations, busiest first.")] = 16
 
 
 class SuggestRequest(WithHistory):
-    budget: Annotated[int, Field(ge=1, le=500, description="How many pairs can be measured.")] = 20
+    budget: Annotated[int, Field(ge=1, le=500, description="How many pairs you can measure.")] = 20
 
 
 class RankRequest(WithHistory):
@@ -84,13 +88,13 @@ class SearchRequest(WithHistory):
     src_addr: AddressText
     rtt: Annotated[float | None, Field(gt=0, le=600_000, description="RTT in ms.", examples=[20.0])] = None
     event_time: Time = None
-    count: Annotated[int, Field(ge=1, le=100, description="How many to give back.")] = 10
+    count: Annotated[int, Field(ge=1, le=100, description="Number of destinations in the reply.")] = 10
 
 
 class DestinationsRequest(SearchRequest):
     candidates: Annotated[
         list[AddressText],
-        Field(description="Left out: a language model searches all addresses, a completer those of rows and history."),
+        Field(description="By default, a language model searches all addresses, a completer those that were measured."),
     ] = []
 
 
@@ -98,7 +102,7 @@ class CompleteRequest(SearchRequest):
     prefix: Annotated[str, Field(max_length=60, examples=["193.0."])]
 
 
-Last = Annotated[int | None, Field(ge=1, description="Score only so many of the latest.")]
+Last = Annotated[int | None, Field(ge=1, description="Score only this many of the latest.")]
 
 
 class AnomaliesRequest(Strict):
@@ -117,30 +121,30 @@ class AddedRequest(Strict):
 
 
 class AddedReply(BaseModel):
-    added: Annotated[int, Field(description="Measurements. Answers rest on them after the next refresh.")]
+    added: Annotated[int, Field(description="Number of measurements. They are used from the next refresh on.")]
 
 
 class Density(BaseModel):
     edges: Annotated[list[float], Field(description="Edges of the bins in ms, one more than there are bins.")]
-    probability: Annotated[list[float], Field(description="Of each bin, given that an answer comes.")]
+    probability: Annotated[list[float], Field(description="Probability of each bin, given an answer.")]
 
 
 class Prediction(BaseModel):
-    p_failed: Annotated[float, Field(description="Probability that no answer comes.")]
-    median: Annotated[float, Field(description="In ms, like all RTTs; given that an answer comes.")]
+    p_failed: Annotated[float, Field(description="Probability of a timeout.")]
+    median: Annotated[float, Field(description="In ms, like all RTTs; given an answer.")]
     quantiles: dict[str, float]
     density: Density | None = None
 
 
 class Support(BaseModel):
-    """What an answer of the completer rests on, of the measurements that it chooses its context from."""
+    """The measurements that a prediction of the completer is based on."""
 
-    pair_measurements: Annotated[int, Field(description="Of the two ends, in either direction.")]
+    pair_measurements: Annotated[int, Field(description="Of the pair, in either direction.")]
     src_measurements: int
     dst_measurements: int
     chain: Annotated[int | None, Field(description="Hops of the shortest chain of measurements between the two.")]
-    extrapolating: Annotated[bool, Field(description="Whether the answer is a guess from typical topologies.")]
-    reason: Annotated[str | None, Field(description="Why, in words.")]
+    extrapolating: Annotated[bool, Field(description="Whether the prediction extrapolates from typical topologies.")]
+    reason: Annotated[str | None, Field(description="Why it extrapolates.")]
 
 
 class PairPrediction(Prediction):
@@ -160,13 +164,13 @@ class MeasuredColumns(BaseModel):
     src_addr: list[str]
     dst_addr: list[str]
     event_time: Annotated[list[float | None], Field(description="Unix seconds.")]
-    rtt: Annotated[list[float | None], Field(description="In ms; null: no answer came.")]
-    total: Annotated[int, Field(description="How many there are. The columns hold the latest, where that is more.")]
+    rtt: Annotated[list[float | None], Field(description="In ms; null: a timeout.")]
+    total: Annotated[int, Field(description="Number of all such measurements; the columns may hold only the latest.")]
 
 
 class MeasurementsReply(MeasuredColumns):
-    dropped: Annotated[dict[str, int], Field(description="How many are not used, by reason.")]
-    reading: Annotated[list[str], Field(description="What the file was taken for, in two lines.")] = []
+    dropped: Annotated[dict[str, int], Field(description="Number of unusable measurements, by reason.")]
+    reading: Annotated[list[str], Field(description="How the file was read, in two lines.")] = []
 
 
 class Step(Prediction):
@@ -174,7 +178,7 @@ class Step(Prediction):
 
 
 class ContextReply(BaseModel):
-    context: Annotated[MeasuredColumns, Field(description="What the answer is computed from, most informative first.")]
+    context: Annotated[MeasuredColumns, Field(description="The measurements of the context, most informative first.")]
     steps: list[Step]
 
 
@@ -185,7 +189,7 @@ class RankReply(BaseModel):
 class Likely(BaseModel):
     dst_addr: str
     probability: float
-    median: Annotated[float | None, Field(description="The RTT that is predicted for it.")] = None
+    median: Annotated[float | None, Field(description="Median of its predicted RTT.")] = None
     p_failed: float | None = None
 
 
@@ -193,26 +197,26 @@ class DestinationsReply(BaseModel):
     among: Annotated[
         Literal["all addresses", "candidates"],
         Field(
-            description="Probabilities are those of the destinations (language model), or the chance that the RTT is "
-            "within 10 % of the given one (completer)."
+            description="Probabilities are of the destinations (language model), or that the RTT is within 10 % of the "
+            "given one (completer)."
         ),
     ]
     candidates: Annotated[int | None, Field(description="Number of candidates.")] = None
-    covered: Annotated[float | None, Field(description="Probability of all addresses that were searched.")] = None
+    covered: Annotated[float | None, Field(description="Total probability of the addresses that were searched.")] = None
     destinations: list[Likely]
 
 
 class MatrixReply(BaseModel):
     sources: list[str]
     destinations: list[str]
-    median: Annotated[list[list[float | None]], Field(description="Measured, in ms: a row for each source.")]
+    median: Annotated[list[list[float | None]], Field(description="Measured RTTs in ms: a row for each source.")]
     measurements: list[list[int]]
-    colours: Annotated[list[str], Field(description="Of a heat map: from the shortest RTT to the longest.")]
+    colours: Annotated[list[str], Field(description="Colours of a heat map, from the shortest RTT to the longest.")]
 
 
 class SuggestReply(BaseModel):
-    suggestions: Annotated[list[PairPrediction], Field(description="The pair that would say most first.")]
-    complete: Annotated[bool, Field(description="False: time ran out, and only a part of all pairs was weighed.")]
+    suggestions: Annotated[list[PairPrediction], Field(description="The most informative pair first.")]
+    complete: Annotated[bool, Field(description="False: time ran out before all candidates were predicted.")]
 
 
 class Place(BaseModel):
@@ -228,10 +232,10 @@ class PlacesReply(BaseModel):
 
 class AnomaliesReply(MeasurementsReply):
     bits: Annotated[list[float | None], Field(description="Anomaly score: NLL of the result in bits.")]
-    expected: Annotated[list[float | None], Field(description="Median that was expected (completer).")]
+    expected: Annotated[list[float | None], Field(description="Median of the prediction (completer).")]
     low: Annotated[list[float | None], Field(description="Its 10 % quantile.")]
     high: Annotated[list[float | None], Field(description="Its 90 % quantile.")]
-    complete: Annotated[bool, Field(description="False: time ran out, and only the latest were scored.")]
+    complete: Annotated[bool, Field(description="False: time ran out before all were scored.")]
 
 
 class KnownAddress(BaseModel):
@@ -249,7 +253,7 @@ class RowsInfo(BaseModel):
     destinations: int
     begin: float | None
     end: float | None
-    examples: Annotated[list[Question], Field(description="Pairs that were measured most.")]
+    examples: Annotated[list[Question], Field(description="Pairs with many measurements.")]
 
 
 class ModelReply(BaseModel):
@@ -258,7 +262,7 @@ class ModelReply(BaseModel):
     version: str
     steps: int
     context: Annotated[int, Field(description="Measurements in a full context.")]
-    warm: Annotated[bool, Field(description="Whether everything is compiled. Until then some answers take seconds.")]
+    warm: Annotated[bool, Field(description="Whether all shapes are compiled; until then some answers take seconds.")]
     limits: Limits
     rows: RowsInfo | None
     places: Annotated[int, Field(description="Nodes whose location is known.")]

@@ -1,4 +1,4 @@
-"""`ping-llm serve` from beginning to end: the application (API, page, errors as one line of JSON) and its process."""
+"""`ping-llm serve`: the application (API, web page, errors as one line of JSON) and the process that runs it."""
 
 import asyncio
 import errno
@@ -30,11 +30,13 @@ from ping_llm.core.errors import PingLlmError
 from ping_llm.rows.measurement_set import MeasurementSet
 from ping_llm.serve import api, schemas
 from ping_llm.serve.access import METRICS, Guard, Limits, ServeSettings, error_reply, json_reply, log
-from ping_llm.serve.answers import BusyError, ModelAnswers, ModelThread, steady_predictor
+from ping_llm.serve.answers import ModelAnswers, steady_predictor
 from ping_llm.serve.api import Service
+from ping_llm.serve.feeds import from_queue
+from ping_llm.serve.jobs import BusyError, ModelThread
 from ping_llm.serve.metrics import CONTENT_TYPE
 from ping_llm.serve.store import TooManyError, read_store
-from ping_llm.serve.watch import Watcher, WatchSettings, from_queue
+from ping_llm.serve.watch import Watcher, WatchSettings
 from ping_llm.sources.nodes import read_nodes
 
 _FILES: Final = Path(__file__).parent / "static"
@@ -46,11 +48,11 @@ def make_app(service: Service, settings: ServeSettings) -> ASGIApp:
         title="ping-llm",
         version=__version__,
         description="Predicted network latencies, as distributions. All RTTs are in ms.",
-        docs_url=None,  # those of FastAPI load their scripts from elsewhere
+        docs_url=None,  # FastAPI's own pages load scripts from another site
         redoc_url=None,
     )
     app.state.service = service
-    # The guard checks the token, before anything of the body is read; this describes it in the OpenAPI document.
+    # The guard checks the token before it reads the body; this only describes it in the OpenAPI document.
     described = [Depends(HTTPBearer(scheme_name="token", auto_error=False))] if settings.token is not None else []
     app.include_router(api.router, dependencies=described)
     app.mount("/static/shared", StaticFiles(directory=_CHART_FILES))
@@ -61,7 +63,7 @@ def make_app(service: Service, settings: ServeSettings) -> ASGIApp:
 
     @app.get("/healthz", response_model=schemas.Health)
     async def healthz() -> Response:
-        """Whether the server is there; "warming": some answers still take seconds."""
+        """Whether the server runs; while it is "warming", some answers take seconds."""
         return json_reply({"status": "ok" if service.warm else "warming"})
 
     @app.get(METRICS, include_in_schema=False)
@@ -80,11 +82,14 @@ async def _page(file: Path, request: Request) -> Response:
 
 
 async def _explain(request: Request, error: Exception) -> Response:
-    """What is wrong with a request, in one line."""
+    """An error reply of one line."""
     if isinstance(error, HTTPException):
-        return error_reply(error.status_code, error.detail, error.headers)
+        advice = ": /docs lists the routes and their methods" if error.status_code in {404, 405} else ""
+        return error_reply(error.status_code, f"{error.detail}{advice}", error.headers)
     if isinstance(error, RequestValidationError):
         first = error.errors()[0]
+        if first["type"] == "json_invalid":
+            return error_reply(422, f"the body is not JSON: {first['ctx']['error']} at character {first['loc'][-1]}")
         field = ".".join(str(part) for part in first["loc"][1:])
         return error_reply(422, f"{field}: {first['msg']}" if field else first["msg"])
     if isinstance(error, BusyError):
@@ -93,28 +98,25 @@ async def _explain(request: Request, error: Exception) -> Response:
 
 
 def read_places(path: str) -> list[schemas.Place]:
-    """Of a nodes file: those whose location it has."""
+    """The nodes of a nodes file that have a location."""
     return [
-        schemas.Place(
-            address=node.address or node.name, name=node.name, latitude=node.latitude, longitude=node.longitude
-        )
-        for node in read_nodes(path).values()
-        if node.latitude is not None and node.longitude is not None
+        schemas.Place(address=one.address or one.name, name=one.name, latitude=one.latitude, longitude=one.longitude)
+        for one in read_nodes(path).values()
+        if one.latitude is not None and one.longitude is not None
     ]
 
 
 def serve(settings: ServeSettings, watch: WatchSettings | None = None) -> None:
-    """Answer until Ctrl-C or SIGTERM; with `watch`, take in what its feeds bring, and export metrics of pairs."""
+    """Serve until Ctrl-C or SIGTERM; with `watch`, add the measurements of its feeds and export metrics of pairs."""
     _log_to_stderr()
     with listen(settings.host, settings.port) as listening:
         model = ModelAnswers(steady_predictor(settings.checkpoint, settings.context))
         options, limits = settings.input_options, settings.limits
-        store = read_store(settings.rows, options)
+        store = read_store(settings.history, options)
         places = read_places(options.nodes) if options.nodes else []
         arrivals: Queue[MeasurementSet] | None = Queue(limits.waiting) if settings.accept else None
         with ModelThread(model.forecast, limits.waiting) as thread:
             service = Service(model=model, store=store, thread=thread, limits=limits, arrivals=arrivals, places=places)
-
             feeds = {"post": from_queue(arrivals)} if arrivals is not None else {}
             watcher = Watcher(service, replace(watch, feeds={**watch.feeds, **feeds})) if watch is not None else None
 
@@ -130,7 +132,7 @@ def serve(settings: ServeSettings, watch: WatchSettings | None = None) -> None:
             thread.submit(model.warm_up(), background=True).add_done_callback(warmed)
             host = f"[{settings.host}]" if ":" in settings.host else settings.host
             url = f"http://{host}:{listening.getsockname()[1]}"
-            err.print(f"{model.name} answers at {url} (the API: /docs). Ctrl-C stops it.", markup=False)
+            err.print(f"{model.name} answers at {url} (API: {url}/docs). Ctrl-C stops it.", markup=False)
             with watcher or nullcontext():
                 uvicorn.Server(server_config(service, settings)).run(sockets=[listening])
 
@@ -169,7 +171,7 @@ def _log_to_stderr() -> None:
 
 
 def _bounded_protocol(limits: Limits) -> type[asyncio.Protocol]:
-    """HTTP of which no client can take more than its share: of connections by being slow, of time by pipelining."""
+    """HTTP/1.1 in which no client can hold connections by being slow, or the server's time by pipelining."""
     next_turn = 0.0
 
     class Bounded(H11Protocol):
@@ -188,7 +190,7 @@ def _bounded_protocol(limits: Limits) -> type[asyncio.Protocol]:
             super().connection_lost(exc)
 
         def _close_soon_if(self, is_partial: bool) -> None:
-            """The head of a request may not take forever to arrive."""
+            """Close the connection unless the head of the request arrives in time."""
             if self._timer is not None and not is_partial:
                 self._timer.cancel()
                 self._timer = None
@@ -196,7 +198,7 @@ def _bounded_protocol(limits: Limits) -> type[asyncio.Protocol]:
                 self._timer = self.loop.call_later(limits.arrival_seconds, self.transport.close)
 
         def on_response_complete(self) -> None:
-            """Requests that were sent before the answer to the last one wait in one queue for all connections."""
+            """Pipelined requests wait in one queue for all connections."""
             nonlocal next_turn
             if not self.conn.trailing_data[0]:
                 return super().on_response_complete()
@@ -206,7 +208,7 @@ def _bounded_protocol(limits: Limits) -> type[asyncio.Protocol]:
         def send_400_response(self, msg: str) -> None:
             if self.conn.our_state in {h11.IDLE, h11.SEND_RESPONSE}:
                 super().send_400_response(msg)
-            else:  # an answer is on its way: another one cannot be
+            else:  # a reply has begun: there cannot be another one
                 self.transport.close()
 
     return Bounded

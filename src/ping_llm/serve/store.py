@@ -1,7 +1,7 @@
-"""Known measurements: those named on the command line, found again by address, and those that a request brings along.
+"""Known measurements: the server's own, indexed by address, and those that a request brings along.
 
-A query needs only few of many millions: of the language model, the latest of the source; of the completer, the latest
-of each pair, for earlier ones of the same pair count less and less.
+A query needs few of many millions. The language model gets the latest of the source. The completer gets the latest of
+each pair, because older ones of the same pair tell it less and less.
 """
 
 import tempfile
@@ -40,7 +40,7 @@ def check_count(count: int, limit: int, what: str = "measurements") -> None:
 
 
 def read_store(inputs: Sequence[str], options: InputOptions = AS_FOUND) -> "MeasurementStore":
-    """Of folders of prepared rows (all of their splits), and of measurement files of any kind; of none: empty."""
+    """The measurements of folders of prepared rows (all splits) and of measurement files of any kind."""
     folders = [Path(name) for name in inputs if (Path(name) / MANIFEST).is_file()]
     files = [name for name in inputs if Path(name) not in folders]
     sets: list[MeasurementSet] = []
@@ -54,16 +54,16 @@ def read_store(inputs: Sequence[str], options: InputOptions = AS_FOUND) -> "Meas
 
 
 class MeasurementStore:
-    """Measurements, indexed by the addresses of their sources.
+    """Measurements, indexed by their sources.
 
-    The completer gets all of them, as from the command line, or of more than `max_for_completer` the latest of every
-    pair: what each request looks through takes 0.2 s for a million.
+    The completer gets all of them, as on the command line. If there are more than `max_for_completer`, it gets the
+    latest of every pair: a request takes 0.2 s to look through a million.
     """
 
     def __init__(self, measured: MeasurementSet, max_for_completer: int = 1_000_000) -> None:
         self.measured, self._limit = measured, max_for_completer
         observations, count = measured.observations, len(measured.nodes)
-        self._shown = shown_names(measured.described)
+        self._names = shown_names(measured.described)
         self._node = {address: node for node, address in enumerate(measured.nodes)}
         self._by_source = np.argsort(observations.source, kind="stable")
         self._starts = np.searchsorted(observations.source[self._by_source], np.arange(count + 1))
@@ -74,9 +74,16 @@ class MeasurementStore:
     def __len__(self) -> int:
         return len(self.measured.observations)
 
+    def name_of(self, address: str) -> str:
+        """What the nodes file calls an address; without such a name, the address."""
+        return self._names.get(address, address)
+
+    def named(self, measured: MeasurementSet) -> MeasurementSet:
+        """Other measurements, with the nodes' names that these have."""
+        return replace(measured, nodes=tuple(map(self.name_of, measured.nodes)))
+
     def rows_of(self, source: str, destination: str | None = None) -> Ints:
         """Numbers of the measurements of a source, or of a pair, in time order."""
-        source, destination = self._shown.get(source, source), destination and self._shown.get(destination, destination)
         if source not in self._node or (destination is not None and destination not in self._node):
             return np.zeros(0, np.int64)
         node = self._node[source]
@@ -86,8 +93,8 @@ class MeasurementStore:
         return rows[self.measured.observations.destination[rows] == self._node[destination]]
 
     def extended(self, arrived: MeasurementSet, limit: int) -> "MeasurementStore":
-        """With further measurements, of at most `limit` the latest. One without a time was made just now; where those
-        that are known have no times, no others are kept."""
+        """With new measurements added, and the latest `limit` of all kept. A new one without a time counts as made now.
+        If the known ones have no times, the times of new ones are dropped."""
         times = arrived.observations.time_s
         times = np.where(np.isnan(times), time.time(), times) if self.is_timed else np.full(len(times), np.nan)
         arrived = replace(arrived, observations=replace(arrived.observations, time_s=times))
@@ -97,8 +104,8 @@ class MeasurementStore:
         return MeasurementStore(together, self._limit)
 
     def search(self, text: str, role: Role, *, source: str | None = None, count: int = 20) -> dict[str, int]:
-        """Addresses that begin with the text, then those that contain it, with their numbers of measurements; the most
-        measured first. Of destinations of a source, those that it has measured precede all others of its family.
+        """Addresses that begin with the text, then those that contain it, with their numbers of measurements, most
+        measured first. With a `source`, destinations that it has measured precede all others of its family.
         """
         text = text.strip().lower()
         weight = self.counts[role].astype(np.float64)
@@ -115,12 +122,12 @@ class MeasurementStore:
         return {address: int(-negative) for _, negative, address in found[:count]}
 
     def between(self, rows: Ints, begin_s: float, end_s: float) -> Ints:
-        """Those of some rows that were measured in a range of time; NaN: without that end."""
+        """The rows that were measured in a range of time; NaN leaves that end open."""
         times = self.measured.observations.time_s[rows]
         return rows[~(times < begin_s) & ~(times > end_s)]
 
     def matrix(self, count: int, begin_s: float, end_s: float) -> tuple[list[str], list[str], Floats, Ints]:
-        """At most so many of the busiest sources and destinations of a range of time, with the median RTT and the
+        """The busiest sources and destinations of a range of time, at most `count` of each, with the median RTT and the
         number of measurements of each pair."""
         known = self.measured.observations.take(self.between(np.arange(len(self)), begin_s, end_s))
         ends = []
@@ -129,15 +136,11 @@ class MeasurementStore:
             ends.append(np.sort(busy[np.isin(busy, end)]))
         sources, destinations = ends
         shown = known.take(np.isin(known.source, sources) & np.isin(known.destination, destinations))
-        cell = np.searchsorted(sources, shown.source) * len(destinations) + np.searchsorted(
-            destinations, shown.destination
-        )
+        row, column = np.searchsorted(sources, shown.source), np.searchsorted(destinations, shown.destination)
+        cell = row * len(destinations) + column
         counts = np.bincount(cell, minlength=len(sources) * len(destinations))
-        order = np.lexsort((shown.rtt_ms, cell))  # timeouts last
-        starts, answered = (
-            np.cumsum(counts) - counts,
-            np.bincount(cell, ~np.isnan(shown.rtt_ms), len(counts)).astype(int),
-        )
+        answered = np.bincount(cell[~np.isnan(shown.rtt_ms)], minlength=len(counts))
+        order, starts = np.lexsort((shown.rtt_ms, cell)), np.cumsum(counts) - counts  # timeouts last
         sorted_ms = np.append(shown.rtt_ms[order].astype(np.float64), np.nan)
         middle = [sorted_ms[np.where(answered > 0, starts + (answered - odd) // 2, -1)] for odd in (0, 1)]
         medians = np.where(answered > 0, (middle[0] + middle[1]) / 2, np.nan)
@@ -147,7 +150,7 @@ class MeasurementStore:
 
     @cached_property
     def busiest(self) -> list[tuple[str, str]]:
-        """Pairs to begin with: the most measured one of each of the busiest sources."""
+        """Example pairs: the most measured one of each of the four busiest sources."""
         nodes, pairs = self.measured.nodes, []
         for node in np.argsort(-self.counts["source"], kind="stable")[:4].tolist():
             destinations = self.measured.observations.destination[self.rows_of(nodes[node])]
@@ -156,7 +159,7 @@ class MeasurementStore:
         return pairs
 
     def latest(self, sources: Sequence[str] | None, time_s: float, max_each: int) -> MeasurementSet:
-        """Before a time (NaN: ever): the latest of each source or, for the completer (None), of every pair."""
+        """The latest before a time (NaN: of all) of each source or, for the completer (None), of each pair."""
         if sources is None:
             if len(self) <= self._limit:
                 return self.measured  # the completer looks at nothing later than its question
@@ -169,7 +172,7 @@ class MeasurementStore:
         return self._latest_of_pairs(np.nan)
 
     def _latest_of_pairs(self, time_s: float) -> MeasurementSet:
-        """As many of each pair as the limit leaves room for."""
+        """Equally many of each pair, as far as the limit allows."""
         rows = self._before(np.arange(len(self)), time_s)
         pair = self.measured.observations.take(rows).pair
         order = np.argsort(pair, kind="stable")
@@ -208,16 +211,18 @@ class KnownMeasurements:
             raise PingLlmError("your measurements have no times, those of the server do: add times, or use yours only")
 
     def latest(self, sources: Sequence[str] | None, time_s: float, max_each: int) -> MeasurementSet:
-        """As of the store, and the whole history."""
+        """The latest of the store, and the whole history."""
         sets = [] if self.store is None else [self.store.latest(sources, time_s, max_each)]
-        return joined(sets if self.history is None else [*sets, self.history])
+        if self.history is not None:
+            sets.append(self.history if self.store is None else self.store.named(self.history))
+        return joined(sets)
 
 
-# Measurements that came over the wire: files of the kinds that the readers know, JSON lines, and lists of objects. A
-# file's name is never used: its first bytes tell what it is, and it is read from a folder that is gone afterwards.
+# Measurements that come over the network: files of all kinds that the readers know, and lists of objects. A file's name
+# is never used: its first bytes say what it is, and it is read from a temporary folder.
 
 _COMPRESSED: Final = (b"\x1f\x8b", b"BZh", b"(\xb5/\xfd", b"PK\x03\x04", b"\xfd7zXZ")
-_MAX_EXPANSION: Final = 20  # bytes that a byte of Parquet may become. Measurements stay far below
+_MAX_EXPANSION: Final = 20  # uncompressed bytes per byte of Parquet; measurements stay far below
 
 
 def read_upload(content: bytes, limit: int, options: InputOptions = AS_FOUND) -> MeasurementSet:
@@ -226,20 +231,19 @@ def read_upload(content: bytes, limit: int, options: InputOptions = AS_FOUND) ->
     if start.startswith(_COMPRESSED):
         raise PingLlmError("the file is compressed: unpack it first")
     if content.startswith(b"RRD\0"):  # no program is run over strangers' bytes
-        raise PingLlmError("a round-robin database: upload the output of rrdtool dump")
+        raise PingLlmError("the file is a round-robin database: upload the output of `rrdtool dump` instead")
     if content.startswith(b"PAR1"):
         _check_parquet(content, limit)
     else:
         check_count(content.count(b"\n"), limit)
-        check_count(content.count(b"{") // 60, limit)  # far more objects than that are no list of measurements
+        check_count(content.count(b"{") // 60, limit)  # no result of one measurement has more than 60 objects
     measured = _read_file(content, options)
     check_count(len(measured.observations), limit)
     return measured
 
 
 def measurements_of(objects: Sequence[Mapping[str, Any]]) -> MeasurementSet:
-    """JSON objects with the names of the schema or others for the same. RTTs are in milliseconds. Times are given for
-    all or for none."""
+    """The measurements of JSON objects; RTTs are in milliseconds. Times are given for all or for none."""
     names = dict.fromkeys(name for one in objects for name, value in one.items() if value is not None or name == "rtt")
     table = pa.table({name: column_of(objects, name) for name in names})
     time = find_columns(list(names), {}, "the measurements", OPTIONAL_WITHOUT_TIME).get("event_time")
@@ -249,16 +253,17 @@ def measurements_of(objects: Sequence[Mapping[str, Any]]) -> MeasurementSet:
 
 
 def _check_parquet(content: bytes, limit: int) -> None:
-    """Before anything of it is unpacked."""
+    """Check its size before anything of it is unpacked."""
     with explained("this Parquet file cannot be read", OSError, pa.ArrowException):
         metadata = pq.ParquetFile(pa.BufferReader(content)).metadata
         size = sum(metadata.row_group(group).total_byte_size for group in range(metadata.num_row_groups))
     check_count(metadata.num_rows, limit)
     if size > _MAX_EXPANSION * max(len(content), 1_000_000):
-        raise PingLlmError("this Parquet file becomes too large when it is unpacked")
+        raise PingLlmError("this Parquet file is too large when it is unpacked")
 
 
 def _read_file(content: bytes, options: InputOptions) -> MeasurementSet:
+    """Errors name neither the temporary file nor options of the command line."""
     with tempfile.TemporaryDirectory(prefix="ping-llm-upload-") as folder:
         path = Path(folder) / "upload"
         path.write_bytes(content)

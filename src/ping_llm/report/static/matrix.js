@@ -1,10 +1,10 @@
 "use strict";
-// A heat map of RTTs on a logarithmic scale; the pair under the pointer, or chosen by the arrow keys, is put in words.
+// A heat map of RTTs on a logarithmic scale; the pair under the pointer, or chosen with the arrow keys, is described in words.
 (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
   const canvas = document.getElementById("matrix"), shown = document.getElementById("shown"), pair = document.getElementById("pair");
   const context = canvas.getContext("2d"), rows = data.sources.length, columns = data.destinations.length;
-  const ramp = data.ramp.map((name) => [1, 3, 5].map((at) => parseInt(name.slice(at, at + 2), 16)));
+  const stops = heat.stops(data.ramp);
   const ratio = window.devicePixelRatio || 1, largest = 8192 / ratio;  // more pixels than browsers draw
   let chosen = null, cell, left, top_;
 
@@ -16,10 +16,7 @@
   const scale = () => (shown.value === "width" ? [1, 30] : data.scale);
   const colour = (ms) => {
     const [low, high] = scale();
-    const place = Math.min(Math.max(Math.log(Math.max(ms, 1e-9) / low) / Math.log(high / low), 0), 1) * (ramp.length - 1);
-    const stop = Math.min(Math.floor(place), ramp.length - 2), rest = place - stop;
-    const [red, green, blue] = ramp[stop].map((one, i) => Math.round(one + (ramp[stop + 1][i] - one) * rest));
-    return { back: `rgb(${red},${green},${blue})`, ink: 0.3 * red + 0.59 * green + 0.11 * blue > 128 ? "#000" : "#fff" };
+    return heat.colour(ms, { low, high, stops });
   };
   const digits = (ms) => (ms < 9.95 ? ms.toFixed(1) : ms.toFixed(0));
 
@@ -31,7 +28,7 @@
     const room = document.getElementById("scroll").clientWidth || window.innerWidth;
     const widthOf = widest(data.sources), heightOf = widest(data.destinations);
     cell = Math.floor(Math.min(Math.max((room - widthOf) / columns, rows * columns > 250000 ? 2 : 14), 44));
-    left = cell >= 12 ? widthOf : 0;  // smaller ones have no labels: the pointer tells
+    left = cell >= 12 ? widthOf : 0;  // smaller cells have no labels: point at them
     top_ = cell >= 12 ? heightOf : 0;
     cell = Math.max(1, Math.min(cell, Math.floor((largest - left) / columns), Math.floor((largest - top_) / rows)));
     const [width, height] = [left + columns * cell, top_ + rows * cell];
@@ -96,7 +93,7 @@
     const at = row * columns + column, percent = (share) => `${+(100 * share).toPrecision(3)} %`;
     const parts = [`${data.sources[row]} → ${data.destinations[column]}:`];
     if (data.measured[at] !== null) parts.push(`measured ${data.measured[at]} ms,`);
-    if (data.predicted[at] === null) parts.push("not asked for");
+    if (data.predicted[at] === null) parts.push("not predicted");
     else {
       const [low, high] = data.levels;
       parts.push(`predicted ${data.predicted[at]} ms, from ${data.low[at]} (${percent(low)}) to ${data.high[at]} (${percent(high)}), timeouts ${percent(data.p_failed[at])}`);

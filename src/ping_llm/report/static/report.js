@@ -1,22 +1,12 @@
 "use strict";
 // The run report: theme, charts, tabs, and a search among the configuration keys.
 (() => {
-  const root = document.documentElement;
-
-  // -- theme: the system's, until somebody chooses
   const button = document.getElementById("theme");
-  const systemDark = window.matchMedia("(prefers-color-scheme: dark)");
-  const isDark = () => (root.dataset.theme ? root.dataset.theme === "dark" : systemDark.matches);
-  const label = () => { button.textContent = isDark() ? "Light" : "Dark"; button.setAttribute("aria-label", `Switch to ${isDark() ? "light" : "dark"} colours`); };
-  try { const chosen = localStorage.getItem("ping-llm-theme"); if (chosen) root.dataset.theme = chosen; } catch { /* a page from a file may have no storage */ }
   button.hidden = false;
-  button.addEventListener("click", () => {
-    root.dataset.theme = isDark() ? "light" : "dark";
-    try { localStorage.setItem("ping-llm-theme", root.dataset.theme); } catch { /* as above */ }
-    label();
+  themeButton(button, (isDark) => {
+    button.textContent = isDark ? "Light" : "Dark";
+    button.setAttribute("aria-label", `Switch to ${isDark ? "light" : "dark"} colours`);
   });
-  systemDark.addEventListener("change", label);
-  label();
 
   // -- charts (chart.js), and the buttons that make their axes linear or logarithmic
   for (const figure of document.querySelectorAll("figure.chart")) {

@@ -1,4 +1,4 @@
-// Measurements that the model did not expect, of a file or of the server: anomaly scores over time, and the highest.
+// Anomaly scores of a file or of the server's measurements: over time, and the highest.
 
 import { post, send } from "./api.js";
 import { anomalyChart, figure, scoreColumns } from "./charts.js";
@@ -18,7 +18,7 @@ export function anomaliesView(state, info) {
   const isOwn = Boolean(info.rows) && state.own !== "0";
   const which = h("select", { onchange: () => go({ ...read(), view: "anomalies", own: which.value, last: "" }) }, h("option", { value: "1", selected: isOwn }, "The server's measurements"), h("option", { value: "0", selected: !isOwn }, "A file"));
   const file = h("input", { type: "file", accept: ".csv,.tsv,.txt,.log,.xml,.lp,.json,.jsonl,.ndjson,.parquet" });
-  const chosen = field("File of measurements", file, `CSV, Parquet, JSON lines or RIPE Atlas JSON, up to ${count(info.limits.history)} measurements. It is read and forgotten.`);
+  const chosen = field("File of measurements", file, `CSV, Parquet, JSON lines or RIPE Atlas JSON, up to ${count(info.limits.history)} measurements. Nothing is kept.`);
   const source = addressField("Source (optional)", { role: "source", value: state.src, info, placeholder: "all" });
   const destination = addressField("Destination (optional)", { role: "destination", source: () => source.input.value, value: state.dst, info, placeholder: "all" });
   const range = rangeFields(state);
@@ -73,14 +73,14 @@ export function anomaliesView(state, info) {
     const threshold = usual + 10;
     const chart = figure(`Anomaly scores of ${name}`, "anomalies");
     const high = sorted.filter(([bits]) => bits >= threshold);
-    const said = [
-      `${plural(known.length, "measurement")} of ${count(found.total)} scored${found.complete ? "" : " before the time was up, the latest first"}.`,
-      `The median score is ${usual.toFixed(1)} bits; ten more bits are a thousand times less likely, and are marked: ${count(high.length)}.`,
+    const summary = [
+      `${plural(known.length, "measurement")} of ${count(found.total)} scored${found.complete ? "" : " within the time limit, the latest first"}.`,
+      `The median score is ${usual.toFixed(1)} bits. Marked: ${plural(high.length, "result")} with at least ten bits more, which is a thousand times less likely.`,
     ];
     const rows = sorted.slice(0, 12).map(([, row]) => row);
     const link = (index) => address({ view: "predict", src: found.src_addr[rows[index]], dst: found.dst_addr[rows[index]], example: read().example });
-    results.replaceChildren(chart.element, tableCard("Highest scores", "worst", found.expected[0] === null ? null : "Beside what was expected: the median, and 10 and 90 % quantiles.", scoreColumns(found, rows), { links: link, marked: (index) => found.bits[rows[index]] >= threshold }));
-    chart.show(anomalyChart(found, threshold), said.join(" "));
+    results.replaceChildren(chart.element, tableCard("Highest scores", "worst", found.expected[0] === null ? null : "Beside the prediction: median, 10 and 90 % quantiles.", scoreColumns(found, rows), { links: link, marked: (index) => found.bits[rows[index]] >= threshold }));
+    chart.show(anomalyChart(found, threshold), summary.join(" "));
   }
 
   if (isOwn && state.last) {
@@ -92,7 +92,7 @@ export function anomaliesView(state, info) {
     requestAnimationFrame(() => show(held.name));
   } else {
     results.replaceChildren(h("div", { class: "card empty" }, h("h2", {}, "What went wrong, and when?"),
-      h("p", {}, isOwn ? "Each result of the server gets an anomaly score: its negative log-likelihood in bits, given what was measured before it." : "Give a file of measurements. Each result gets an anomaly score: its negative log-likelihood in bits, given what was measured before it."),
+      h("p", {}, `${isOwn ? "" : "Choose a file of measurements. "}Each result gets an anomaly score: its negative log-likelihood in bits, given what was measured before it.`),
       h("ul", { class: "chips" }, h("li", {}, h("a", { href: address({ view: "anomalies", example: "1", own: "0" }) }, "try an example")))));
   }
   return h("div", { class: "view" }, form, results);

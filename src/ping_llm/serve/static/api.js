@@ -1,4 +1,4 @@
-// Requests to the server. A token, if one is needed, is asked for once and kept until the tab is closed.
+// Requests to the server. If it needs a token, the visitor enters it once; it is kept until the tab is closed.
 
 const TOKEN = "ping-llm-token";
 const memory = {};
@@ -20,7 +20,7 @@ function keep(text) {
   }
 }
 
-export class Problem extends Error {
+class Problem extends Error {
   constructor(message, status) {
     super(message);
     this.status = status;
@@ -63,7 +63,7 @@ function askForToken(wasWrong) {
   asking ||= new Promise((resolve) => {
     const dialog = document.getElementById("token");
     const input = document.getElementById("token-text");
-    document.getElementById("token-error").textContent = wasWrong ? "That was not it." : "";
+    document.getElementById("token-error").textContent = wasWrong ? "That token is wrong." : "";
     input.value = "";
     dialog.addEventListener(
       "close",

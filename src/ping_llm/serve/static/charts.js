@@ -3,7 +3,7 @@
 
 import { h } from "./dom.js";
 import { column, downloads, tableOf } from "./tables.js";
-import { count, interval, ms, percent, plural, tickMs, time } from "./format.js";
+import { count, interval, marked, ms, percent, plural, tickMs, time } from "./format.js";
 
 const inMs = (value) => `${tickMs(value)} ms`;
 const INTERVAL = ["0.1", "0.9"];
@@ -76,7 +76,7 @@ export function densityChart(...predictions) {
   };
 }
 
-// A moving average under a bell of so many bins: a model's own bins are finer than what anybody can know.
+// Smoothed with a Gaussian of this many bins: the model's bins are finer than its predictions are certain.
 function smooth(values, spread) {
   const reach = Math.min(Math.ceil(3 * spread), values.length);
   if (!(reach > 0)) return values;
@@ -85,7 +85,7 @@ function smooth(values, spread) {
   return values.map((_, bin) => bell.reduce((sum, weight, at) => sum + weight * (values[bin + at - reach] ?? 0), 0) / whole);
 }
 
-// The part of the axis where anything is to be seen; of a long tail only the beginning.
+// The part of the axis where the density is visible; of a long tail only the beginning.
 function visible(edges, probability, cumulative) {
   const [top, whole] = [Math.max(...probability), cumulative.at(-1)];
   const seen = [...probability.keys()].filter((bin) => probability[bin] > top / 200 && cumulative[bin] > 0.005 * whole && cumulative[bin] - probability[bin] < 0.975 * whole);
@@ -120,13 +120,13 @@ export function historyChart(measured, prediction) {
       nearest: "point",
       tip: (index) => index < rtt.length
         ? [ms(rtt[index]), hasTimes ? time(times[index]) : `measurement ${index + 1}`]
-        : [`predicted ${ms(prediction.median)}`, `80 % interval ${interval(prediction.quantiles)}`, `no answer: ${percent(prediction.p_failed)}`],
+        : [`predicted ${ms(prediction.median)}`, `80 % interval ${interval(prediction.quantiles)}`, `timeout: ${percent(prediction.p_failed)}`],
     },
     table: () => [column("time", times.map((seconds) => time(seconds))), column("RTT", rtt, ms)],
   };
 }
 
-// Between which RTTs a chart is drawn: a few outliers are not to flatten everything else.
+// The range of RTTs of a chart: a few outliers must not flatten everything else.
 function shownRtts(rtt, others) {
   const sorted = rtt.filter((one) => one > 0).sort((a, b) => a - b);
   const usual = sorted[Math.floor(0.98 * sorted.length)];
@@ -139,7 +139,7 @@ function shownRtts(rtt, others) {
 // The prediction over the size of its context. `at` is the step that is shown elsewhere.
 export function contextChart(steps, at) {
   const x = [...steps.keys()];
-  const [low, high] = INTERVAL.map((level) => steps.slice(1).map((step) => step.quantiles[level])); // without context, too wide for a scale
+  const [low, high] = INTERVAL.map((level) => steps.slice(1).map((step) => step.quantiles[level])); // without context, they are too wide for the scale
   const medians = steps.map((step) => step.median);
   const [least, most] = [Math.min(...medians, ...low), Math.max(...medians, ...high)];
   const room = Math.exp(Math.max(Math.log(most / least) * 0.15, 0.08));
@@ -154,9 +154,9 @@ export function contextChart(steps, at) {
       ],
       bands: [{ upper: 2, lower: 3 }, { upper: 4, lower: 5 }],
       marks: [[at, "", 2]],
-      tip: (step) => [`from ${plural(steps[step].size, "measurement")}`, `median ${ms(medians[step])}`, `80 % interval ${interval(steps[step].quantiles)}`, `no answer: ${percent(steps[step].p_failed)}`],
+      tip: (step) => [`from ${plural(steps[step].size, "measurement")}`, `median ${ms(medians[step])}`, `80 % interval ${interval(steps[step].quantiles)}`, `timeout: ${percent(steps[step].p_failed)}`],
     },
-    table: () => [column("measurements", steps.map((step) => step.size), count), ...["0.1", "0.5", "0.9"].map((level) => column(`${100 * level} %`, steps.map((step) => step.quantiles[level]), ms)), column("no answer", steps.map((step) => step.p_failed), percent)],
+    table: () => [column("measurements", steps.map((step) => step.size), count), ...["0.1", "0.5", "0.9"].map((level) => column(`${100 * level} %`, steps.map((step) => step.quantiles[level]), ms)), column("timeout", steps.map((step) => step.p_failed), percent)],
   };
 }
 
@@ -210,8 +210,8 @@ function barCard(title, name, note, first, heads, ticks, rows, { link, label, ba
 export function predictionColumns(found) {
   const of = (get) => found.map(get);
   return [column("source", of((one) => one.src_addr)), column("destination", of((one) => one.dst_addr)), column("median", of((one) => one.median)),
-    ...INTERVAL.map((level) => column(`${100 * level} %`, of((one) => one.quantiles[level]))), column("no answer", of((one) => one.p_failed)),
-    column("measurements", of((one) => one.support?.pair_measurements)), column("guess", of((one) => one.support?.extrapolating))];
+    ...INTERVAL.map((level) => column(`${100 * level} %`, of((one) => one.quantiles[level]))), column("timeout", of((one) => one.p_failed)),
+    column("measurements", of((one) => one.support?.pair_measurements)), column("extrapolated", of((one) => one.support?.extrapolating))];
 }
 
 // Pairs by predicted RTT, each with its 50 and 80 % intervals on one axis: from 0, or logarithmic where RTTs differ much.
@@ -222,17 +222,17 @@ export function rankCard(title, note, ranking, link, { name = "rank", first = "d
   const at = (rtt) => (isLog ? Math.log(rtt / low) / Math.log(high / low) : rtt / high);
   const ticks = isLog ? globalThis.chart.logTicks(low, high, 5) : globalThis.chart.linearTicks(0, high, 5).filter((tick) => tick < 0.97 * high);
   const range = (one, from, to) => [at(one.quantiles[from]), at(one.quantiles[to])];
-  return barCard(title, name, `${note} The scale ${isLog ? "is logarithmic" : "begins at 0"}.`, first, ["median", "80 % interval", "no answer"], ticks.map((tick) => [at(tick), inMs(tick)]), ranking, {
+  return barCard(title, name, `${note} The scale ${isLog ? "is logarithmic" : "begins at 0"}.`, first, ["median", "80 % interval", "timeout"], ticks.map((tick) => [at(tick), inMs(tick)]), ranking, {
     link, label,
     bar: (one) => [["range", ...range(one, "0.1", "0.9")], ["range inner", ...range(one, "0.25", "0.75")], ["middle", at(one.median), at(one.median)]],
-    cells: (one) => [one.support?.extrapolating ? `? ${ms(one.median)}` : ms(one.median), interval(one.quantiles), percent(one.p_failed)],
+    cells: (one) => [marked(one), interval(one.quantiles), percent(one.p_failed)],
     columns: () => predictionColumns(ranking),
   });
 }
 
 // Destinations by how likely they are: a full bar is certain.
 export function likelyCard(title, note, found, link) {
-  return barCard(title, "find", `${note} A full bar is 100 %.`, "destination", ["probability", "predicted median", "no answer"], [], found, {
+  return barCard(title, "find", `${note} A full bar is 100 %.`, "destination", ["probability", "predicted median", "timeout"], [], found, {
     link: (one) => link(one.dst_addr), label: (one) => one.dst_addr,
     bar: (one) => [["range whole", 0, 1], ["range inner", 0, one.probability]],
     cells: (one) => [percent(one.probability), one.median ? ms(one.median) : "–", Number.isFinite(one.p_failed) ? percent(one.p_failed) : "–"],

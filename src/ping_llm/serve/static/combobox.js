@@ -1,10 +1,10 @@
-// An address: typed, or chosen from those that the server knows. Keys and roles are those of an ARIA combobox.
+// A node: typed, or chosen from those that the server knows. Keys and roles are those of an ARIA combobox.
 
 import { get } from "./api.js";
 import { h, newId } from "./dom.js";
 import { count } from "./format.js";
 
-export function isAddress(text) {
+function isAddress(text) {
   if (/^(\d{1,3}\.){3}\d{1,3}$/.test(text)) return text.split(".").every((part) => +part < 256 && String(+part) === part);
   return text.includes(":") && !/[[\]\s/%@?#]/.test(text) && URL.canParse(`http://[${text}]/`);
 }

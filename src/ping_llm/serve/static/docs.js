@@ -14,7 +14,7 @@ function show(api) {
   const routes = Object.entries(api.paths).flatMap(([path, methods]) => Object.entries(methods).map(([method, about]) => ({ path, method, about })));
   main.replaceChildren(
     h("h2", {}, `${api.info.title} ${api.info.version}: the API`),
-    h("p", { class: "intro" }, `${api.info.description} Errors are {"error": "one line"} with a status of 4xx or 503. ${api.components.securitySchemes ? "This server asks for a token: Authorization: Bearer …" : ""}`),
+    h("p", { class: "intro" }, `${api.info.description} Errors are {"error": "one line"} with a status of 4xx or 503. ${api.components.securitySchemes ? "This server needs a token: Authorization: Bearer …" : ""}`),
     ...routes.map((route) => routePart(route, named)));
 }
 

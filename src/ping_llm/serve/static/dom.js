@@ -1,4 +1,4 @@
-// Elements. Whatever is shown goes in as text nodes, never as markup.
+// Elements. All text becomes text nodes, never markup.
 
 export function h(tag, attributes = {}, ...children) {
   const element = document.createElement(tag);
@@ -16,7 +16,7 @@ export function h(tag, attributes = {}, ...children) {
 let numbers = 0;
 export const newId = (what) => `${what}-${++numbers}`;
 
-// A field: its label, what can be typed, and what is wrong with it.
+// A form field: a label, the input, a hint, and its error.
 export function field(label, input, hint = null) {
   input.id ||= newId("field");
   const error = h("p", { class: "field-error", id: `${input.id}-error`, role: "alert" });

@@ -1,4 +1,4 @@
-// Measurements to try the page with, where nobody has any at hand: eight places, one pair that nobody measured, three bad hours.
+// Example measurements to try the page: eight nodes, one pair that was never measured, and a congestion of three hours.
 
 const PLACES = [[0, 0], [9, 4], [16, -6], [31, 8], [44, 2], [58, -9], [70, 12], [88, 5]];
 

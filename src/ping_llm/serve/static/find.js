@@ -1,10 +1,10 @@
-// The inverse of a prediction: who answers in about this time?
+// The inverse of a prediction: destinations that are likely to answer in about this time.
 
 import { post } from "./api.js";
 import { likelyCard } from "./charts.js";
 import { field, h, loading } from "./dom.js";
 import { count, ms, percent } from "./format.js";
-import { address, addressField, askingForm, beginning, failure, firstWrong, go } from "./forms.js";
+import { address, addressField, beginning, failure, firstWrong, go, queryForm } from "./forms.js";
 import { asObjects } from "./measurements.js";
 import { read } from "./state.js";
 
@@ -17,18 +17,18 @@ export function findView(state, info) {
   const rtt = field("RTT in ms", number);
   const some = h("textarea", { rows: 3, spellcheck: "false", placeholder: "one address per line" });
   some.value = addressesIn(state.among).join("\n");
-  const among = field("Among (optional)", some, info.kind === "completer" ? "Left empty: the most measured destinations." : "Left empty: all addresses.");
-  const form = askingForm(info, "Find destinations", [source.element, rtt, among], submit);
+  const among = field("Among (optional)", some, info.kind === "completer" ? "If empty: the most measured destinations." : "If empty: all addresses.");
+  const form = queryForm(info, "Find destinations", [source.element, rtt, among], submit);
 
   function submit() {
     const src = source.check();
-    rtt.fail(number.value > 0 && number.value <= 600000 ? "" : "A time above 0 is needed.");
+    rtt.fail(number.value > 0 && number.value <= 600000 ? "" : "Enter an RTT above 0.");
     if (!src || !(number.value > 0)) return firstWrong(source, { input: number });
     go({ ...read(), view: "find", src, rtt: number.value, among: addressesIn(some.value).join(" ") });
   }
 
   async function ask(src) {
-    results.replaceChildren(loading(info.warm ? "Searching …" : "The model is being prepared: first answers take some seconds …"));
+    results.replaceChildren(loading(info.warm ? "Searching …" : "The model is warming up: the first answers take some seconds …"));
     try {
       const found = await post("destinations", { src_addr: src, rtt: +state.rtt, candidates: addressesIn(state.among), count: 12, history: asObjects(), use_rows: state.rows !== "0" });
       show(src, found);
@@ -39,18 +39,18 @@ export function findView(state, info) {
 
   function show(src, { destinations, among, candidates, covered }) {
     const note = among === "all addresses"
-      ? `Probability of each among all addresses, given the RTT; the search has covered ${percent(covered)} of it.`
+      ? `Probability of each among all addresses, given the RTT; the search covered ${percent(covered)} of it.`
       : info.kind === "completer" ? `The probability that the RTT is within 10 % of ${ms(+state.rtt)}, among ${count(candidates)} destinations.`
       : `Probability of each of ${count(candidates)} among all addresses, given the RTT.`;
     const link = (dst) => address({ ...read(), view: "predict", src, dst });
-    results.replaceChildren(likelyCard(`Destinations at about ${ms(+state.rtt)} from ${src}`, `${note} An address leads to its prediction.`, destinations, link));
+    results.replaceChildren(likelyCard(`Destinations at about ${ms(+state.rtt)} from ${src}`, `${note} Click an address for its prediction.`, destinations, link));
   }
 
   if (state.src && state.rtt) {
     if (source.check()) ask(state.src.trim());
   } else {
-    results.replaceChildren(beginning(info, "Who answers in about this time?",
-      "Name a probe and a round-trip time: the model names destinations that would answer like that.",
+    results.replaceChildren(beginning(info, "Which destinations answer in about this time?",
+      "Enter a source and a round-trip time: the model lists likely destinations.",
       ({ src, example }) => address({ view: "find", src, example, rtt: "20" })));
   }
   return h("div", { class: "view" }, form, results);

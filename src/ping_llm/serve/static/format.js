@@ -1,14 +1,17 @@
 // Numbers and times as people read them.
 
 export function ms(value) {
-  if (value === null || value === undefined) return "no answer";
+  if (value === null || value === undefined) return "timeout";
   if (value < 0.995) return `${value.toFixed(2)} ms`;
   if (value < 99.95) return `${value.toFixed(1)} ms`;
   if (value < 9999.5) return `${Math.round(value).toLocaleString("en")} ms`;
   return `${(value / 1000).toPrecision(3)} s`;
 }
 
-// The 80 % interval: one in ten is shorter, one in ten is longer.
+// The median of a prediction, with a question mark if it is extrapolated.
+export const marked = (prediction) => `${prediction.support?.extrapolating ? "? " : ""}${ms(prediction.median)}`;
+
+// The 80 % interval: one RTT in ten is shorter, one in ten is longer.
 export function interval(quantiles) {
   const [low, high] = [ms(quantiles["0.1"]), ms(quantiles["0.9"])];
   return `${high.endsWith(" ms") ? low.replace(" ms", "") : low} – ${high}`;

@@ -27,7 +27,7 @@ export function addressField(label, { role, source, value = "", info, placeholde
   };
 }
 
-// From when until when: what was measured at other times is not shown.
+// A time range: measurements outside it are not shown.
 export function rangeFields(state) {
   const input = (value) => h("input", { type: "text", placeholder: "2025-03-03T12:00Z", value: value || "", maxlength: 40, autocomplete: "off" });
   const [from, until] = [input(state.from), input(state.until)];
@@ -49,8 +49,8 @@ export function inRange(columns, state) {
   return columns.rtt.map((_, row) => row).filter((row) => !(columns.event_time[row] < begin) && !(columns.event_time[row] > end));
 }
 
-// A form that asks: fields, the visitor's measurements, whether the server's count, and the button.
-export function askingForm(info, button, fields, onsubmit) {
+// The form of a view: its fields, the visitor's measurements, whether to use the server's too, and the button.
+export function queryForm(info, button, fields, onsubmit) {
   const useRows = h("input", { type: "checkbox", id: "use-rows", checked: read().rows !== "0" });
   useRows.addEventListener("change", () => note({ rows: useRows.checked ? "" : "0" }));
   const also = info.rows && h("div", { class: "check" }, useRows, h("label", { for: "use-rows" }, "Use the server's measurements"));
@@ -58,12 +58,12 @@ export function askingForm(info, button, fields, onsubmit) {
     fields, measurementsPanel(() => read().src && onsubmit()), also, h("button", { type: "submit", class: "main" }, button));
 }
 
-// An answer to another question is not to stand beside one that cannot be asked.
+// Old results must not stand beside a form with errors.
 export function clearIfWrong() {
   if (document.querySelector(".ask [aria-invalid=true]")) document.querySelector(".results")?.replaceChildren(notice("bad", h("p", {}, "Something is missing or wrong: see the form.")));
 }
 
-// Where the form is above the results, they may be out of sight.
+// Where the form is above the results, these may be out of sight.
 export function toResults() {
   const results = document.querySelector(".results");
   if (results && results.getBoundingClientRect().top > innerHeight * 0.6 && !document.querySelector("[aria-invalid=true]")) results.scrollIntoView({ block: "start" });
@@ -71,19 +71,19 @@ export function toResults() {
 
 export const firstWrong = (...fields) => fields.find((one) => one.input.getAttribute("aria-invalid") === "true")?.input.focus();
 
-// Where to begin, if there is no query yet.
+// What a view shows before the first query: examples to click.
 export function beginning(info, title, explanation, link) {
   const pairs = info.rows ? info.rows.examples : [];
   return h("div", { class: "card empty" }, h("h2", {}, title), h("p", {}, explanation),
     pairs.length > 0 && [h("p", { class: "lead" }, "Pairs that were measured often:"),
       h("ul", { class: "chips" }, pairs.map(({ src_addr, dst_addr }) => h("li", {}, h("a", { href: link({ src: src_addr, dst: dst_addr }) }, src_addr, h("span", { class: "arrow" }, " → "), dst_addr))))],
-    !pairs.length && !history() && [h("p", { class: "lead" }, "This server knows no measurements of its own. Paste some, or"),
+    !pairs.length && !history() && [h("p", { class: "lead" }, "This server has no measurements of its own. Paste some, or"),
       h("ul", { class: "chips" }, h("li", {}, h("a", { href: link({ src: SOURCE, dst: DESTINATION, example: "1" }) }, "try an example")))]);
 }
 
-// The other queries, for those who are here for the first time.
-export function otherQuestions() {
-  const others = [["find", "Who answers in 20 ms?", "Destinations for a round-trip time."], ["rank", "Which of them is nearest?", "Several destinations, in order."], ["matrix", "What does it look like?", "All pairs at once, measured and predicted."], ["anomalies", "What went wrong, and when?", "Results with high anomaly scores."], ["suggest", "What should be measured next?", "The pairs that would say most."]];
+// Links to the other views, for first-time visitors.
+export function otherViews() {
+  const others = [["find", "Which destinations answer in 20 ms?", "Destinations for a round-trip time."], ["rank", "Which destination is nearest?", "Several destinations, in order."], ["matrix", "How far apart are all nodes?", "All pairs at once, measured and predicted."], ["anomalies", "What went wrong, and when?", "Results with high anomaly scores."], ["suggest", "What should be measured next?", "The most informative pairs."]];
   return h("ul", { class: "others" }, others.map(([view, question, what]) => h("li", {}, h("a", { class: "card", href: `#${view}` }, h("strong", {}, question), h("span", {}, what)))));
 }
 

@@ -1,4 +1,4 @@
-// The page: finds the model, and shows the view that the address names.
+// The page: describes the model, and shows the view that the address names.
 
 import { get } from "./api.js";
 import { h, loading } from "./dom.js";
@@ -18,7 +18,6 @@ const main = document.getElementById("main");
 let info = null;
 
 async function start() {
-  themes();
   main.replaceChildren(loading("Starting …"));
   try {
     info = await get("model");
@@ -39,8 +38,8 @@ function describe() {
   const parts = [
     h("strong", {}, info.name),
     info.kind === "completer" ? "" : ` · language model after ${plural(info.steps, "step")}`,
-    rows ? ` · knows ${plural(rows.measurements, "measurement")} of ${plural(rows.sources, "source")}${range}` : " · knows no measurements of its own",
-    info.warm ? "" : h("span", { class: "warming" }, " · still preparing"),
+    rows ? ` · ${plural(rows.measurements, "measurement")} of ${plural(rows.sources, "source")}${range}` : " · no measurements of its own",
+    info.warm ? "" : h("span", { class: "warming" }, " · still warming up"),
   ];
   document.getElementById("model").replaceChildren(...parts);
 }
@@ -74,27 +73,13 @@ async function render() {
   }
 }
 
-// Another question about the same source.
+// Another view of the same nodes and measurements.
 function sameSubject(state, view) {
   const kept = new URLSearchParams();
   for (const name of ["src", "dst", "example", "history", "rows"]) if (state[name] && view !== "anomalies") kept.set(name, state[name]);
   return `#${view}${kept.size ? `?${kept}` : ""}`;
 }
 
-function themes() {
-  const button = document.getElementById("theme");
-  const system = matchMedia("(prefers-color-scheme: dark)");
-  const stored = (() => { try { return localStorage.getItem("theme"); } catch { return null; } })();
-  const isDark = () => (document.documentElement.dataset.theme || (system.matches ? "dark" : "light")) === "dark";
-  const label = () => { button.textContent = isDark() ? "☀" : "☾"; };
-  if (stored) document.documentElement.dataset.theme = stored;
-  button.onclick = () => {
-    document.documentElement.dataset.theme = isDark() ? "light" : "dark";
-    try { localStorage.setItem("theme", document.documentElement.dataset.theme); } catch { /* not kept */ }
-    label();
-  };
-  system.addEventListener("change", label);
-  label();
-}
-
+const theme = document.getElementById("theme");
+globalThis.themeButton(theme, (isDark) => { theme.textContent = isDark ? "☀" : "☾"; });
 start();

@@ -1,9 +1,9 @@
-// A map of the nodes whose location is known, in the colours of the matrix: longitude across, latitude up, nothing from elsewhere.
+// A map of the nodes with a known location, in the colours of the matrix. It loads no tiles.
 
 import { h } from "./dom.js";
 import { LAND } from "./land.js";
-import { colour } from "./matrix.js";
 
+const { colour } = globalThis.heat;
 const svg = (tag, attributes, ...children) => {
   const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
   for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
@@ -14,7 +14,7 @@ const svg = (tag, attributes, ...children) => {
 export function drawMap({ sources, destinations, place, say, link }) {
   const from = [...sources.keys()].filter((row) => place[sources[row]]);
   const to = [...destinations.keys()].filter((at) => place[destinations[at]]);
-  const said = h("output", { class: "pair" }, "Point at a place; a click shows everything from there.");
+  const status = h("output", { class: "pair" }, "Point at a place; click it to see RTTs from there.");
   const select = h("select", { id: "map-from", onchange: () => draw() }, from.map((row) => h("option", { value: row }, place[sources[row]].name)));
   const all = [...new Set([...from.map((row) => sources[row]), ...to.map((at) => destinations[at])])].map((node) => place[node]);
   const view = frame(all);
@@ -27,7 +27,7 @@ export function drawMap({ sources, destinations, place, say, link }) {
     svg("path", { d: LAND, class: "land" }),
     svg("g", { class: "graticule", "stroke-width": view[2] / 2000 }, ...[...Array(13).keys()].map((step) => svg("path", { d: `M${60 * step - 360} -180V180` })), ...[-60, -30, 0, 30, 60].map((degrees) => svg("path", { d: `M-360 ${2 * degrees}H360` }))),
     lines, dots);
-  const element = h("figure", { class: "card map-figure" }, h("figcaption", {}, h("h3", {}, "Map")), h("div", { class: "choice" }, h("label", { for: "map-from" }, "From"), select), said, world);
+  const element = h("figure", { class: "card map-figure" }, h("figcaption", {}, h("h3", {}, "Map")), h("div", { class: "choice" }, h("label", { for: "map-from" }, "From"), select), status, world);
   let latest = null;
 
   function draw(value = latest?.[0], ends = latest?.[1]) {
@@ -44,7 +44,7 @@ export function drawMap({ sources, destinations, place, say, link }) {
       const [own, one] = [value(row, at), place[destinations[at]]];
       const dot = svg("circle", { cx: x(one), cy: y(one), r: size / 1.6, fill: own === null ? "var(--faint)" : colour(own, ends).back, "stroke-width": size / 8 }, svg("title", {}, say(row, at)));
       const anchor = svg("a", { href: link(sources[row], destinations[at]), "aria-label": say(row, at) }, dot);
-      for (const event of ["pointerenter", "focus"]) anchor.addEventListener(event, () => said.replaceChildren(say(row, at)));
+      for (const event of ["pointerenter", "focus"]) anchor.addEventListener(event, () => status.replaceChildren(say(row, at)));
       anchor.addEventListener("click", (event) => {
         const other = sources.indexOf(destinations[at]);
         if (!from.includes(other)) return;
@@ -59,7 +59,7 @@ export function drawMap({ sources, destinations, place, say, link }) {
   return { element, draw };
 }
 
-// What of the world is shown, in half degrees: all nodes with some room, at least 40 degrees across.
+// The visible part of the world, in half degrees: all nodes with a margin, at least 40 degrees across.
 function frame(places) {
   const [longitudes, latitudes] = [places.map((one) => 2 * one.longitude), places.map((one) => -2 * one.latitude)];
   const middle = (values) => (Math.min(...values) + Math.max(...values)) / 2;

@@ -4,14 +4,14 @@ import { get, post } from "./api.js";
 import { predictionColumns } from "./charts.js";
 import { field, h, loading } from "./dom.js";
 import { interval, ms, percent, plural, tickMs } from "./format.js";
-import { address, askingForm, failure, go, inRange, rangeFields } from "./forms.js";
+import { address, failure, go, queryForm, rangeFields } from "./forms.js";
 import { drawMap } from "./map.js";
 import { asObjects, history } from "./measurements.js";
 import { asIso } from "./predict.js";
 import { note, read } from "./state.js";
 import { column, downloads } from "./tables.js";
 
-const SHOWN = { best: "Measured, else predicted", measured: "Measured only", predicted: "Predicted", width: "How uncertain: 90 % by 10 % quantile", ratio: "Measured by predicted" };
+const SHOWN = { best: "Measured, else predicted", measured: "Measured only", predicted: "Predicted", width: "Uncertainty: 90 % quantile / 10 % quantile", ratio: "Measured / predicted" };
 const MOST_WITH_NUMBERS = 18;
 
 export function matrixView(state, info) {
@@ -19,7 +19,7 @@ export function matrixView(state, info) {
   const number = h("input", { type: "number", min: 2, max: 100, inputmode: "numeric", value: state.count || 12 });
   const count = field("Nodes", number, "The busiest sources, and the busiest destinations.");
   const range = rangeFields(state);
-  const form = askingForm(info, "Show", [count, range.element], submit);
+  const form = queryForm(info, "Show", [count, range.element], submit);
   let asking = new AbortController();
 
   function submit() {
@@ -32,16 +32,16 @@ export function matrixView(state, info) {
     asking.abort();
     asking = new AbortController();
     const { signal } = asking;
-    results.replaceChildren(loading("Looking at the measurements …"));
+    results.replaceChildren(loading("Reading the measurements …"));
     try {
       const shared = { history: asObjects(), use_rows: state.rows !== "0" };
       const [found, { places }] = await Promise.all([
         post("matrix", { count: +state.count || 12, begin: asIso(state.from) || null, end: asIso(state.until) || null, ...shared }, signal),
         info.places ? get("places", {}, signal) : { places: [] }]);
-      if (!found.sources.length) return results.replaceChildren(h("div", { class: "card empty" }, h("p", {}, "Nothing was measured in this range of time.")));
+      if (!found.sources.length) return results.replaceChildren(h("div", { class: "card empty" }, h("p", {}, "There are no measurements in this time range.")));
       const shown = matrixCard(found, places, state);
       results.replaceChildren(...shown.elements);
-      for (const [row, source] of found.sources.entries()) { // so that none waits for all
+      for (const [row, source] of found.sources.entries()) { // row by row, so that the first predictions appear early
         const columns = [...found.destinations.keys()].filter((at) => found.destinations[at] !== source && found.destinations[at].includes(":") === source.includes(":"));
         for (let first = 0; first < columns.length; first += info.limits.questions) {
           const some = columns.slice(first, first + info.limits.questions);
@@ -57,26 +57,18 @@ export function matrixView(state, info) {
   }
 
   if (info.rows || history()) requestAnimationFrame(ask);
-  else results.replaceChildren(h("div", { class: "card empty" }, h("h2", {}, "What does it look like?"), h("p", {}, "All pairs at once, measured and predicted. This server knows no measurements of its own: paste some, or"),
+  else results.replaceChildren(h("div", { class: "card empty" }, h("h2", {}, "How far apart are all nodes?"), h("p", {}, "All pairs at once, measured and predicted. This server has no measurements of its own: paste some, or"),
     h("ul", { class: "chips" }, h("li", {}, h("a", { href: address({ view: "matrix", example: "1" }) }, "try an example")))));
   return h("div", { class: "view" }, form, results);
-}
-
-// { back, ink } of a value between two others, on a logarithmic scale; `stops` are the colours between them.
-export function colour(value, { low, high, stops }) {
-  const place = Math.min(Math.max(Math.log(value / low) / Math.log(high / low), 0), 1) * (stops.length - 1);
-  const stop = Math.min(Math.floor(place), stops.length - 2);
-  const [red, green, blue] = stops[stop].map((one, at) => Math.round(one + (stops[stop + 1][at] - one) * (place - stop)));
-  return { back: `rgb(${red},${green},${blue})`, ink: 0.3 * red + 0.59 * green + 0.11 * blue > 128 ? "#000" : "#fff" };
 }
 
 function matrixCard(found, places, state) {
   const { sources, destinations } = found;
   const select = h("select", { id: "shown", onchange: () => { note({ shown: select.value }); draw(); } }, Object.entries(SHOWN).map(([name, text]) => h("option", { value: name, selected: state.shown === name }, text)));
-  const said = h("output", { class: "pair" }, "Point at a cell; a click opens its pair.");
+  const status = h("output", { class: "pair" }, "Point at a cell; a click opens its pair.");
   const progress = h("p", { class: "note", role: "status" });
   const legend = h("div", { class: "legend", "aria-hidden": "true" });
-  const stops = found.colours.map((name) => [1, 3, 5].map((at) => parseInt(name.slice(at, at + 2), 16)));
+  const { colour } = globalThis.heat, stops = globalThis.heat.stops(found.colours);
   const answers = sources.map(() => []);
   const place = Object.fromEntries(places.flatMap((one) => [[one.address, one], [one.name, one]]));
   const name = (node) => place[node]?.name || node;
@@ -84,7 +76,7 @@ function matrixCard(found, places, state) {
   const cells = sources.map((source, row) => destinations.map((destination, at) => {
     if (source === destination) return h("td", { class: "nothing" });
     const anchor = h("a", { href: link(source, destination) });
-    for (const event of ["pointerenter", "focus"]) anchor.addEventListener(event, () => said.replaceChildren(inWords(row, at)));
+    for (const event of ["pointerenter", "focus"]) anchor.addEventListener(event, () => status.replaceChildren(inWords(row, at)));
     return h("td", {}, anchor);
   }));
   const table = h("table", { class: `heat ${destinations.length > MOST_WITH_NUMBERS ? "dense" : ""}` },
@@ -104,9 +96,9 @@ function matrixCard(found, places, state) {
 
   function inWords(row, at) {
     const [own, times, answer] = [measured(row, at), found.measurements[row][at], answers[row][at]];
-    const parts = [`${name(sources[row])} → ${name(destinations[at])}:`, times ? `measured ${own === null ? "(no answer)" : ms(own)}, ${plural(times, "time")};` : "never measured;"];
-    parts.push(answer ? `predicted ${ms(answer.median)}, 80 % interval ${interval(answer.quantiles)}, no answer ${percent(answer.p_failed)}` : "not predicted yet");
-    return `${parts.join(" ")}${answer?.support?.extrapolating ? `. A guess: ${answer.support.reason}` : ""}.`;
+    const parts = [`${name(sources[row])} → ${name(destinations[at])}:`, times ? `measured ${own === null ? "(timeouts only)" : ms(own)}, ${plural(times, "time")};` : "never measured;"];
+    parts.push(answer ? `predicted ${ms(answer.median)}, 80 % interval ${interval(answer.quantiles)}, timeout ${percent(answer.p_failed)}` : "not predicted yet");
+    return `${parts.join(" ")}${answer?.support?.extrapolating ? `. Extrapolated: ${answer.support.reason}` : ""}.`;
   }
 
   function scale() {
@@ -148,8 +140,8 @@ function matrixCard(found, places, state) {
     return [...columns.slice(0, 2), column("measured", pairs.map(({ row, at }) => measured(row, at))), column("times", pairs.map(({ row, at }) => found.measurements[row][at])), ...columns.slice(2)];
   };
   const card = h("figure", { class: "card matrix-figure" }, h("figcaption", {}, h("h3", {}, `${plural(sources.length, "source")} to ${plural(destinations.length, "destination")}`), downloads("matrix", all)),
-    h("p", { class: "note" }, "Measured is the median. Framed cells were measured; hatched ones are guesses. Predictions are of the next measurement."),
-    h("div", { class: "choice" }, h("label", { for: "shown" }, "Show"), select), legend, said, h("div", { class: "data heat-room", tabindex: "0", role: "region", "aria-label": "Matrix" }, table), progress);
+    h("p", { class: "note" }, "Measured values are medians. Framed cells were measured; hatched ones are extrapolated. Predictions are of the next measurement."),
+    h("div", { class: "choice" }, h("label", { for: "shown" }, "Show"), select), legend, status, h("div", { class: "data heat-room", tabindex: "0", role: "region", "aria-label": "Matrix" }, table), progress);
   progress.textContent = "Predicting …";
   draw();
   return {

@@ -3,8 +3,8 @@
 import { get, post } from "./api.js";
 import { contextChart, densityChart, figure, historyChart, predictionColumns } from "./charts.js";
 import { field, h, loading, notice } from "./dom.js";
-import { count, interval, ms, percent, plural, time } from "./format.js";
-import { address, addressField, askingForm, beginning, failure, firstWrong, go, inRange, otherQuestions, rangeFields } from "./forms.js";
+import { count, interval, marked, ms, percent, plural, time } from "./format.js";
+import { address, addressField, beginning, failure, firstWrong, go, inRange, otherViews, queryForm, rangeFields } from "./forms.js";
 import { asObjects, history } from "./measurements.js";
 import { read } from "./state.js";
 import { column, downloads, tableCard } from "./tables.js";
@@ -21,9 +21,9 @@ export function predictView(state, info) {
   const range = rangeFields(state);
   const other = { src2: ["Source", state.src], dst2: ["Destination", state.dst], time2: ["Time", state.time || "after everything"] };
   const inputs = Object.fromEntries(Object.entries(other).map(([name, [, same]]) => [name, h("input", { type: "text", placeholder: same || "the same", value: state[name] || "", maxlength: 255, autocomplete: "off", spellcheck: "false" })]));
-  const compare = h("details", { class: "own", open: isComparison(state) }, h("summary", {}, "Compare with another pair or time"), Object.entries(other).map(([name, [label]]) => field(`${label} of B`, inputs[name])), h("p", { class: "hint" }, "What is left empty is as above."));
+  const compare = h("details", { class: "own", open: isComparison(state) }, h("summary", {}, "Compare with another pair or time"), Object.entries(other).map(([name, [label]]) => field(`${label} of B`, inputs[name])), h("p", { class: "hint" }, "Empty fields are as above."));
   const shown = h("details", { class: "own", open: Boolean(state.from || state.until) }, h("summary", {}, "Time range of the chart"), range.element);
-  const form = askingForm(info, "Predict", [source.element, destination.element, at, compare, shown], submit);
+  const form = queryForm(info, "Predict", [source.element, destination.element, at, compare, shown], submit);
   let asking = new AbortController();
 
   function submit() {
@@ -40,7 +40,7 @@ export function predictView(state, info) {
     const question = questionOf(src, dst, state.time);
     const questions = isComparison(state) ? [question, questionOf(state.src2 || src, state.dst2 || dst, state.time2 || state.time)] : [question];
     const shared = { history: asObjects(), use_rows: state.rows !== "0" };
-    results.replaceChildren(loading(info.warm ? "Predicting …" : "The model is being prepared: first answers take some seconds …"));
+    results.replaceChildren(loading(info.warm ? "Predicting …" : "The model is warming up: the first answers take some seconds …"));
     results.setAttribute("aria-busy", "true");
     try {
       const { predictions } = await post("predict", { questions, bins: DENSITY_BINS, ...shared }, signal);
@@ -78,11 +78,11 @@ export function predictView(state, info) {
 
   if (state.src && state.dst) {
     if (source.check() && destination.check()) ask(state.src.trim(), state.dst.trim());
-    else results.replaceChildren(notice("bad", h("p", {}, "These are not two nodes: see the form.")));
+    else results.replaceChildren(notice("bad", h("p", {}, "Source or destination is invalid: see the form.")));
   } else {
     results.replaceChildren(beginning(info, "How long would a ping take?",
-      "Choose who measures and who is measured. The answer is a distribution: how long it takes, how sure that is, and how likely no answer comes at all.",
-      (pair) => address({ ...pair, view: "predict" })), otherQuestions());
+      "Choose a source and a destination. The prediction is a distribution: how long a ping takes, how certain that is, and how likely a timeout is.",
+      (pair) => address({ ...pair, view: "predict" })), otherViews());
   }
   return h("div", { class: "view" }, form, results);
 }
@@ -94,20 +94,20 @@ const questionOf = (src, dst, time) => ({ src_addr: src, dst_addr: dst, ...(time
 function historyNote(known) {
   return [
     known.total > known.rtt.length && `The latest ${count(known.rtt.length)} of ${count(known.total)}.`,
-    known.rtt.includes(null) && "Red at the top: no answer came.",
+    known.rtt.includes(null) && "Red at the top: timeouts.",
     "On the right: the prediction, with its 50 and 90 % intervals.",
   ].filter(Boolean).join(" ");
 }
 
-// Two answers beside each other, and what is between them.
+// Two predictions, and the difference between them.
 function comparison(predictions) {
   const name = (one) => `${one.src_addr} → ${one.dst_addr}${one.event_time === null ? "" : `, ${time(one.event_time)}`}`;
   const [a, b] = predictions.map((one) => one.median);
   const longer = a === b ? "Both medians are the same." : `The median of ${a > b ? "A" : "B"} is ${ms(Math.abs(a - b))} longer: ${(Math.max(a, b) / Math.min(a, b)).toFixed(2)} times that of ${a > b ? "B" : "A"}.`;
-  const rows = predictions.map((one, index) => h("tr", {}, h("th", { scope: "row" }, h("i", { class: `key-${"ab"[index]}` }), `${"AB"[index]}: ${name(one)}`), [one.support?.extrapolating ? `? ${ms(one.median)}` : ms(one.median), interval(one.quantiles), percent(one.p_failed)].map((cell) => h("td", { class: "number" }, cell))));
+  const rows = predictions.map((one, index) => h("tr", {}, h("th", { scope: "row" }, h("i", { class: `key-${"ab"[index]}` }), `${"AB"[index]}: ${name(one)}`), [marked(one), interval(one.quantiles), percent(one.p_failed)].map((cell) => h("td", { class: "number" }, cell))));
   return h("div", { class: "card compared" }, h("div", { class: "caption" }, h("h3", {}, "A and B"), downloads("comparison", () => [column("name", ["A", "B"]), ...predictionColumns(predictions)])), h("p", { class: "note" }, longer),
-    h("div", { class: "data" }, h("table", {}, h("thead", {}, h("tr", {}, ["", "median", "80 % interval", "no answer"].map((one) => h("th", { scope: "col" }, one)))), h("tbody", {}, rows))),
-    predictions.map((one, index) => one.support?.extrapolating && h("p", { class: "support guess" }, h("strong", {}, `${"AB"[index]} is a guess: ${one.support.reason}.`))));
+    h("div", { class: "data" }, h("table", {}, h("thead", {}, h("tr", {}, ["", "median", "80 % interval", "timeout"].map((one) => h("th", { scope: "col" }, one)))), h("tbody", {}, rows))),
+    predictions.map((one, index) => one.support?.extrapolating && h("p", { class: "support guess" }, h("strong", {}, `${"AB"[index]} is extrapolated: ${one.support.reason}.`))));
 }
 
 function headline(prediction) {
@@ -115,26 +115,26 @@ function headline(prediction) {
   const figures = [
     ["Median RTT", ms(median), "half of the answers are faster"],
     ["80 % interval", interval(quantiles), "1 answer in 10 is faster, 1 in 10 is slower"],
-    ["No answer", percent(p_failed), "probability of a timeout"],
+    ["Timeout", percent(p_failed), "probability that no answer comes"],
   ];
   return h("dl", { class: "headline" }, figures.map(([name, value, meaning]) =>
     h("div", { class: "card" }, h("dt", {}, name), h("dd", {}, h("strong", {}, value), h("small", {}, meaning)))));
 }
 
-// What the answer of a completer was computed from, and whether that is too little.
+// The measurements that a prediction of the completer is based on, and whether it is extrapolated.
 function restsOn(support) {
   if (!support) return "";
   const { pair_measurements, src_measurements, dst_measurements, chain, extrapolating, reason } = support;
   const known = `Known: ${plural(pair_measurements, "measurement")} of this pair, ${count(src_measurements)} of the source, ${count(dst_measurements)} of the destination.`;
-  const guess = extrapolating && h("strong", {}, `This is a guess: ${reason}. `);
+  const guess = extrapolating && h("strong", {}, `Extrapolated: ${reason}. `);
   return h("p", { class: `support ${extrapolating ? "guess" : ""}` }, guess, known, chain > 1 && ` The shortest chain of measurements between the two has ${chain} hops.`);
 }
 
 function neverMeasured(info, state, prediction) {
-  if (state.from || state.until) return h("div", { class: "card empty small" }, h("h3", {}, "Measured before"), h("p", {}, "Nothing in the chosen range of time."));
+  if (state.from || state.until) return h("div", { class: "card empty small" }, h("h3", {}, "Measured before"), h("p", {}, "Nothing in this time range."));
   const what = info.kind === "completer" ? "The prediction comes from other pairs." : "The prediction comes from what else the source measured.";
-  if (prediction.support?.pair_measurements) return h("div", { class: "card empty small" }, h("h3", {}, "Measured before"), h("p", {}, "Only the other way round."));
-  return h("div", { class: "card empty small" }, h("h3", {}, "Measured before"), h("p", {}, `Never: this pair is not among the known measurements. ${info.rows || history() ? what : "Nothing else is known either: this is what the model takes for usual."}`));
+  if (prediction.support?.pair_measurements) return h("div", { class: "card empty small" }, h("h3", {}, "Measured before"), h("p", {}, "Only in the other direction."));
+  return h("div", { class: "card empty small" }, h("h3", {}, "Measured before"), h("p", {}, `Never: this pair is not among the known measurements. ${info.rows || history() ? what : "Nothing else is known either: the prediction is the model's prior."}`));
 }
 
 // A slider over the number of measurements, which moves the density above.
@@ -142,10 +142,10 @@ function contextPart({ context, steps }, density, prediction, info) {
   const which = info.kind === "completer" ? "most informative" : "latest";
   const chart = figure("How the prediction changes as context is added", "context");
   if (steps.length < 2) {
-    return [h("div", { class: "card empty small" }, h("h3", {}, "How the prediction changes as context is added"), h("p", {}, "No known measurement bears on this pair, so there is nothing to add."))];
+    return [h("div", { class: "card empty small" }, h("h3", {}, "How the prediction changes as context is added"), h("p", {}, "No known measurement is informative about this pair, so there is no context to add."))];
   }
   const slider = h("input", { type: "range", min: 0, max: steps.length - 1, value: steps.length - 1, "aria-label": "Measurements in the context" });
-  const said = h("output", {});
+  const status = h("output", {});
   const play = h("button", { type: "button", class: "play", "aria-label": "Play", onclick: start }, "▶");
   let timer = 0;
   let at = steps.length - 1; // what the distribution above shows
@@ -155,7 +155,7 @@ function contextPart({ context, steps }, density, prediction, info) {
     const step = steps[index];
     slider.setAttribute("aria-valuetext", `${plural(step.size, "measurement")}, median ${ms(step.median)}`);
     const of = step.size ? (step.size === 1 ? `the ${which} measurement` : `the ${count(step.size)} ${which} measurements`) : "no measurement at all";
-    said.replaceChildren(h("span", {}, `From ${of}: `), h("strong", {}, ms(step.median)), h("span", {}, `, no answer: ${percent(step.p_failed)}`));
+    status.replaceChildren(h("span", {}, `From ${of}: `), h("strong", {}, ms(step.median)), h("span", {}, `, timeout: ${percent(step.p_failed)}`));
     chart.show(contextChart(steps, index), "Over the number of measurements in the context; bands are 50 and 80 % intervals. The slider also moves the distribution above.");
     const isLast = index === steps.length - 1;
     if (index !== at) density.show(densityChart(isLast ? prediction : step), isLast ? null : `From ${of}.`);
@@ -182,7 +182,7 @@ function contextPart({ context, steps }, density, prediction, info) {
   }
 
   slider.addEventListener("input", () => { stop(); set(+slider.value); });
-  chart.element.append(h("div", { class: "slider" }, play, slider), said);
+  chart.element.append(h("div", { class: "slider" }, play, slider), status);
   requestAnimationFrame(() => set(steps.length - 1));
   return [chart.element, contextTable(context, which)];
 }

@@ -1,11 +1,11 @@
-// Several destinations of one source, by the RTT that is expected of them.
+// Several destinations of one source, ordered by predicted RTT.
 
 import { get, post } from "./api.js";
 import { rankCard } from "./charts.js";
 import { field, h, loading } from "./dom.js";
 import { isNode } from "./combobox.js";
 import { plural } from "./format.js";
-import { address, addressField, askingForm, beginning, failure, firstWrong, go } from "./forms.js";
+import { address, addressField, beginning, failure, firstWrong, go, queryForm } from "./forms.js";
 import { addressesIn } from "./find.js";
 import { asObjects, history } from "./measurements.js";
 import { read } from "./state.js";
@@ -15,9 +15,9 @@ export function rankView(state, info) {
   const source = addressField("Source (the probe)", { role: "source", value: state.src, info, placeholder: "address that measures" });
   const some = h("textarea", { rows: 6, spellcheck: "false", placeholder: "one address per line" });
   some.value = addressesIn(state.among).join("\n");
-  const among = field("Destinations", some, `At most ${info.limits.questions}. `);
+  const among = field("Destinations", some, `At most ${info.limits.questions}.`);
   const fill = h("button", { type: "button", class: "small", onclick: fillIn }, "Fill in the most measured");
-  const form = askingForm(info, "Rank", [source.element, among, (info.rows || history()) && fill], submit);
+  const form = queryForm(info, "Rank", [source.element, among, (info.rows || history()) && fill], submit);
 
   async function fillIn() {
     const src = source.check();
@@ -39,11 +39,11 @@ export function rankView(state, info) {
   }
 
   async function ask(src, destinations) {
-    results.replaceChildren(loading(info.warm ? "Ranking …" : "The model is being prepared: first answers take some seconds …"));
+    results.replaceChildren(loading(info.warm ? "Ranking …" : "The model is warming up: the first answers take some seconds …"));
     try {
       const { ranking } = await post("rank", { src_addr: src, dst_addrs: destinations, history: asObjects(), use_rows: state.rows !== "0" });
       const link = (one) => address({ ...read(), view: "predict", src, dst: one.dst_addr });
-      results.replaceChildren(rankCard(`${plural(ranking.length, "destination")} of ${src}`, "By predicted median, shortest first. Bars are 80 % intervals, thick ones 50 %. An address leads to its prediction; of one marked “?” it is a guess.", ranking, link));
+      results.replaceChildren(rankCard(`${plural(ranking.length, "destination")} of ${src}`, "By predicted median, shortest first. Bars are 80 % intervals, thick ones 50 %. Click an address for its prediction; “?” marks extrapolated ones.", ranking, link));
     } catch (problem) {
       results.replaceChildren(failure(problem, () => ask(src, destinations)));
     }
@@ -58,7 +58,7 @@ export function rankView(state, info) {
   }
 
   function empty() {
-    return beginning(info, "Which of them is nearest?", "Name a probe and several destinations: they are put in the order of their expected round-trip times.",
+    return beginning(info, "Which destination is nearest?", "Enter a source and several destinations: they are ordered by predicted round-trip time.",
       ({ src, example }) => address({ view: "rank", src, example }));
   }
   return h("div", { class: "view" }, form, results);

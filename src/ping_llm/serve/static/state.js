@@ -1,4 +1,4 @@
-// What is being looked at, in the fragment of the address: a view can be shared, and the fragment reaches no server.
+// The state of the page, in the fragment of its address: a view can be shared, and no server gets the fragment.
 
 const FIELDS = ["src", "dst", "time", "src2", "dst2", "time2", "from", "until", "rtt", "among", "count", "shown", "budget", "own", "rows", "example", "history", "last"];
 const LONGEST = 2000;

@@ -1,12 +1,12 @@
-// Tables: a column is { name, values, show }, of which `show` is what people read and `values` what they download.
+// Tables. A column is { name, values, show }: `show` formats a value for the page, downloads have the value itself.
 
 import { h } from "./dom.js";
 
 const MAX_ROWS = 1000;
 
-export const column = (name, values, show = (value) => value ?? "", more = {}) => ({ name, values, show, ...more });
+export const column = (name, values, show = (value) => value ?? "") => ({ name, values, show });
 
-// `links` gives a row's address for its first column.
+// `links` gives the address of a row, for its first column.
 export function tableOf(columns, { links = null, marked = () => false } = {}) {
   const rows = [...(columns[0]?.values ?? []).keys()].slice(0, MAX_ROWS);
   const cell = (one, row, index) => h("td", { class: "number" }, links && index === 0 ? h("a", { href: links(row) }, one.show(one.values[row])) : one.show(one.values[row]));
@@ -16,7 +16,7 @@ export function tableOf(columns, { links = null, marked = () => false } = {}) {
     columns[0]?.values.length > MAX_ROWS && h("caption", {}, `The first ${MAX_ROWS} of ${columns[0].values.length}; a download has all.`));
 }
 
-// Buttons that save all rows; `give` makes the columns when they are asked for.
+// Buttons that save all rows; `give` makes the columns when one is clicked.
 export function downloads(name, give) {
   const button = (kind, write) => h("button", { type: "button", class: "plain small", "aria-label": `Download ${name} as ${kind}`, onclick: () => save(`${name}.${kind.toLowerCase()}`, write(give())) }, kind);
   return h("span", { class: "downloads" }, button("CSV", asCsv), button("JSON", asJson));
