@@ -69,7 +69,7 @@ class ModelAnswers:
         is_shipped = predictor.trained.where == str(SHIPPED)
         self.name = "the completer that comes with ping-llm" if is_shipped else predictor.name
         self.max_tokens: int = 0 if self.is_completer else predictor.trained.config.max_target_length
-        self.max_context = predictor.settings.whole - 1 if self.is_completer else self.max_tokens // MIN_TOKENS
+        self.max_context = predictor.settings.part - 1 if self.is_completer else self.max_tokens // MIN_TOKENS
         """Measurements that an answer can be computed from."""
 
     def forecast(self, prompts: Sequence[Prompt]) -> Any:
