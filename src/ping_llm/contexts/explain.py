@@ -1,4 +1,4 @@
-"""Any batch of any run, explained: which measurements of which rows made it."""
+"""Batches for people: which rows made one, what is in a sequence, and the same batches from any number of hosts."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -12,17 +12,12 @@ from rich.text import Text
 from ping_llm.batches.loader import Loader
 from ping_llm.batches.source import BatchSource
 from ping_llm.batches.spec import Batch, DataSpec, DataState, LoaderSettings
-from ping_llm.contexts.plan import Mode
 from ping_llm.contexts.source import RowSequences
-from ping_llm.contexts.spec import RowsSpec
-from ping_llm.core.measurements import format_address
-from ping_llm.tokens import FIELD_ORDERS
-from ping_llm.tokens.decode import as_json, decode
 from ping_llm.tokens.decode import render as render_tokens
 
 
 def global_batches(spec: DataSpec, first: int, last: int, *, hosts: int, workers: int) -> Iterator[Batch]:
-    """Global batches of steps `first` to `last`, put together from what each host's own loader delivers."""
+    """The global batches from step `first` up to `last`, put together from each host's own loader."""
     start = replace(DataState.start(spec), next_step=first)
     with ExitStack() as stack:
         settings = [LoaderSettings(worker_count=workers, host=host, hosts=hosts) for host in range(hosts)]
@@ -36,45 +31,15 @@ def rows_of_batch(spec: DataSpec, step: int) -> str:
     source = BatchSource(spec)
     parts = []
     for number, sequences, _ in source.shares(step, 0, spec.global_batch_size):
-        opened, rows = _rows_of(source, number)
+        opened = cast(RowSequences, source.sources[number])
         used = np.unique(opened.segments(sequences).samples.row)
         shown = ", ".join(str(row) for row in used[:8]) + (", …" if len(used) > 8 else "")
-        parts.append(f"{len(used)} rows of {rows.folder} ({rows.split}: {shown})")
+        parts.append(f"{len(used)} rows of {opened.rows.folder} ({opened.rows.split}: {shown})")
     return " and ".join(parts)
 
 
-def _rows_of(source: BatchSource, number: int) -> tuple[RowSequences, RowsSpec]:
-    return cast(RowSequences, source.sources[number]), cast(RowsSpec, source.spec.sources[number])
-
-
-def segments_of(opened: RowSequences, sequence: int) -> Iterator[dict[str, Any]]:
-    """The segments of a sequence, each with its row, window, mode and measurements, decoded."""
-    segments, rows = opened.segments([sequence]), opened.rows
-    samples, packed = segments.samples, segments.packed
-    parts = np.split(packed.tokens, np.cumsum(packed.sizes)[:-1])
-    for i, tokens in zip(range(len(samples.row)), parts, strict=False):  # of no segment there is one empty part
-        row, start, family = int(samples.row[i]), int(samples.start[i]), int(samples.family[i])
-        mine = segments.sample == i
-        yield {
-            "shard": rows.info.shards[int(rows.column("shard")[row])].file,
-            "position": int(rows.column("position")[row]),
-            "row": row,
-            "source": format_address(family, rows.column("source")[row].tobytes()),
-            "sample": int(samples.number[i]),
-            "mode": Mode(int(samples.mode[i])).name.lower(),
-            "window": [start, start + int(samples.size[i])],
-            "row_measurements": int(rows.column("count")[row]),
-            "whole_row": bool(samples.whole[i]),
-            "tokens": len(tokens),
-            "measurement_indices": segments.position[mine].tolist(),
-            "field_orders": ["".join(f[0] for f in FIELD_ORDERS[o]) for o in segments.field_order[mine].tolist()],
-            "measurements": as_json(decode(tokens)),
-            "token_ids": tokens.tolist(),
-        }
-
-
 def render(explained: dict[str, Any]) -> RenderableType:
-    """A sequence for the eye: a heading for each segment, then its measurements in colour."""
+    """A sequence for the terminal: a heading for each segment, then its measurements in colour."""
     where = f"epoch {explained['epoch']}, block {explained['block']}" if "epoch" in explained else "beyond the data"
     title = f"step {explained['step']}, sequence {explained['sequence']} ({where})"
     parts: list[RenderableType] = [Text(title, style="bold")]

@@ -1,20 +1,23 @@
-"""Sequences of probe rows: any of a plan, from the rows it was made for."""
+"""Sequences of probe rows: any of a plan by its number, as tokens or explained measurement by measurement."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Self
 
 import numpy as np
 
 from ping_llm.batches.batch import PackedTokens, Stages
-from ping_llm.contexts.plan import RowFacts, SequencePlan
+from ping_llm.contexts.plan import Mode, RowFacts, SequencePlan
 from ping_llm.contexts.segments import Segments, write_segments
 from ping_llm.contexts.spec import RowsSpec
+from ping_llm.core.measurements import format_address
 from ping_llm.rows.dataset import CorruptRowError, RowSet
 from ping_llm.rows.reader import RowReader
+from ping_llm.tokens import FIELD_ORDERS
+from ping_llm.tokens.decode import as_json, decode
 
 
 class RowSequences:
-    """Builds any sequences of a plan from the rows it was made for."""
+    """The sequences of a plan, made from the rows that it was made for."""
 
     def __init__(
         self, rows: RowSet, plan: SequencePlan, stages: Stages | None = None, *, skip_corrupt_rows: bool = False
@@ -23,8 +26,7 @@ class RowSequences:
         self.plan = plan
         self.stages = stages or Stages()
         self.skip_corrupt_rows = skip_corrupt_rows
-        self.left_out: dict[int, str] = {}
-        """Rows that were left out, with what is wrong with them."""
+        self.left_out: dict[int, str] = {}  # damaged rows, with what is wrong with them
         self._reader = RowReader(rows)
 
     @classmethod
@@ -46,8 +48,6 @@ class RowSequences:
         return int(max(np.diff(self.plan.block(*block).first).max() for block in blocks))
 
     def explain(self, sequence: int) -> dict[str, Any]:
-        from ping_llm.contexts.explain import segments_of  # which needs this module
-
         epoch, block, index = self.plan.locate(sequence)
         return {
             "rows": str(self.rows.folder),
@@ -55,8 +55,33 @@ class RowSequences:
             "epoch": epoch,
             "block": block,
             "index_in_block": index,
-            "segments": list(segments_of(self, sequence)),
+            "segments": list(self._explained(sequence)),
         }
+
+    def _explained(self, sequence: int) -> Iterator[dict[str, Any]]:
+        """The segments of a sequence, each with its row, window, mode and measurements, decoded."""
+        segments, rows = self.segments([sequence]), self.rows
+        samples, packed = segments.samples, segments.packed
+        parts = np.split(packed.tokens, np.cumsum(packed.sizes)[:-1])
+        for i, tokens in zip(range(len(samples.row)), parts, strict=False):  # without segments there is one empty part
+            row, start, family = int(samples.row[i]), int(samples.start[i]), int(samples.family[i])
+            mine = segments.sample == i
+            yield {
+                "shard": rows.info.shards[int(rows.column("shard")[row])].file,
+                "position": int(rows.column("position")[row]),
+                "row": row,
+                "source": format_address(family, rows.column("source")[row].tobytes()),
+                "sample": int(samples.number[i]),
+                "mode": Mode(int(samples.mode[i])).name.lower(),
+                "window": [start, start + int(samples.size[i])],
+                "row_measurements": int(rows.column("count")[row]),
+                "whole_row": bool(samples.whole[i]),
+                "tokens": len(tokens),
+                "measurement_indices": segments.position[mine].tolist(),
+                "field_orders": ["".join(f[0] for f in FIELD_ORDERS[o]) for o in segments.field_order[mine].tolist()],
+                "measurements": as_json(decode(tokens)),
+                "token_ids": tokens.tolist(),
+            }
 
     def segments(self, sequences: Sequence[int]) -> Segments:
         with self.stages("plan"):

@@ -37,14 +37,13 @@ class Rates:
     where: str  # how they were found
 
 
-MEASURED: Final = Rates(
+MEASURED: Final = Rates(  # with tasks of the size that they have at 35 billion measurements: docs/scale.md
     partition=3.5e6,
     shard=2.0e6,
     index=2e6,
     atlas=82e3,
     where="one core of an AMD EPYC, tasks of 36 and 8.5 M measurements; 30 ms for an answer of a store are assumed",
 )
-"""Tasks of the size that they have at 35 billion measurements: docs/scale.md."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -35,11 +35,8 @@ BLOCK: Final = 65536
 BLOCK_HEADER: Final = 24
 BLOCK_PAYLOAD: Final = BLOCK - BLOCK_HEADER
 
-FIRST_CHUNK: Final = 40
-"""Logical offset of the first record's chunk: the file signature, an empty chunk, comes before it."""
-
+FIRST_CHUNK: Final = 40  # logical offset of the first record's chunk, after the file signature (an empty chunk)
 FARTHEST: Final = 1 << 50  # no shard is that large: offsets below it can be added up without an overflow
-
 _CHUNK_HEADER: Final = 40
 
 MAGIC: Final = b"PROW"
@@ -65,7 +62,8 @@ _CRC_AT: Final = HEADER.itemsize - 4
 TIME_UNITS_US: Final = (1_000_000, 1_000, 1)
 
 LONG_GAP_S: Final = 255
-"""A longer gap takes more than one byte to write down. Counting them per row lets sizes be planned from the index."""
+"""A longer gap between two measurements takes more than one byte as a time delta. The index counts a row's long gaps,
+so that sequences can be planned from it alone."""
 
 
 class CorruptRecordError(ValueError):
@@ -102,7 +100,7 @@ class RowBatch:
     rtt_ms: npt.NDArray[np.float32]
 
     def take(self, chosen: npt.NDArray[np.bool_]) -> "RowBatch":
-        """The chosen rows alone, with their measurements closed up."""
+        """The chosen rows with their measurements."""
         if chosen.all():
             return self
         measurements = np.repeat(chosen, self.counts)
@@ -133,14 +131,14 @@ def physical(logical: Any) -> Any:
 
 
 def without_block_headers(file: Bytes, begin: int, end: int) -> bytes:
-    """What a range of the file (physical offsets) holds of records."""
+    """The bytes of records in a range of the file (physical offsets)."""
     stored = file[begin:end]
-    is_short = begin % BLOCK + len(stored) <= BLOCK
-    return (stored if is_short else stored[np.arange(begin, end) % BLOCK >= BLOCK_HEADER]).tobytes()
+    is_in_one_block = begin % BLOCK + len(stored) <= BLOCK
+    return (stored if is_in_one_block else stored[np.arange(begin, end) % BLOCK >= BLOCK_HEADER]).tobytes()
 
 
 def capacity(family: int, record_bytes: int) -> tuple[int, int]:
-    """Measurements for which a record has room, with times of 4 and of 8 bytes."""
+    """Measurements that fit a record, with times of 4 and of 8 bytes."""
     room = record_bytes - HEADER.itemsize - 32  # alignment of the columns and of the record takes at most 32 bytes
     return max(1, room // (4 + ADDRESS_BYTES[family] + 4)), max(1, room // (8 + ADDRESS_BYTES[family] + 4))
 
@@ -166,7 +164,7 @@ def record_shape(body: Ints) -> tuple[Ints, Ints]:
 
 
 def encode_rows(rows: RowBatch) -> tuple[list[bytes], dict[str, npt.NDArray[Any]]]:
-    """The record of each row, and what the index says of it, by column; `offset` is counted from the first chunk's.
+    """The record of each row, and its index entries by column; `offset` counts from the first chunk of this batch.
 
     All records are built in one vectorised pass, spaced as they will be in the shard; only checksums go row by row.
     """

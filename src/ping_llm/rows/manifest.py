@@ -170,7 +170,7 @@ class Manifest:
 
 
 def index_fault(columns: Mapping[str, npt.NDArray[Any]], info: SplitInfo) -> str | None:
-    """What cannot be in an index of these shards, if anything: kernels read the shards where it says."""
+    """What is wrong with the index of these shards, if anything. Kernels read the shards where it says, unchecked."""
     shard_rows, shard_bytes = (np.array([vars(shard)[name] for shard in info.shards]) for name in ("rows", "bytes"))
     ends, totals = np.cumsum(shard_rows), np.zeros((2, len(info.shards)), dtype=np.int64)
     for begin in range(0, info.rows, _CHECKED_AT_ONCE):  # an index may be larger than the memory

@@ -23,8 +23,7 @@ from ping_llm.core.errors import PingLlmError
 
 Result = TypeVar("Result")
 
-FAILURES: Final = (OSError, pa.ArrowException)
-"""What an action on a store may raise."""
+FAILURES: Final = (OSError, pa.ArrowException)  # what an action on a store may raise
 
 
 class StorageError(PingLlmError):
@@ -48,7 +47,7 @@ def number_from_environment(variable: str, default: float) -> float:
 
 
 def retried(location: object, action: Callable[[], Result]) -> Result:
-    """The action's result. Transient failures are retried; what remains is one clear line about the location."""
+    """The action's result. Transient failures are retried; the final one becomes one line that names the location."""
     import tenacity  # 50 ms, and only remote files need it
 
     retrying = tenacity.Retrying(
@@ -77,7 +76,7 @@ _REFUSED: Final = re.compile(r"HTTP status [34]\d\d|INVALID_|MALFORMED|VALIDATIO
 
 
 def _refusal(location: object, error: BaseException) -> StorageError | None:
-    """What to tell the user about an error that no further attempt would change; None for a transient one."""
+    """The error to raise for a failure that no further attempt would change; None for a transient one."""
     text, reason = str(error), None
     if _TRANSIENT.search(text) or isinstance(error, TruncatedError | TimeoutError | ConnectionError):
         return None
