@@ -26,8 +26,7 @@ from ping_llm.batches.loader import Loader
 from ping_llm.batches.source import BatchSource
 from ping_llm.batches.spec import Batch, DataSpec, DataState, LoaderSettings
 from ping_llm.config import Config
-from ping_llm.contexts.explain import global_batches
-from ping_llm.contexts.source import RowSequences
+from ping_llm.contexts.source import RowSequences, global_batches
 from ping_llm.contexts.spec import ContextSettings, RowsSpec, data_spec
 from ping_llm.core.errors import PingLlmError
 from ping_llm.data.registry import make_eval_loader, make_train_loader

@@ -199,8 +199,7 @@ class Documents:
 
 
 def _threads() -> ThreadPoolExecutor:
-    """Threads to read with: a mounted bucket answers slowly. ArrayRecord's own, made for each call, cost 30 µs per record
-    instead of 8."""
+    """Threads to read with: a mounted bucket answers slowly. ArrayRecord's own cost 30 µs per record, not 8."""
     process, threads = _readers()
     if process != os.getpid():  # ArrayRecord's own threads are not there, either, and it crashes
         raise PingLlmError(

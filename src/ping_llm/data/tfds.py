@@ -152,17 +152,10 @@ class MlperfSequences(SequenceStream):
     """
 
     def __init__(
-        self,
-        config: Config,
-        documents: EpochStream,
-        encode: Encode,
-        *,
-        separator: int | None = None,
-        window: int,
-        seed: int | None = None,
+        self, config: Config, documents: EpochStream, encode: Encode, *, separator: int | None = None, **order: Any
     ) -> None:
         encode = partial(_without_zeros, encode) if separator is None else encode
-        super().__init__(config, documents, encode, window=window, seed=seed)
+        super().__init__(config, documents, encode, **order)
         self.max_segments = 1
         self._separator = separator
 

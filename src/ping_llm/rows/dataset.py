@@ -1,13 +1,13 @@
 """Reading prepared rows: the index of a split, whole rows, and the check that files are what the manifest says.
 
-`RowSet` is the one way to a split's bytes, wherever they are (docs/storage.md has the measurements behind it):
+`RowSet` gives access to a split's bytes, wherever they are (docs/storage.md has the measurements behind this):
 
     local          shards are mapped where they lie
     remote, whole  copied to the cache by `fetch_ahead`, verified by the manifest's checksum, and mapped
-    remote, parts  fetched as rows need them, in blocks, each row verified by its own checksum
+    remote, parts  fetched in blocks when rows need them, each row verified by its own checksum
 
-A whole copy is used wherever there is one, so processes need not agree on anything. Batches do not need whole rows:
-`reader.py` picks single measurements out of the mapped bytes, compiled.
+A whole copy is used if there is one, so processes need not agree on anything. Batches do not need whole rows: the
+compiled code of `reader.py` picks single measurements out of the mapped bytes.
 """
 
 import math
@@ -89,7 +89,6 @@ class RowSet:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Let go of the mapped shards."""
         self._whole.clear()
         self._parts.clear()
 
@@ -101,7 +100,7 @@ class RowSet:
 
     @cached_property
     def _columns(self) -> dict[str, npt.NDArray[Any]]:
-        """The checksum of the index and its numbers are checked here, since kernels use them as they are."""
+        """The index, mapped. Its checksum and its numbers are checked here, because kernels trust them."""
         path = self._index_path()
         with explained(f"cannot read {path}", OSError, pa.ArrowException):
             table = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
@@ -123,7 +122,7 @@ class RowSet:
     def _index_path(self) -> Path:
         name, expected = self.info.index_file, self.info.index_sha256
         path = self._local(name)
-        if self._cache is not None and file_sha256(path) != expected:  # what is damaged is the copy
+        if self._cache is not None and file_sha256(path) != expected:  # the local copy is damaged
             self._cache.forget(expected)
             path = self._local(name)
         if file_sha256(path) != expected:
@@ -155,7 +154,7 @@ class RowSet:
                 is_retry = True
 
     def record(self, row: int) -> bytes:
-        """The bytes of a row's record, taken from the mapped shard; the block headers in between are left out."""
+        """The bytes of a row's record, from the mapped shard, without the block headers in between."""
         (begin,), (end,) = self._extent(np.array([row]))
         return layout.without_block_headers(self.shard_bytes(int(self.column("shard")[row])), begin, end)
 

@@ -1,4 +1,4 @@
-"""What a prepared dataset consists of: shards of rows, an index of each split, and the manifest, which is written last.
+"""A prepared dataset: shards of rows, an index of each split, and the manifest, which is written last.
 
 A folder without a manifest is not a dataset.
 """
@@ -82,7 +82,7 @@ class SplitInfo:
 
     @property
     def fingerprint(self) -> str:
-        """Of the content: equal for equal rows, wherever they came from and whatever made them."""
+        """A digest of the content: equal for equal rows, wherever they came from and whatever made them."""
         return _digest([FORMAT_VERSION, self.index_sha256, [s.sha256 for s in self.shards]])
 
     @property

@@ -1,14 +1,14 @@
-"""Picking single measurements out of mapped shards, for many rows at once: the loops in which batches touch their data.
+"""Picks single measurements out of mapped shards, for many rows at once: the loops in which batches touch their data.
 
 A context needs a few dozen measurements of a history that may have hundreds of thousands. Shards are mapped, and since
 every number of every column lies aligned in the file (`format.record_shape`), the numbers are picked as 32-bit words by
 index arithmetic, compiled: only the pages that hold them are touched, and nothing is parsed or copied but the result.
 
-Mapped reads bypass the record's checksum, so a row is checked whole the first time this process uses it, up to
-`CHECKED_BYTES`. A longer row costs milliseconds to check, more than all the rest of the work for a context; of those
-the header is checked (unless it came from elsewhere just now), and `ping-llm inspect rows` checks everything.
+Picking does not verify a record's checksum, so each row of up to `CHECKED_BYTES` is checked as a whole the first time
+this process uses it. Checking a longer row takes milliseconds, more than all other work for a context: only its header
+is checked (unless it was just fetched in parts), and `ping-llm inspect rows` checks everything.
 
-Importing this loads (or compiles) the kernels.
+Importing this module loads (or compiles) the kernels.
 """
 
 from typing import Any, Final, NamedTuple

@@ -91,12 +91,12 @@ class Ledger:
 class Mirror:
     """Keeps a remote copy of a local run folder."""
 
-    def __init__(self, folder: Path, remote: Location) -> None:
-        self._folder, self._remote = folder, remote
+    def __init__(self, folder: Path, remote: Location, *, copies_at_once: int = _COPIES_AT_ONCE) -> None:
+        self._folder, self._remote, self._copies_at_once = folder, remote, copies_at_once
         self._thread: threading.Thread | None = None
 
     def pull(self) -> None:
-        """Copy the run from the store, if it is further there than here. A store that cannot be written to is an error."""
+        """Copy the run from the store, if it is further there than here. A store must be writable, too."""
         self._remote.check_writable()
         step, files = _read_state(self._remote)
         if step > newest_step(self._folder):
@@ -139,7 +139,7 @@ class Mirror:
 
     def _push(self) -> None:
         _, before = _read_state(self._remote)
-        with ThreadPoolExecutor(_COPIES_AT_ONCE) as pool:
+        with ThreadPoolExecutor(self._copies_at_once) as pool:
             jobs = {name: pool.submit(self._upload, name, before.get(name)) for name in sorted(self._names())}
             entries = {name: job.result() for name, job in jobs.items()}
         deleted = {_step_of(name) for name, entry in entries.items() if entry is None} - {""}
