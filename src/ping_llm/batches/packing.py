@@ -1,4 +1,4 @@
-"""Best-fit packing: which documents of known lengths share a sequence. Any sequence of any epoch can be had by itself.
+"""Best-fit packing: which documents of known lengths share a sequence. Any sequence of any epoch is planned by itself.
 
 An epoch is a random permutation of the documents, cut into blocks of about a thousand sequences. Within a block:
 
@@ -6,14 +6,14 @@ split   a document longer than a sequence gives whole sequences and a rest; ever
 pack    the pieces go, longest first, each to the sequence where it leaves the least room (best-fit decreasing)
 cut     a block of T tokens has ceil(T / length) sequences, or one more. Where the pieces do not fit them, the emptiest
         sequences are taken apart, and their pieces follow each other in what is left, cut where a sequence ends
-order   sequences with parts of one long document stand side by side, and runs of eight are shuffled: so where a
-        document must be tokenised first, hardly any is tokenised by several processes, and none fills a batch
+order   sequences with parts of one long document are put side by side, and runs of eight are shuffled: so hardly any
+        document has to be tokenised by several processes, and none fills a batch
 
 So every token of an epoch is in exactly one sequence, nothing is dropped, padding is at most one or two sequences per
-block, and hardly a document is cut that would have fitted (Ding et al. 2024, "Fewer truncations improve language
+block, and few documents are cut that would have fitted (Ding et al. 2024, "Fewer truncations improve language
 modeling"). Each epoch has the same number of sequences, so the epoch and the block of a sequence are plain arithmetic.
 
-Without a seed documents keep their order: they follow each other, cut where a sequence ends.
+Without a seed, documents keep their order: they follow each other, cut where a sequence ends.
 """
 
 from functools import lru_cache
@@ -133,7 +133,7 @@ def _in_runs(pieces: Pieces, sizes: Ints, sequences: int, word: Any) -> Ints:
 
 
 def packed(sizes: Ints, sequences: int, length: int) -> Pieces:
-    """All tokens of documents of these sizes in so many sequences, which have room for them."""
+    """Put all tokens of documents of these sizes into this number of sequences, which must have room for them."""
     documents, whole = np.arange(len(sizes)), sizes // length
     within = np.arange(int(whole.sum())) - np.repeat(np.cumsum(whole) - whole, whole)
     full = Pieces(np.arange(len(within)), np.repeat(documents, whole), within * length, np.full(len(within), length))

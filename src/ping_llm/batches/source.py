@@ -82,7 +82,7 @@ class BatchSource:
             index = np.array([i for i, at in enumerate(located) if at and at[0] == source], dtype=np.int32)
             if len(index):
                 first = located[index[0]]
-                yield source, range(first[1], first[1] + len(index)), index  # a source gives one after the other
+                yield source, range(first[1], first[1] + len(index)), index  # a source's sequences are consecutive
 
     def explain(self, step: int, sequence: int) -> dict[str, Any]:
         """Where one sequence of a batch comes from, segment by segment."""

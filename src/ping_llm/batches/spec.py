@@ -1,4 +1,4 @@
-"""What decides every batch, as one small value: which sources, which seed, which shape. It travels to workers."""
+"""What decides every batch, as one small value that is sent to workers: which sources, which seed, which shape."""
 
 import json
 from collections.abc import Iterator, Mapping, Sized
@@ -61,8 +61,7 @@ class DataSpec:
     `settings` are whatever else decides the sequences of all sources, by name; a data state is checked against them.
     `stages` names the steps of making a batch and what they do, for reports. A `finite` spec gives one epoch of each
     source, one after the other, and then ends: for evaluation. `schedule` lists new weights by the step that they
-    begin at, in rising order. `skipped` lists ranges of planned steps (first, end) that are passed over: in order, not
-    adjacent.
+    begin at, in rising order. `skipped` lists ranges of planned steps (first, end) to skip: in order, not adjacent.
     """
 
     sources: tuple[SourceSpec, ...]
@@ -119,7 +118,7 @@ class DataState:
     next_step: int
     identity: Mapping[str, Any]
     mixture: Mixture = UNMIXED
-    skipped: tuple[tuple[int, int], ...] = ()  # planned steps that were, or will be, passed over
+    skipped: tuple[tuple[int, int], ...] = ()  # planned steps that were, or will be, skipped
 
     @classmethod
     def start(cls, spec: DataSpec) -> "DataState":

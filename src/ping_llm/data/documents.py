@@ -234,7 +234,7 @@ def reader_of(kind: str, column: str, feature: Feature = text_feature) -> Reader
 
 
 def in_order(files: Sequence[Path], kind: str, column: str, feature: Feature = text_feature) -> "EpochStream":
-    """All documents of some files, once."""
+    """All documents of these files, once and in their order."""
     if kind != "arrayrecord":
         return file_stream(files, reader_of(kind, column, feature))
     documents = Documents(files, column, feature)

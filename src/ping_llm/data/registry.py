@@ -27,7 +27,7 @@ TEXT_STAGES: Final = {  # of making a batch of text
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """Which part of each global batch is wanted: that of one of several hosts."""
+    """The part of each global batch that one of several hosts makes."""
 
     devices: int = 1  # of all hosts together
     host: int = 0

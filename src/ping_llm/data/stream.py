@@ -90,7 +90,7 @@ def joined(pieces: Sequence[Packed], max_segments: int) -> Packed:
 
 
 def pack(sequences: Sequence[Packed]) -> PackedTokens:
-    """Sequences as they travel between processes; an empty one has no segment."""
+    """Sequences in the form of `PackedTokens`; an empty one has no segment."""
     return PackedTokens(
         tokens=np.concatenate([tokens for tokens, _ in sequences]),
         sizes=np.concatenate([sizes for _, sizes in sequences]).astype(np.int32),

@@ -64,7 +64,7 @@ class Tokenizer:
         tokens = np.fromiter(itertools.chain.from_iterable(spelled), dtype=np.uint32, count=int(sizes.sum()))
         has_text = sizes > 0
         ends = np.cumsum(sizes)[has_text]
-        # In this order: at one offset, the end of a document stands before the start of the next.
+        # In this order: where one document ends and the next begins, `eos` comes before `bos`.
         marks = [(at, t) for at, t in ((ends, self.eos), (ends - sizes[has_text], self.bos)) if t is not None]
         if not marks:
             return tokens, sizes
@@ -171,7 +171,7 @@ def _special_tokens(named: dict[str, Any], kind: str) -> tuple[str, str]:
 
 
 def _template(model: Any) -> tuple[int | None, int | None]:
-    """What the tokenizer itself puts before a text and behind it."""
+    """The special tokens that the tokenizer itself adds before and after a text."""
     found = model.encode("a")
     is_special = found.special_tokens_mask
     return found.ids[0] if is_special[0] else None, found.ids[-1] if is_special[-1] else None
@@ -207,17 +207,15 @@ def _from_ranks(module: Any, path: str, data: bytes) -> tuple[Any, int, int]:
 
 
 def _read(path: str) -> bytes:
-    try:
+    with explained(f"tokenizer_path={path} cannot be read", OSError):
         data = Path(path).read_bytes()
-    except OSError as error:
-        raise PingLlmError(f"tokenizer_path={path} cannot be read: {error.strerror}") from None
     if not data:  # which SentencePiece would take for a tokenizer without tokens
         raise PingLlmError(f"tokenizer_path={path} is not a tokenizer: the file is empty")
     return data
 
 
 def _must_be(what: str, kind: str, path: str) -> AbstractContextManager[None]:
-    """Whatever the package raises, mostly kinds of its own."""
+    """Turns whatever the package raises into one line."""
     return explained(f"tokenizer_path={path} is not {what} (tokenizer_type={kind})", limit=160)
 
 

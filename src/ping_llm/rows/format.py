@@ -1,21 +1,21 @@
 """The probe row, one source's history as a fixed-width columnar record, and where its bytes lie in an ArrayRecord file.
 
-docs/rows.md has the record's fields. An unanswered probe *is* its NaN: a separate flag would cost 8 % more bytes and
-could contradict the RTT beside it. Times are exact: the tick is the largest of 1 s, 1 ms and 1 µs that loses nothing,
-which for whole-second data (RIPE Atlas) makes an IPv4 measurement 12 bytes and an IPv6 one 24.
+docs/rows.md lists the record's fields. An unanswered probe is an RTT of NaN: a separate flag would take 8 % more bytes
+and could contradict the RTT. Times are exact: the tick is the largest of 1 s, 1 ms and 1 µs that loses nothing, so for
+data in whole seconds (RIPE Atlas) a measurement takes 12 bytes with IPv4 and 24 with IPv6.
 
 ArrayRecord files are Riegeli files. With `group_size:1,uncompressed` every record is one chunk that holds the record's
-bytes as they are, so a reader that knows a record's offset can map the file and touch only the pages it needs, where
-ArrayRecord itself must read (and copy) the whole record: 5 ms for a row of 8 MB.
+bytes as they are, so a reader that knows a record's offset can map the file and touch only the pages it needs, whereas
+ArrayRecord itself reads and copies the whole record: 5 ms for a row of 8 MB.
 
     block      the file is cut into blocks of 64 KiB; each begins with a 24-byte block header
     physical   an offset in the file
-    logical    an offset in the file with all block headers taken out
+    logical    an offset in the file that does not count block headers
     chunk      40-byte chunk header, 1 byte of compression type, the size of the size list, the size list, the record
 
-Chunks follow each other without gaps in logical space, so all offsets follow from the record sizes alone. Shards are
-checked against this arithmetic when they are written: an ArrayRecord release that lays files out differently is an
-error at preparation time, never a wrong read later.
+Chunks follow each other without gaps in logical space, so record sizes alone determine all offsets. Shards are checked
+against this arithmetic when they are written: an ArrayRecord release with another layout is an error at preparation
+time, never a wrong read later.
 """
 
 import zlib
@@ -144,11 +144,11 @@ def capacity(family: int, record_bytes: int) -> tuple[int, int]:
 
 
 def record_shape(body: Ints) -> tuple[Ints, Ints]:
-    """Size of the record and offset of its columns in it, for column bytes `body`.
+    """Size of the record and offset of its columns in it, for `body` bytes of columns.
 
-    A record's chunk is to take a multiple of 8 logical bytes, with the columns on a multiple of 8. Then every number
-    of every column lies aligned in the mapped shard and never across a block header. What precedes the record in its
-    chunk has the length of the record's size as a varint in it, hence the search over that length.
+    A record's chunk must take a multiple of 8 logical bytes, with the columns on a multiple of 8. Then every number of
+    every column is aligned in the mapped shard and never divided by a block header. The part of the chunk before the
+    record contains the record's size as a varint, of unknown length, hence the search over that length.
     """
     size = np.zeros_like(body)
     columns_at = np.zeros_like(body)

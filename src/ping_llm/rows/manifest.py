@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 
-from ping_llm.core.errors import PingLlmError, one_line
+from ping_llm.core.errors import PingLlmError, explained
 from ping_llm.core.files import relative_name, sha256_digest
 from ping_llm.core.measurements import ADDRESS_BYTES, MAX_TIME_US
 from ping_llm.rows.format import FARTHEST, FIRST_CHUNK, FORMAT_VERSION, HEADER, TIME_UNITS_US, physical
@@ -152,11 +152,10 @@ class Manifest:
     def load(cls, folder: Path | str | Location) -> Self:
         path = locate(folder) / MANIFEST
         try:
-            value = json.loads(path.read_text())
+            with explained(f"cannot read {path}", ValueError, RecursionError):
+                value = json.loads(path.read_text())
         except MissingError:
             raise PingLlmError(_why_no_manifest(locate(folder))) from None
-        except (ValueError, RecursionError) as error:
-            raise PingLlmError(f"cannot read {path}: {one_line(error)}") from error
         if not isinstance(value, dict) or value.get("kind") != _KIND:
             raise PingLlmError(f"{path} is not a manifest of probe rows")
         if (version := value.get("format_version")) != FORMAT_VERSION:

@@ -1,13 +1,13 @@
-"""Step one of preparation: measurements of the input, checked and cut into buckets by the hash of their source.
+"""Step one of preparation: read and check the input, and divide it into buckets by the hash of the source.
 
 A task reads some pieces of input files and writes a *run*: its measurements, family by family, in the order of their
-buckets. Step two (`shards.py`) reads a range of buckets from every run, which is one span of bytes for each family.
-There are always 4096 buckets, whatever the input: how many of them make a shard is decided when the total is known, so
-the shards do not depend on how the input was cut into files.
+buckets. Step two (`shards.py`) reads a range of buckets from every run, which is one span of bytes per family. There
+are always 4096 buckets; how many of them make a shard is decided when the total number of measurements is known, so the
+shards do not depend on how the input is divided into files.
 
 A run file is: for each family, 4097 bucket offsets (int64, counted in measurements); then for each family its
 measurements, one after the other. Within a bucket they keep the order of the input, so a run does not depend on how its
-task was cut into batches.
+task was divided into batches.
 """
 
 import errno
@@ -48,8 +48,8 @@ RECORDS: Final = {
         [("src", "<u8"), ("src_low", "<u8"), ("time", "<i8"), ("dst", "<u8"), ("dst_low", "<u8"), ("rtt", "<f4")]
     ),
 }
-"""A measurement as stored: 20 bytes with IPv4 addresses, 44 with IPv6. Addresses are numbers here, because numbers are
-what sorts fast: one for IPv4, two for IPv6."""
+"""A measurement in a run: 20 bytes with IPv4 addresses, 44 with IPv6. Addresses are numbers, which sort fast: one for
+IPv4, two for IPv6."""
 
 BYTES_PER_ROW_IN_FLIGHT: Final = 480  # memory of a task for each measurement of a batch, with strings and sorted copies
 

@@ -27,7 +27,7 @@ _ANY_SIZE: Final = 1 << 62
 _ALL_SOUND: Final = -1
 _SECOND: Final = TIME_UNITS_US[0]
 _ROWS_AHEAD: Final = 3  # rows whose measurements are prefetched before they are picked
-_PER_LOAD: Final = 4  # of measurements that lie side by side so many come with one load, at least
+_PER_LOAD: Final = 4  # adjacent measurements that one load brings into the cache, at least
 
 _HEADER_BYTES: Final = HEADER.itemsize
 _MAGIC: Final = int.from_bytes(MAGIC, "little")

@@ -1,8 +1,8 @@
-"""Step two of preparation: a range of buckets from all runs, sorted, cut into rows and written as one shard per split.
+"""Step two of preparation: sort a range of buckets from all runs, cut it into rows, and write one shard per split.
 
-DuckDB sorts: in memory when the measurements fit its share of the limit, on disk when they do not (a source may have
-more measurements than fit in memory). The order is total (source, time, destination, RTT), so equal inputs give equal
-bytes whatever order they came in.
+DuckDB sorts: in memory if the measurements fit its share of the limit, otherwise on disk (a source may have more
+measurements than fit in memory). The order is total (source, time, destination, RTT), so the same measurements give the
+same bytes in whatever order they came.
 """
 
 import errno

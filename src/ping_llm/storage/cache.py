@@ -1,13 +1,13 @@
 """Remote files on the local disk: a bounded LRU cache, shared by all processes of a machine.
 
 *Whole files* are stored under their checksum, so a dataset that was replaced cannot be mistaken for its successor. A
-file appears when all of it was downloaded and verified. Its time of modification is then set to a value that follows
-from its checksum: anything that touched the file since has changed that time, and the file is verified again before it
-is used. If two processes need the same file, one downloads and the other waits for its lock, which the system releases
-if the process dies. A file that is evicted while it is mapped stays valid until the map is dropped (`rows/dataset.py`
-drops it soon).
+file appears once it was downloaded completely and verified. Its time of modification is then set to a value derived
+from its checksum; if anything modifies the file later, that time differs, and the file is verified again before it is
+used. If two processes need the same file, one downloads it and the other waits for its lock, which the system releases
+if the process dies. A file that is evicted while it is mapped stays valid until it is unmapped (`rows/dataset.py` does
+that soon).
 
-*Parts of files* lie in sparse files of the full size whose blocks are fetched when they are needed (`BlockFile`).
+*Parts of files* lie in sparse files of the full size, whose blocks are fetched when they are needed (`BlockFile`).
 """
 
 import fcntl
@@ -38,7 +38,7 @@ LIMIT_VARIABLE: Final = "PING_LLM_CACHE_GB"
 
 
 def configure(folder: str = "", gigabytes: float = 0.0) -> None:
-    """Set the cache of this process and of those it starts. Empty and 0 leave what the environment says."""
+    """Set the cache of this process and of those it starts. "" and 0 leave the environment as it is."""
     if folder:
         os.environ[DIRECTORY_VARIABLE] = folder
     if gigabytes:
@@ -72,7 +72,7 @@ class Cache:
 
     @classmethod
     def from_environment(cls) -> "Cache":
-        """As PING_LLM_CACHE_DIR and PING_LLM_CACHE_GB say; by default up to half of what is free."""
+        """As set by PING_LLM_CACHE_DIR and PING_LLM_CACHE_GB; by default up to half of the free space."""
         limit = number_from_environment(LIMIT_VARIABLE, 0.0)
         if not limit >= 0:
             raise PingLlmError(f"{LIMIT_VARIABLE}={limit} must not be negative")

@@ -1,9 +1,9 @@
 """Files wherever they are: a local path, `s3://bucket/key` or `gs://bucket/key`, through one class.
 
-A `Location` is a name and nothing more: it can be compared, pickled and sent to other processes and machines;
-connections are opened where it is used, with the credentials, region and endpoint that the environment names
-(docs/storage.md). `pyarrow.fs` does the work. Added to it here: transient failures are retried (`stores.py`), every
-remote read is checked for its length, writes are atomic, and an error is one line.
+A `Location` is only a name: it can be compared, pickled and sent to other processes and machines. Connections are
+opened where it is used, with the credentials, region and endpoint of that environment (docs/storage.md). `pyarrow.fs`
+does the work. This module adds that transient failures are retried (`stores.py`), every remote read is checked for its
+length, writes are atomic, and errors are one line.
 """
 
 import builtins
@@ -160,7 +160,7 @@ class Location:
         return RandomFile(self) if self.is_remote else self.attempt(lambda: pa.OSFile(self.path))
 
     def open_stream(self) -> BinaryIO:
-        """A file to be read from its beginning to its end, in large blocks underneath."""
+        """A file to be read from beginning to end; remote ones are fetched in large blocks."""
         if self.is_remote:
             return io.BufferedReader(RandomFile(self), COPY_BYTES)
         return self.attempt(lambda: Path(self.path).open("rb"))
@@ -255,7 +255,7 @@ class Location:
         return self.attempt(lambda: self.store.get_file_info(self.path))
 
     def attempt(self, action: Callable[[], Result]) -> Result:
-        """What the action returns, retried if it is remote, or one line that says why it failed."""
+        """The action's result. Remote actions are retried; a failure becomes one line that says why."""
         try:
             return retried(self, action) if self.is_remote else action()
         except MissingError as error:

@@ -1,11 +1,11 @@
-"""Folders in an object store that are written by one machine at a time: uploads that resume, and copies of runs.
+"""Folders in an object store that one machine at a time writes to: resumable uploads, and copies of runs.
 
-`Ledger`: which files of a dataset were uploaded, so that an upload that was killed does not begin again.
+`Ledger`: which files of a dataset were uploaded, so that an upload that was killed resumes.
 
 `Mirror`: training writes to a local folder, which is copied to the store after every checkpoint and at the end, and
-from the store when a run is resumed where that folder is missing or older. `mirror.json`, written last, names the files
-that belong together; what it does not name is removed afterwards. So the store always holds a whole checkpoint once it
-held one.
+back from the store when a run is resumed on a machine where that folder is missing or older. `mirror.json`, written
+last, names the files that belong together; others are removed afterwards. So from its first checkpoint on, the store
+always holds a complete one.
 """
 
 import json
@@ -61,7 +61,7 @@ class Ledger:
         self._written = time.monotonic()
 
     def has(self, name: str, *, size: int, sha256: str) -> bool:
-        """Whether this very file is there."""
+        """Whether a file with this name, size and checksum is there."""
         return self._sizes.get(name) == size and self._checksums.get(name) == sha256
 
     def add(self, name: str, sha256: str) -> None:
@@ -80,7 +80,7 @@ class Ledger:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: object, traceback: object) -> None:
-        """When all went well, a manifest says the same, and there is nothing to resume."""
+        """After a success, the manifest says the same, and there is nothing to resume."""
         if kind is None:
             self._file.delete()
         else:

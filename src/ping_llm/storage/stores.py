@@ -1,11 +1,11 @@
-"""Object stores: how they are reached, which failures are worth another attempt, and what a user is told of the others.
+"""Object stores: connections, which failures are retried, and one-line errors for the others.
 
     transient   timeouts, refused and broken connections, a body that ends too early, 408, 429 and 5xx
     final       no such object or bucket, forbidden, wrong credentials, any other refusal
 
-Retries are tenacity's: waits double from a quarter of a second and are drawn at random below that, so that many workers
-that met the same trouble do not come back all at once. Arrow reports most failures as an `OSError` of which only the
-text says what happened, hence the patterns.
+Transient failures are retried by tenacity: exponential backoff from a quarter of a second with full jitter, so that
+workers that failed together do not retry together. Arrow reports most failures as an `OSError` whose text alone says
+what happened, hence the patterns.
 """
 
 import os
@@ -97,7 +97,7 @@ _NOISE: Final = re.compile(r"^When .*?: (?=AWS Error)|\(Request ID: [^)]*\)|No r
 
 
 def _cause(error: BaseException) -> str:
-    """The store's words on one line, without the parts that say nothing."""
+    """The store's own message on one line, without the parts that say nothing."""
     text = " ".join(str(error).split())
     while (shorter := _NOISE.sub("", text).strip()) != text:
         text = shorter
