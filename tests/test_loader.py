@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import pickle
 import shutil
 import signal
 import subprocess
@@ -82,6 +83,11 @@ class TestSameBatches:
         spec = spec_of(rows)
         backward = [digest(BatchSource(spec)[step]) for step in reversed(range(8))]
         assert backward == digests(spec, 0, 8)[::-1]
+
+    def test_from_a_source_that_was_sent_to_another_process_after_it_was_used(self, rows: Path) -> None:
+        source = BatchSource(spec_of(rows))
+        batch = source[3]
+        assert digest(pickle.loads(pickle.dumps(source))[3]) == digest(batch)
 
     @pytest.mark.slow
     def test_in_another_process(self, rows: Path) -> None:
