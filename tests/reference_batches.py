@@ -63,10 +63,10 @@ class Candidates:
 
 
 def fill(candidates: Candidates, sequence: Ints, sequences: int, length: int) -> Ints:
-    """Measurements for each sample: all of its window, or for an shrinkable one as many as still fit its sequence.
+    """The measurements of each sample: its whole window or, if it is shrinkable, as many as still fit its sequence.
 
-    Elastic samples first share what the others leave open in proportion to what was planned for them. Then one in each
-    sequence grows while another measurement of any length fits; at last one that may just fit is tried.
+    Shrinkable samples first share what the others leave free, in proportion to what was planned for them. Then one in
+    each sequence grows while another measurement of any length fits; finally one more is added if it happens to fit.
     """
     samples, shrinkable = candidates.samples, candidates.samples.shrinkable
     of_rigid = candidates.take(~shrinkable[candidates.sample])

@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import pickle
 import shutil
 import signal
 import subprocess
@@ -26,8 +27,7 @@ from ping_llm.batches.loader import Loader
 from ping_llm.batches.source import BatchSource
 from ping_llm.batches.spec import Batch, DataSpec, DataState, LoaderSettings
 from ping_llm.config import Config
-from ping_llm.contexts.explain import global_batches
-from ping_llm.contexts.source import RowSequences
+from ping_llm.contexts.source import RowSequences, global_batches
 from ping_llm.contexts.spec import ContextSettings, RowsSpec, data_spec
 from ping_llm.core.errors import PingLlmError
 from ping_llm.data.registry import make_eval_loader, make_train_loader
@@ -83,6 +83,11 @@ class TestSameBatches:
         spec = spec_of(rows)
         backward = [digest(BatchSource(spec)[step]) for step in reversed(range(8))]
         assert backward == digests(spec, 0, 8)[::-1]
+
+    def test_from_a_source_that_was_sent_to_another_process_after_it_was_used(self, rows: Path) -> None:
+        source = BatchSource(spec_of(rows))
+        batch = source[3]
+        assert digest(pickle.loads(pickle.dumps(source))[3]) == digest(batch)
 
     @pytest.mark.slow
     def test_in_another_process(self, rows: Path) -> None:

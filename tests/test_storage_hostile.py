@@ -83,7 +83,7 @@ def test_no_digest_leads_out_of_the_cache(digest: Any, bucket: Location, tmp_pat
 def test_a_damaged_ledger_means_that_nothing_was_uploaded(text: str, bucket: Location) -> None:
     (bucket / LEDGER).write_text(text)
     (bucket / "a").write_bytes(b"abc")
-    assert not Ledger(bucket).has("a", size=3, sha256=DIGEST)
+    assert not Ledger(bucket, {}).has("a", size=3, sha256=DIGEST)
 
 
 def test_an_interrupted_upload_leaves_the_whole_object_or_the_one_before(bucket: Location, tmp_path: Path) -> None:

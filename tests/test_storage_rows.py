@@ -12,7 +12,7 @@ from conftest import random_measurements
 from ping_llm.batches.batch import digest
 from ping_llm.batches.source import BatchSource
 from ping_llm.batches.spec import DataSpec
-from ping_llm.contexts.explain import global_batches
+from ping_llm.contexts.source import global_batches
 from ping_llm.contexts.spec import ContextSettings, RowsSpec, data_spec
 from ping_llm.core.errors import PingLlmError
 from ping_llm.rows import format as layout

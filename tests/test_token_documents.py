@@ -1,5 +1,6 @@
 """Tokenised documents: any batch by its step, every token of an epoch once, the same however it is delivered."""
 
+import pickle
 import subprocess
 import sys
 from collections import Counter
@@ -195,6 +196,11 @@ class TestBatches:
         source = BatchSource(documents_spec([DocumentsSpec.of([folder / "b.bin"])], length=LENGTH, global_batch_size=8))
         for step in range(12):
             assert source[step]["inputs_segmentation"].max() == source.max_segments(step)
+
+    def test_a_source_can_be_sent_to_another_process_after_it_was_used(self, folder: Path) -> None:
+        source = BatchSource(spec_from_config(config_of(folder)))
+        batch = source[3]
+        assert digests([pickle.loads(pickle.dumps(source))[3]]) == digests([batch])
 
 
 @pytest.mark.parametrize(

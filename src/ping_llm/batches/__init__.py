@@ -8,6 +8,6 @@
     loader     batches made ahead by worker processes
     report     where the time goes
 
-Nothing here knows what the tokens mean, or imports JAX. What gives sequences is a `SourceSpec`: probe rows
-(`contexts`), text (`data/grain.py`) and tokenised documents (`documents`) are three.
+Nothing here knows what the tokens mean, or imports JAX. Sequences come from a `SourceSpec`, of which there are three:
+probe rows (`contexts`), text (`data/text.py`) and tokenised documents (`documents`).
 """

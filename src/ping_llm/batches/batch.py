@@ -26,18 +26,15 @@ _INPUTS, _INPUTS_POSITION, _INPUTS_SEGMENTATION, _TARGETS, _TARGETS_POSITION, _T
 
 @dataclass(frozen=True, kw_only=True)
 class PackedTokens:
-    """All that is needed to lay out a batch: a twelfth of its bytes, which is what travels between processes."""
+    """The content of a batch, at a twelfth of its size: what worker processes send. `expand` lays it out."""
 
-    tokens: npt.NDArray[np.uint16] | npt.NDArray[np.uint32]
-    """Of probe rows 16 bits, of text 32."""
-    sizes: npt.NDArray[np.int32]
-    """Tokens of each segment."""
-    sequence: npt.NDArray[np.int32]
-    """Sequence of each segment."""
+    tokens: npt.NDArray[np.uint16] | npt.NDArray[np.uint32]  # 16 bits for measurements, 32 for text
+    sizes: npt.NDArray[np.int32]  # tokens of each segment
+    sequence: npt.NDArray[np.int32]  # the sequence that each segment is in
 
 
 class Stages:
-    """Adds up the seconds of named stages, one of which runs at a time."""
+    """A stopwatch: adds up the seconds of named stages, one of which runs at a time."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
@@ -59,7 +56,7 @@ def expand(packed: PackedTokens, sequences: int, length: int) -> Batch:
 
 
 def digest(batch: Batch) -> str:
-    """A digest of all arrays of a batch: equal if and only if every number in them is."""
+    """A digest of all arrays of a batch: equal exactly when every number in them is equal."""
     result = hashlib.sha256()
     for name in sorted(batch):
         array = np.ascontiguousarray(batch[name])
@@ -81,7 +78,7 @@ def _count_up(target: Any) -> None:
 
 
 def _lay_out(tokens: Any, sizes: Any, sequence: Any, arrays: Any) -> None:
-    """One loop for each array: this is how they become wide stores, at the speed of memory."""
+    """One loop per array, so that each is compiled to wide stores and runs at the speed of memory."""
     segments, length = len(sizes), arrays.shape[2]
     read = segment = 0
     for s in range(arrays.shape[1]):

@@ -27,30 +27,24 @@ from ping_llm.core.randomness import Ints
 
 STAGES: Final = {"plan": "which documents share a sequence", "read": "copy their tokens from mapped files"}
 
-_FINGERPRINTED: Final = 1 << 16
-"""Bytes at either end of a file."""
+_FINGERPRINTED: Final = 1 << 16  # bytes at either end of a file
+# An index begins with magic bytes, version, type of the tokens, number of sequences and number of documents + 1.
 _HEADER: Final = struct.Struct("<9sQBQQ")
-"""Magic bytes, version, type of the tokens, number of sequences, number of documents + 1."""
 _MAGIC: Final = b"MMIDIDX\x00\x00"
 _KINDS: Final[dict[int, np.dtype[Any]]] = {4: np.dtype("<i4"), 8: np.dtype("<u2")}
 
 
 @dataclass(frozen=True)
 class DocumentsSpec:
-    """Some files of tokenised documents: one source of sequences."""
+    """Files of tokenised documents: one source of sequences."""
 
     files: tuple[Path, ...]
     fingerprint: str
-    column: str = "input_ids"
-    """Of Arrow files."""
-    epochs: int = -1
-    """After so many comes padding; -1 = without end."""
-    vocabulary: int = 1 << 32
-    """Tokens are below this, or it is an error."""
-    shuffled: bool = True
-    """Otherwise documents follow each other in the order of their files, every epoch the same."""
-    excluded: tuple[tuple[str, int], ...] = ()
-    """Documents that are left out, by the name of their file and their number there; padding stands in their place."""
+    column: str = "input_ids"  # of Arrow files
+    epochs: int = -1  # padding follows after so many epochs; -1: endless
+    vocabulary: int = 1 << 32  # a token that is not below this is an error
+    shuffled: bool = True  # if not, documents keep the order of their files, the same in every epoch
+    excluded: tuple[tuple[str, int], ...] = ()  # (file name, number in it) of documents that padding replaces
 
     @classmethod
     def of(cls, files: Sequence[Path], **settings: Any) -> Self:
@@ -76,24 +70,23 @@ def documents_spec(sources: Sequence[DocumentsSpec], **settings: Any) -> DataSpe
 
 
 class DocumentSource(Protocol):
-    """Documents by their number, of which any piece can be read."""
+    """Documents by number, any part of which can be read."""
 
     @property
     def lengths(self) -> npt.NDArray[np.uint32]: ...
 
     def read(self, documents: Ints, begins: Ints, sizes: Ints) -> npt.NDArray[np.uint32]:
-        """So many tokens of each of these documents, from `begins` on, one piece after the other."""
+        """Piece after piece: `sizes[i]` tokens of document `documents[i]`, from its token `begins[i]` on."""
 
     @property
     def numbers(self) -> "DocumentNumbers": ...
 
 
 class DocumentNumbers:
-    """Documents of several files, numbered in the order of the files."""
+    """The documents of several files, numbered in the order of the files. File i begins at number `first[i]`."""
 
     def __init__(self, files: Sequence[Path], counts: Sequence[int]) -> None:
         self._files, self.first = files, np.cumsum([0, *counts])
-        """`first`: number of each file's first document, and of all documents."""
 
     def locate(self, document: int) -> tuple[Path, int]:
         """The file of a document, and its number there."""
@@ -109,7 +102,7 @@ class DocumentNumbers:
 
 
 class PackedDocuments:
-    """The sequences of some documents, each by its number alone."""
+    """Sequences made of documents, any of them by its number."""
 
     def __init__(self, source: DocumentsSpec, length: int, seed: int, stages: Stages) -> None:
         self.documents = source.documents(stages)
@@ -143,13 +136,12 @@ class PackedDocuments:
 
     def explain(self, sequence: int) -> dict[str, Any]:
         epoch, block, index = self.plan.locate(sequence)
-        pieces = self.pieces_of(range(sequence, sequence + 1))
         segments = []
-        for document, begin, size in zip(*(c.tolist() for c in pieces[1:]), strict=True):
+        for piece in np.transpose(self.pieces_of(range(sequence, sequence + 1))[1:]):
+            document, begin, size = piece.tolist()
             file, number = self.documents.numbers.locate(document)
-            ids = self.documents.read(*np.array([[document], [begin], [size]])).tolist()
-            where = {"file": str(file), "document": number, "begin": begin}
-            segments.append({**where, "tokens": size, "token_ids": ids})
+            ids = self.documents.read(*piece[:, None]).tolist()
+            segments.append({"file": str(file), "document": number, "begin": begin, "tokens": size, "token_ids": ids})
         return {"epoch": epoch, "block": block, "index_in_block": index, "segments": segments}
 
     def max_segments(self, sequences: range) -> int:
@@ -164,8 +156,7 @@ class Stored:
     tokens: npt.NDArray[Any]
     begins: npt.NDArray[np.int64]
     lengths: npt.NDArray[np.uint32]
-    bytes_each: int = 1
-    """What `begins` counts: tokens, or bytes of tokens."""
+    bytes_each: int = 1  # size of a token in the unit of `begins`: 1 where that counts tokens, not bytes
 
 
 class TokenDocuments:
@@ -206,7 +197,7 @@ def _with_index(file: Path) -> list[Path]:
 
 
 def fingerprint(files: Iterable[Path]) -> str:
-    """Of names, sizes, and the first and last bytes of files, where their tables of contents are: not all is read."""
+    """A digest of names, sizes, and the first and last 64 KiB of each file, where tables of contents are."""
     hashed = hashlib.sha256()
     for file in files:
         with explained(f"{file} cannot be read", OSError), file.open("rb") as data:
@@ -219,7 +210,7 @@ def fingerprint(files: Iterable[Path]) -> str:
 
 
 def _token_file(file: Path) -> Stored:
-    """Of the index, only the lengths are read."""
+    """A token file, mapped; only the lengths in its index are read."""
     file, index = _with_index(file)
     with explained(f"{file} cannot be read", OSError, ValueError):
         with index.open("rb") as opened:
@@ -260,7 +251,7 @@ def _arrow(file: Path, column: str) -> list[Stored]:
 
 
 def write_token_file(file: Path, documents: Iterable[npt.ArrayLike], vocabulary: int) -> None:
-    """Documents, one after the other, as `NAME.bin` and `NAME.idx`; tokens have 16 bits if the vocabulary fits them."""
+    """Write documents to `NAME.bin` and `NAME.idx`; tokens take 16 bits if the vocabulary allows it, otherwise 32."""
     kind = 8 if vocabulary <= 1 << 16 else 4
     lengths: list[int] = []
     with atomic_file(file.with_suffix(".idx")) as index, atomic_file(file.with_suffix(".bin")) as tokens:
@@ -274,6 +265,5 @@ def write_token_file(file: Path, documents: Iterable[npt.ArrayLike], vocabulary:
         sizes = np.array(lengths, dtype="<u4")
         begins = (np.cumsum(sizes, dtype="<i8") - sizes) * _KINDS[kind].itemsize
         header = _HEADER.pack(_MAGIC, 1, kind, len(sizes), len(sizes) + 1)
-        index.write_bytes(
-            header + sizes.tobytes() + begins.tobytes() + np.arange(len(sizes) + 1, dtype="<i8").tobytes()
-        )
+        columns = sizes, begins, np.arange(len(sizes) + 1, dtype="<i8")
+        index.write_bytes(header + b"".join(column.tobytes() for column in columns))

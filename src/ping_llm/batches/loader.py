@@ -1,14 +1,14 @@
-"""The loader: worker processes make batches ahead of time, the training process takes them in order of their steps.
+"""The loader: worker processes make batches ahead of time, the training process takes them in the order of their steps.
 
-The steps after the first one are dealt out to the workers in short runs, one after the other. So nothing depends on how
-many workers there are, and where to resume is one number. What travels between processes is packed tokens, a twelfth of
-a batch; the arrays are laid out here, which takes a tenth of the time of making them.
+Steps are dealt out to the workers in turn, a short run of them at a time. So nothing depends on how many workers there
+are, and the position to resume from is one number. Workers send packed tokens, a twelfth of a batch; the arrays are
+laid out in this process, which takes a tenth of the time that making them takes.
 
-A worker writes each batch to one of its slots, in memory that it shares with this process, and sends a message for the
-batches of a run (waking a process takes as long as making a batch), or earlier for slow ones. When they were taken, a
-message back says that their slots are free. Both go through one pipe per worker: if either process ends, however that
-happens, the other one reads the end of the pipe. The memory has no name in the file system: it needs no space in
-/dev/shm (64 MB in a container, unless one asks for more), and is gone with its processes.
+A worker writes each batch to one of its slots in shared memory and sends one message per run of batches (waking a
+process takes as long as making a batch), or earlier if batches are slow. Once they are taken, a message back says that
+their slots are free. Both directions use one pipe per worker: if either process ends, however that happens, the other
+reads the end of the pipe. The memory has no name in the file system: it needs no space in /dev/shm (64 MB in a
+container by default) and is freed with its processes.
 """
 
 import multiprocessing
@@ -29,20 +29,20 @@ import numpy.typing as npt
 from ping_llm.batches.batch import PackedTokens, expand
 from ping_llm.batches.report import LAY_OUT, PipelineReport
 from ping_llm.batches.source import BatchSource
-from ping_llm.batches.spec import Batch, DataSpec, DataState, LoaderSettings, TrainLoader
+from ping_llm.batches.spec import Batch, DataSpec, DataState, LoaderSettings, TrainLoader, host_share
 from ping_llm.core.errors import PingLlmError
 from ping_llm.tasks.pool import exit_with_parent, free_memory_bytes
 
 _END_S: Final = 5.0
 _RUN_BYTES: Final = 2 << 20
-_SEND_AFTER_S: Final = 0.02
-"""A batch waits no longer than this, and the making of another one, for the rest of its run."""
+_SEND_AFTER_S: Final = 0.02  # a finished batch waits for the rest of its run no longer than this and one more batch
 
 
 class Loader(TrainLoader):
     """An iterator over this host's part of each global batch, from a step on. Close it, or use it in a `with`.
 
-    With `last_step` it ends after that step: finite data for evaluation.
+    With `last_step` it ends after that step, for evaluation. `keep_alive` is held until the loader is closed: what the
+    sources read may lie in it.
     """
 
     def __init__(
@@ -54,16 +54,12 @@ class Loader(TrainLoader):
         last_step: int | None = None,
         keep_alive: object = None,
     ) -> None:
-        if spec.global_batch_size % settings.hosts:
-            raise PingLlmError(
-                f"a global batch of {spec.global_batch_size} cannot be shared evenly by {settings.hosts} hosts"
-            )
         self.spec = spec
-        self.batch_size = spec.global_batch_size // settings.hosts
+        self._share = host_share(spec.global_batch_size, settings.host, settings.hosts)
+        self.batch_size = len(self._share)
         self.settings = settings.resolved(6 * 4 * self.batch_size * spec.length)
         self._state = state or DataState.start(spec)
-        self._last_step = last_step
-        self._keep_alive = keep_alive  # what the sources need to stay where they are
+        self._last_step, self._keep_alive = last_step, keep_alive
         self._made: Iterator[Made] | None = None
         self._workers: list[_Worker] = []
         self._source: BatchSource | None = None  # for the bound on segments
@@ -74,13 +70,12 @@ class Loader(TrainLoader):
         return self._state
 
     def max_segments(self, step: int) -> int:
-        """No sequence of the step's global batch has more segments: the same on every host."""
         if self._source is None:
             self._source = BatchSource(self.spec, self._state.mixture)
         return self._source.max_segments(step)
 
     def restore(self, state: DataState, *, allow_change: bool = False) -> None:
-        """Continue from a state, of this or another number of hosts and workers."""
+        """Continue from a state that was saved with any number of hosts and workers."""
         resumed = state.resume(self.spec, allow_change=allow_change)
         self._stop()
         self.spec, self._state = resumed
@@ -106,13 +101,12 @@ class Loader(TrainLoader):
         return batch
 
     def _start(self) -> "Iterator[Made]":
-        begin, buffer = self.settings.host * self.batch_size, self.settings.buffer_size
+        buffer = self.settings.buffer_size
         run = int(np.clip(_RUN_BYTES // (2 * self.batch_size * self.spec.length), 1, buffer // 2 or 1))
         job = _Job(
             source=BatchSource(self.spec, self._state.mixture),
             first_step=self._state.next_step,
-            begin=begin,
-            end=begin + self.batch_size,
+            share=self._share,
             workers=self.settings.worker_count,
             run=run,
             slots=(-(-buffer // run) + 1) * run,  # whole runs: one of them is being read
@@ -126,7 +120,6 @@ class Loader(TrainLoader):
         return (self._workers[number // job.run % job.workers].take() for number in count())
 
     def close(self) -> None:
-        """End the worker processes and give back all memory. Nothing can be taken any more."""
         self._stop()
         self._keep_alive = None
 
@@ -147,13 +140,11 @@ class Loader(TrainLoader):
 
 @dataclass(frozen=True, kw_only=True)
 class Made:
-    """A batch as it was made."""
+    """A batch, and what making it took."""
 
     packed: PackedTokens
-    stage_s: dict[str, float]
-    """Seconds of each stage."""
-    corrupt_rows: int
-    """That its source has left out so far."""
+    stage_s: dict[str, float]  # seconds of each stage
+    corrupt_rows: int  # skipped by its source so far
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,24 +153,20 @@ class _Job:
 
     source: BatchSource
     first_step: int
-    begin: int
-    """This host's part of each batch: its sequences `begin` to `end`."""
-    end: int
+    share: range  # the sequences of each global batch that this host makes
     workers: int
-    run: int
-    """Batches in a row that one worker makes."""
-    slots: int
-    """Of each worker."""
+    run: int  # consecutive batches that one worker makes
+    slots: int  # per worker
     slot_bytes: int
 
     def make(self, number: int) -> Made:
-        """The batch of so many steps after the first one."""
+        """The batch `number` steps after the first one."""
         stage_s = self.source.stages.seconds = {}
-        packed = self.source.packed(self.first_step + number, self.begin, self.end)
+        packed = self.source.packed(self.first_step + number, self.share.start, self.share.stop)
         return Made(packed=packed, stage_s=stage_s, corrupt_rows=self.source.left_out)
 
     def open_slots(self, path: str) -> npt.NDArray[np.uint8]:
-        """(slots, bytes). Without a file to share, slots hold nothing, and batches are sent through the pipe."""
+        """Shape (slots, bytes). Without a shared file, slots are empty and batches are sent through the pipe."""
         if not path:
             return np.empty((self.slots, 0), dtype=np.uint8)
         return np.asarray(np.memmap(path, dtype=np.uint8, mode="r+", shape=(self.slots, self.slot_bytes)))
@@ -204,16 +191,16 @@ class _Worker:
         self._received = self._taken = 0
 
     def take(self) -> Made:
-        """Its next batch, a view of shared memory: it is gone when the one after it is taken."""
+        """Its next batch, a view of shared memory that is valid until the one after it is taken."""
         if self._taken == self._received:
             self._receive()
-        message = self._ready[self._taken - self._received]  # counted from the end
+        message = self._ready[self._taken - self._received]  # a negative index: counted from the end
         slot = self._slots[self._taken % len(self._slots)]
         self._taken += 1
         return message if isinstance(message, Made) else _from_slot(slot, *message)
 
     def _receive(self) -> None:
-        """Give back the slots of the batches that were taken, and wait for others."""
+        """Free the slots of the batches that were taken, and wait for the next ones."""
         try:
             if self._ready:
                 with suppress(OSError):  # what it sent before it ended, perhaps an error, can still be read
@@ -231,7 +218,7 @@ class _Worker:
         self._received += len(message)
 
     def stop(self) -> None:
-        """The worker ends when it next sends or waits for a message."""
+        """Make the worker end when it next sends or waits for a message."""
         self._connection.close()
 
     def join(self, seconds: float) -> None:
@@ -270,7 +257,7 @@ def _work(job: _Job, number: int, connection: Connection, path: str) -> None:
 
 
 def _to_slot(made: Made, slot: npt.NDArray[np.uint8]) -> tuple[Any, ...] | None:
-    """Write a batch to its slot; gives what `_from_slot` needs to read it, or None if it does not fit."""
+    """Write a batch to its slot. Returns the arguments of `_from_slot`, or None if it does not fit."""
     packed = made.packed
     columns = [column.view(np.uint8) for column in (packed.sizes, packed.sequence, packed.tokens)]
     size = sum(map(len, columns))

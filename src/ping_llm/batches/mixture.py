@@ -85,8 +85,7 @@ class Mixture:
         return source, phase.given_before(sequence)[source]
 
 
-UNMIXED: Final = Mixture((Phase(0, (PERIOD,), (0,)),))
-"""Of a single source."""
+UNMIXED: Final = Mixture((Phase(0, (PERIOD,), (0,)),))  # a single source
 
 
 def _shares(weights: Sequence[Fraction]) -> tuple[int, ...]:

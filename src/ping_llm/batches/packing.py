@@ -1,4 +1,4 @@
-"""Best-fit packing: which documents of known lengths share a sequence. Any sequence of any epoch can be had by itself.
+"""Best-fit packing: which documents of known lengths share a sequence. Any sequence of any epoch is planned by itself.
 
 An epoch is a random permutation of the documents, cut into blocks of about a thousand sequences. Within a block:
 
@@ -6,17 +6,17 @@ split   a document longer than a sequence gives whole sequences and a rest; ever
 pack    the pieces go, longest first, each to the sequence where it leaves the least room (best-fit decreasing)
 cut     a block of T tokens has ceil(T / length) sequences, or one more. Where the pieces do not fit them, the emptiest
         sequences are taken apart, and their pieces follow each other in what is left, cut where a sequence ends
-order   sequences with parts of one long document stand side by side, and runs of eight are shuffled: so where a
-        document must be tokenised first, hardly any is tokenised by several processes, and none fills a batch
+order   sequences with parts of one long document are put side by side, and runs of eight are shuffled: so hardly any
+        document has to be tokenised by several processes, and none fills a batch
 
 So every token of an epoch is in exactly one sequence, nothing is dropped, padding is at most one or two sequences per
-block, and hardly a document is cut that would have fitted (Ding et al. 2024, "Fewer truncations improve language
+block, and few documents are cut that would have fitted (Ding et al. 2024, "Fewer truncations improve language
 modeling"). Each epoch has the same number of sequences, so the epoch and the block of a sequence are plain arithmetic.
 
-Without a seed documents keep their order: they follow each other, cut where a sequence ends.
+Without a seed, documents keep their order: they follow each other, cut where a sequence ends.
 """
 
-from collections import OrderedDict
+from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -27,12 +27,11 @@ from ping_llm.core.draws import permute_run
 from ping_llm.core.errors import PingLlmError
 from ping_llm.core.randomness import Ints, Purpose, key, permute
 
-PACKING_VERSION: Final = 1
-"""Raised whenever the same documents would give other sequences."""
-
+PACKING_VERSION: Final = 1  # raised whenever the same documents would give other sequences
 BLOCK_SEQUENCES: Final = 1024
 _RUN: Final = 8
-"""With 8 processes, C4 and sequences of 1,024, 1.18 times the tokens are made; shuffled one by one, 1.62 times."""
+"""Sequences shuffled together: with 8 processes, C4 and sequences of 1,024 tokens, 1.18 times the tokens have to be
+made, because cut documents are tokenised by several processes; if sequences are shuffled one by one, 1.62 times."""
 _BLOCKS_KEPT: Final = 8
 _EPOCHS_KEPT: Final = 2
 
@@ -66,8 +65,8 @@ class PackingPlan:
             raise PingLlmError("the documents are empty: there is nothing to make sequences from")
         self.blocks = min(max(1, self.tokens // (BLOCK_SEQUENCES * length)), len(self.lengths))
         self.sequences_per_epoch = -(-self.tokens // length) + self.blocks
-        self._epochs: OrderedDict[int, Ints] = OrderedDict()
-        self._blocks: OrderedDict[tuple[int, int], tuple[Pieces, Ints]] = OrderedDict()
+        self._first_sequence = lru_cache(maxsize=_EPOCHS_KEPT)(self._count_sequences)
+        self._block = lru_cache(maxsize=_BLOCKS_KEPT)(self._pack)
 
     def locate(self, sequence: int) -> tuple[int, int, int]:
         """Epoch, block and index in the block of a sequence, counted from the beginning of all epochs."""
@@ -88,52 +87,42 @@ class PackingPlan:
             done += end - index
         return Pieces(*map(np.concatenate, zip(*parts, strict=True)))
 
-    def _first_sequence(self, epoch: int) -> Ints:
-        """Of each block, and of the next epoch: one pass over all lengths, about 20 ns each."""
-        if epoch not in self._epochs:
-            tokens = np.zeros(self.blocks, dtype=np.int64)
-            if self.seed is None:
-                first = np.arange(self.blocks) * len(self.lengths) // self.blocks
-                np.add.reduceat(self.lengths, first, dtype=np.int64, out=tokens)
-            else:
-                _tokens_of_blocks(np.uint64(key(self.seed, epoch, Purpose.EPOCH_ORDER)), self.lengths, tokens)
-            sequences = -(-tokens // self.length)
-            # What rounding up has not used goes to the first blocks that have tokens: all epochs have equally many.
-            sequences[np.flatnonzero(tokens)[: self.sequences_per_epoch - int(sequences.sum())]] += 1
-            sequences[-1] += self.sequences_per_epoch - int(sequences.sum())
-            self._epochs[epoch] = np.append(0, np.cumsum(sequences))
-            if len(self._epochs) > _EPOCHS_KEPT:
-                self._epochs.popitem(last=False)
-        return self._epochs[epoch]
+    def _count_sequences(self, epoch: int) -> Ints:
+        """The first sequence of each block, and of the next epoch. One pass over all lengths: about 20 ns each."""
+        tokens = np.zeros(self.blocks, dtype=np.int64)
+        if self.seed is None:
+            first = np.arange(self.blocks) * len(self.lengths) // self.blocks
+            np.add.reduceat(self.lengths, first, dtype=np.int64, out=tokens)
+        else:
+            _tokens_of_blocks(np.uint64(key(self.seed, epoch, Purpose.EPOCH_ORDER)), self.lengths, tokens)
+        sequences = -(-tokens // self.length)
+        # Sequences that rounding up has not used go to the first blocks with tokens, so that all epochs have as many.
+        sequences[np.flatnonzero(tokens)[: self.sequences_per_epoch - int(sequences.sum())]] += 1
+        sequences[-1] += self.sequences_per_epoch - int(sequences.sum())
+        return np.append(0, np.cumsum(sequences))
 
-    def _block(self, epoch: int, block: int) -> tuple[Pieces, Ints]:
+    def _pack(self, epoch: int, block: int) -> tuple[Pieces, Ints]:
         """The pieces of a block by sequence: those of sequence s are `first[s]` to `first[s + 1]`."""
-        at = epoch, block
-        if at not in self._blocks:
-            sequences = int(np.diff(self._first_sequence(epoch)[block : block + 2])[0])
-            documents = np.arange(*(b * len(self.lengths) // self.blocks for b in (block, block + 1)))
-            if self.seed is not None:
-                documents = permute(key(self.seed, epoch, Purpose.EPOCH_ORDER), len(self.lengths), documents)
-            documents = documents[self.lengths[documents] > 0]
-            sizes = self.lengths[documents].astype(np.int64)
-            if self.seed is None:
-                number = np.arange(len(documents))
-                pieces = _cut(Pieces(number, number, np.zeros_like(number), sizes), sequences)
-            else:
-                pieces = packed(sizes, sequences, self.length)
-                order = _in_runs(pieces, sizes, sequences, key(self.seed, epoch, Purpose.SEQUENCE_ORDER, block))
-                pieces = pieces._replace(sequence=np.argsort(order)[pieces.sequence])
-                pieces = pieces.take(np.argsort(pieces.sequence, kind="stable"))
-            pieces = pieces._replace(document=documents[pieces.document])
-            self._blocks[at] = pieces, np.searchsorted(pieces.sequence, np.arange(sequences + 1))
-            if len(self._blocks) > _BLOCKS_KEPT:
-                self._blocks.popitem(last=False)
-        self._blocks.move_to_end(at)
-        return self._blocks[at]
+        sequences = int(np.diff(self._first_sequence(epoch)[block : block + 2])[0])
+        documents = np.arange(*(b * len(self.lengths) // self.blocks for b in (block, block + 1)))
+        if self.seed is not None:
+            documents = permute(key(self.seed, epoch, Purpose.EPOCH_ORDER), len(self.lengths), documents)
+        documents = documents[self.lengths[documents] > 0]
+        sizes = self.lengths[documents].astype(np.int64)
+        if self.seed is None:
+            number = np.arange(len(documents))
+            pieces = _cut(Pieces(number, number, np.zeros_like(number), sizes), sequences)
+        else:
+            pieces = packed(sizes, sequences, self.length)
+            order = _in_runs(pieces, sizes, sequences, key(self.seed, epoch, Purpose.SEQUENCE_ORDER, block))
+            pieces = pieces._replace(sequence=np.argsort(order)[pieces.sequence])
+            pieces = pieces.take(np.argsort(pieces.sequence, kind="stable"))
+        pieces = pieces._replace(document=documents[pieces.document])
+        return pieces, np.searchsorted(pieces.sequence, np.arange(sequences + 1))
 
 
 def _in_runs(pieces: Pieces, sizes: Ints, sequences: int, word: Any) -> Ints:
-    """The order of a block's sequences: by a document that is cut, if one is in there, and then runs are shuffled."""
+    """The order of a block's sequences: sorted by the document that each has a part of, then shuffled in runs."""
     leading = np.zeros(sequences, dtype=np.int64)
     is_cut = pieces.size < sizes[pieces.document]
     for chosen in (pieces.take(~is_cut), pieces.take(is_cut)):
@@ -144,7 +133,7 @@ def _in_runs(pieces: Pieces, sizes: Ints, sequences: int, word: Any) -> Ints:
 
 
 def packed(sizes: Ints, sequences: int, length: int) -> Pieces:
-    """All tokens of documents of these sizes in so many sequences, which have room for them."""
+    """Put all tokens of documents of these sizes into this number of sequences, which must have room for them."""
     documents, whole = np.arange(len(sizes)), sizes // length
     within = np.arange(int(whole.sum())) - np.repeat(np.cumsum(whole) - whole, whole)
     full = Pieces(np.arange(len(within)), np.repeat(documents, whole), within * length, np.full(len(within), length))
@@ -158,24 +147,16 @@ def packed(sizes: Ints, sequences: int, length: int) -> Pieces:
     fullest = np.argsort(gap, kind="stable")
     available, slack = sequences - len(within), sequences * length - int(sizes.sum())
     kept = int(np.searchsorted(np.cumsum(gap[fullest]), slack, side="right"))
-    kept -= (
-        kept == bins and 0 < bins < available
-    )  # so that no sequence stays empty, something must be left to share out
+    if kept == bins and 0 < bins < available:
+        kept -= 1  # so that no sequence stays empty, something must be left to share out
     number = np.empty(bins, dtype=np.int64)
     number[fullest] = np.arange(bins)
     pieces = pieces._replace(sequence=number[pieces.sequence])
     is_kept = pieces.sequence < kept
     loose = pieces.take(np.flatnonzero(~is_kept)[np.argsort(pieces.sequence[~is_kept], kind="stable")])
-    parts = (
-        full,
-        _shifted(pieces.take(is_kept), len(within)),
-        _shifted(_cut(loose, available - kept), len(within) + kept),
-    )
-    return Pieces(*map(np.concatenate, zip(*parts, strict=True)))
-
-
-def _shifted(pieces: Pieces, by: int) -> Pieces:
-    return pieces._replace(sequence=pieces.sequence + by)
+    parts = (full, 0), (pieces.take(is_kept), len(within)), (_cut(loose, available - kept), len(within) + kept)
+    shifted = (part._replace(sequence=part.sequence + first) for part, first in parts)
+    return Pieces(*map(np.concatenate, zip(*shifted, strict=True)))
 
 
 def _cut(pieces: Pieces, sequences: int) -> Pieces:
@@ -231,7 +212,7 @@ def _best_fit(sizes: Array, length: Any, bins: Array) -> Any:
     opened = 0
     for i in range(len(sizes)):
         node = width + sizes[i]
-        while node > 1 and tree[node] == 0:  # up, to where something is at or to the right of the wanted room
+        while node > 1 and tree[node] == 0:  # up, to where a room of at least this size is in the subtree
             while node > 1 and node % 2 == 1:
                 node //= 2
             node += node > 1

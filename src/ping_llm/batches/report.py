@@ -13,13 +13,10 @@ from xml.sax.saxutils import escape
 from ping_llm.batches.spec import LoaderSettings
 from ping_llm.core.files import write_atomically
 
-LAY_OUT: Final = "lay out"
-"""What is done in the training process, and not in the workers."""
-
+LAY_OUT: Final = "lay out"  # the stage that runs in the training process, not in the workers
 SHOW_EVERY_S: Final = 60.0
 _NEGLIGIBLE_WAIT: Final = 0.01
-_WAITS_FROM: Final = 0.6
-"""From this share of the time on reading is waiting for a disk: from memory it takes less than half."""
+_WAITS_FROM: Final = 0.6  # a larger share of the time in `read` means waiting for a disk: from memory it is under half
 
 _ADVICE: Final = {
     "consumer": "nothing: batches are ready before they are asked for",
@@ -30,13 +27,12 @@ _ADVICE: Final = {
 }
 _ADVICE_FOR_COMPUTATION: Final = "raise grain_worker_count: this runs on as many cores as there are"
 
-
 _log = logging.getLogger(__name__)
 
 
 @dataclass
 class Times:
-    """How often something was done, and the seconds that it took."""
+    """How often something was done, and how many seconds it took."""
 
     count: int = 0
     total: float = 0.0
@@ -50,23 +46,18 @@ class Times:
 
     def to_json(self) -> dict[str, Any]:
         least, mean, most = (self.least, self.total / self.count, self.most) if self.count else (0.0, 0.0, 0.0)
-        return {
-            "count": self.count,
-            "min_ms": round(1e3 * least, 3),
-            "mean_ms": round(1e3 * mean, 3),
-            "max_ms": round(1e3 * most, 3),
-        }
+        seconds = {"min_ms": least, "mean_ms": mean, "max_ms": most}
+        return {"count": self.count} | {name: round(1e3 * value, 3) for name, value in seconds.items()}
 
 
 class PipelineReport:
-    """Adds up what every batch cost, and shows it every minute and at the end, where the settings want that.
+    """Adds up what every batch cost. Shows it every minute and at the end, if the settings ask for that.
 
-    Stages run in the workers side by side; waiting is the training process's. What a stage gives stands behind an arrow
-    in its meaning.
+    `stages` says what each stage does and, behind an arrow, what it gives; they run in all workers at once. `settings`
+    are resolved (no -1), and `shape` is that of a host's batches.
     """
 
     def __init__(self, stages: Mapping[str, str], settings: LoaderSettings, shape: tuple[int, int]) -> None:
-        """`shape` is that of a host's batches. The settings are those of a loader that has made its choices."""
         self.workers, self._settings = settings.worker_count, settings
         self._positions = math.prod(shape)
         self._meaning = {**stages, LAY_OUT: f"tokens to arrays, in the training process → 6 × int32 {list(shape)}"}
@@ -97,7 +88,7 @@ class PipelineReport:
             self.show()
 
     def show(self) -> None:
-        """To the log and as files, if there is something new to show and somebody wants it."""
+        """Write to the log and to files, if there is something new and the settings ask for it."""
         self._shown = time.monotonic()
         if self._batches == self._batches_shown:
             return
@@ -116,7 +107,7 @@ class PipelineReport:
 
     @property
     def bottleneck(self) -> str:
-        """What limits the rate: the stage that takes longest, unless the data is never waited for."""
+        """What limits the rate: the slowest stage, or the consumer if it never waits for data."""
         if self._batches <= 1:
             return "unknown"
         if self.workers and self.wait_share < _NEGLIGIBLE_WAIT:
@@ -139,7 +130,7 @@ class PipelineReport:
     def to_json(self) -> dict[str, Any]:
         batches = max(1, self._batches - 1)
         elapsed = self._until - self._since
-        all_tokens = self._tokens * self._batches // batches  # those of the first batch are not counted
+        all_tokens = self._tokens * self._batches // batches  # the first batch's tokens are not in `_tokens`
         return {
             "batches": self._batches,
             "workers": self.workers,
@@ -164,7 +155,7 @@ class PipelineReport:
         }
 
     def _processes(self) -> dict[str, list[str]]:
-        """What each kind of process does, with how many there are and what they hold ready."""
+        """The stages of each kind of process, by a name that says how many processes and buffers there are."""
         in_workers = [name for name in self._stages if name != LAY_OUT]
         if not self.workers:
             return {"training process": [*in_workers, LAY_OUT]}
@@ -174,16 +165,14 @@ class PipelineReport:
     def table(self) -> str:
         """For the log: one line per stage, then the verdict."""
         value = self.to_json()
+        rows = value["stages"] | {"waiting": value["waiting"] | {"share": value["wait_share"]}}
         lines = [
             f"pipeline: {value['batches']} batches, {value['real_tokens_per_s']:,} tokens/s, {self.workers} worker(s)",
             f"  {'stage':8} {'count':>7} {'min ms':>9} {'mean ms':>9} {'max ms':>9} {'share':>6}",
             *(
                 f"  {name:8} {row['count']:7,} {row['min_ms']:9.2f} {row['mean_ms']:9.2f} {row['max_ms']:9.2f} "
                 f"{row['share']:6.0%}  {self._meaning.get(name, 'for a batch; share of all time')}"
-                for name, row in {
-                    **value["stages"],
-                    "waiting": {**value["waiting"], "share": value["wait_share"]},
-                }.items()
+                for name, row in rows.items()
             ),
             f"  waiting for data: {value['wait_share']:.1%} of the time; padding {value['padding_fraction']:.2%}",
             f"  bottleneck: {value['bottleneck']}; {value['advice']}",
@@ -191,7 +180,7 @@ class PipelineReport:
         return "\n".join(lines)
 
     def write(self, folder: Path) -> None:
-        """The pipeline as a picture (`pipeline_graph.svg`) and as numbers (`pipeline.json`)."""
+        """Write the pipeline as a picture (`pipeline_graph.svg`) and as numbers (`pipeline.json`)."""
         value = self.to_json()
         folder.mkdir(parents=True, exist_ok=True)
         write_atomically(folder / "pipeline_graph.svg", draw(value))
@@ -214,8 +203,8 @@ _PROCESS: Final = """\
 
 
 def draw(report: Mapping[str, Any]) -> str:
-    """SVG of a pipeline report: a box for each stage with what it gives, darker where more of the time goes, the
-    bottleneck outlined; around them the processes, with their buffers."""
+    """SVG of a pipeline report: a box for each stage with what it gives, darker the more time it takes, the bottleneck
+    outlined; around the boxes, the processes with their buffers. The report may be an old or a stranger's file."""
     stages = report["stages"]
     notes = {name: f"{stage['ms_per_batch']:.2f} ms, {stage['share']:.0%}" for name, stage in stages.items()}
     notes = {"files": "", **notes, "training": f"waits {report['wait_share']:.1%}"}
@@ -232,22 +221,14 @@ def draw(report: Mapping[str, Any]) -> str:
         )
         for i, (name, note) in enumerate(notes.items())
     ]
+    found = report.get("processes")  # which reports of earlier versions do not have
     processes = [
         _PROCESS.format(x=at[names[0]] - 8, width=at[names[-1]] - at[names[0]] + 136, name=escape(process))
-        for process, names in _drawable(report.get("processes"), at)
+        for process, names in (found.items() if isinstance(found, dict) else ())
+        if names and isinstance(names, list) and all(name in [*at] for name in names)
     ]
     where = f"{report['workers']} worker process(es)" if report["workers"] else "in the training process"
     title = f"{report['real_tokens_per_s']:,} tokens/s, {where}, padding {report['padding_fraction']:.2%}"
     verdict = escape(f"bottleneck: {report['bottleneck']}; {report['advice']}")
     parts = {"title": title, "processes": "".join(processes), "boxes": "".join(boxes), "verdict": verdict}
     return _PICTURE.format(width=20 + 150 * len(notes), **parts)
-
-
-def _drawable(processes: Any, at: Mapping[str, int]) -> list[tuple[str, list[str]]]:
-    """The processes of a report whose stages are all drawn: it can be an old one, which has none, or a stranger's."""
-    found = processes.items() if isinstance(processes, dict) else ()
-    return [(name, names) for name, names in found if names and isinstance(names, list) and _all_in(names, [*at])]
-
-
-def _all_in(some: list[Any], known: list[str]) -> bool:
-    return all(name in known for name in some)

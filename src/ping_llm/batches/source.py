@@ -9,33 +9,34 @@ import numpy.typing as npt
 
 from ping_llm.batches.batch import PackedTokens, Stages, expand
 from ping_llm.batches.mixture import Mixture
-from ping_llm.batches.spec import Batch, DataSpec, SequenceSource
-from ping_llm.core.errors import PingLlmError
+from ping_llm.batches.spec import Batch, DataSpec, SequenceSource, host_share
 
 _ENDLESS = 1 << 40
 
 
 class BatchSource:
-    """Batches by number. Files are opened at first use, so a source can be sent to a worker process before.
+    """Batches by step. Files are opened at first use, so that a source can be sent to a worker process before.
 
-    It is a random access data source as Grain and PyTorch have them: `grain.MapDataset.source(BatchSource(spec))` is
-    the dataset of all global batches, and `DataLoader(BatchSource(spec), batch_size=None, sampler=steps)` loads those
-    of some steps. Of several hosts, each takes its part of them.
+    It is a random-access data source as Grain and PyTorch define them: `grain.MapDataset.source(BatchSource(spec))` is
+    the dataset of all global batches, and `DataLoader(BatchSource(spec), batch_size=None, sampler=steps)` loads some of
+    them. With `host` and `hosts`, each batch is that host's part of the global batch.
     """
 
     def __init__(self, spec: DataSpec, mixture: Mixture | None = None, *, host: int = 0, hosts: int = 1) -> None:
-        if spec.global_batch_size % hosts:
-            raise PingLlmError(f"a global batch of {spec.global_batch_size} cannot be shared evenly by {hosts} hosts")
         self.spec, self.mixture, self.stages = spec, mixture or spec.mixture(), Stages()
-        self._size = spec.global_batch_size // hosts
-        self._first = host * self._size
+        self._share = host_share(spec.global_batch_size, host, hosts)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what is open: another process opens the files itself."""
+        return {name: value for name, value in vars(self).items() if name != "sources"}
 
     def __len__(self) -> int:
         return self.batches_per_epoch if self.spec.finite else _ENDLESS
 
     def __getitem__(self, step: int) -> Batch:
-        """The batch of a step by itself, without going through those before it."""
-        return expand(self.packed(int(step), self._first, self._first + self._size), self._size, self.spec.length)
+        """The batch of one step, without making those before it."""
+        packed = self.packed(int(step), self._share.start, self._share.stop)
+        return expand(packed, len(self._share), self.spec.length)
 
     @cached_property
     def sources(self) -> tuple[SequenceSource, ...]:
@@ -52,7 +53,7 @@ class BatchSource:
 
     @property
     def left_out(self) -> int:
-        """Damaged records that were passed over so far."""
+        """Damaged records that were skipped so far."""
         return sum(len(source.left_out) for source in self.sources)
 
     def packed(self, step: int, begin: int, end: int) -> PackedTokens:
@@ -66,12 +67,12 @@ class BatchSource:
         return _interleaved(parts)
 
     def max_segments(self, step: int) -> int:
-        """No sequence of the step's global batch has more segments. From the plan alone, so every host knows it."""
+        """An upper bound on the segments of the step's sequences: from the plan alone, so the same on every host."""
         shares = self.shares(step, 0, self.spec.global_batch_size)
         return max((self.sources[number].max_segments(sequences) for number, sequences, _ in shares), default=1)
 
     def shares(self, step: int, begin: int, end: int) -> Iterator[tuple[int, range, npt.NDArray[np.int32]]]:
-        """What each source gives of these sequences of a step: its own sequences, and where they are among those."""
+        """For each source that some of these sequences come from: its own sequence numbers, and their positions."""
         offset = self.spec.planned(step) * self.spec.global_batch_size
         if len(self.spec.sources) == 1 and not self.spec.finite:
             yield 0, range(offset + begin, offset + end), np.arange(end - begin, dtype=np.int32)
@@ -81,7 +82,7 @@ class BatchSource:
             index = np.array([i for i, at in enumerate(located) if at and at[0] == source], dtype=np.int32)
             if len(index):
                 first = located[index[0]]
-                yield source, range(first[1], first[1] + len(index)), index  # a source gives one after the other
+                yield source, range(first[1], first[1] + len(index)), index  # a source's sequences are consecutive
 
     def explain(self, step: int, sequence: int) -> dict[str, Any]:
         """Where one sequence of a batch comes from, segment by segment."""

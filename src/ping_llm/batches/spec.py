@@ -1,4 +1,4 @@
-"""What decides every batch, as one small value: which sources, which seed, which shape. It travels to workers."""
+"""What decides every batch, as one small value that is sent to workers: which sources, which seed, which shape."""
 
 import json
 from collections.abc import Iterator, Mapping, Sized
@@ -17,9 +17,7 @@ from ping_llm.tasks.pool import available_cores
 if TYPE_CHECKING:
     from ping_llm.batches.batch import PackedTokens, Stages
 
-PIPELINE_VERSION: Final = 1
-"""Raised whenever the same spec would give other batches."""
-
+PIPELINE_VERSION: Final = 1  # raised whenever the same spec would give other batches
 STATE_VERSION: Final = 1
 
 Batch = dict[str, npt.NDArray[np.int32]]
@@ -34,59 +32,58 @@ class SequenceSource(Protocol):
 
     @property
     def left_out(self) -> Sized:
-        """Damaged records that were passed over so far."""
+        """Damaged records that were skipped so far."""
 
     def packed(self, sequences: range) -> "PackedTokens":
         """The segments of these sequences; `sequence` of the result counts from the first of them."""
 
     def max_segments(self, sequences: range) -> int:
-        """None of these sequences has more."""
+        """An upper bound on the segments of each of these sequences."""
 
     def explain(self, sequence: int) -> dict[str, Any]:
-        """Where a sequence comes from: `epoch`, `block`, `index_in_block`, and of each of its `segments` at least the
-        number of `tokens`."""
+        """Where a sequence comes from: `epoch`, `block`, `index_in_block` and `segments`, each with its `tokens`."""
 
 
 class SourceSpec(Protocol):
-    """What one source of sequences is, as a small value. It is opened in the processes that read."""
+    """The description of one source of sequences: a small, picklable value that every reading process opens."""
 
     @property
     def fingerprint(self) -> str:
-        """Another one, if it would give other sequences."""
+        """Differs whenever the sequences differ."""
 
     def open(self, spec: "DataSpec", stages: "Stages") -> SequenceSource: ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataSpec:
-    """`batch = f(spec, step)`: everything else (hosts, workers, what was read before) is left out on purpose."""
+    """`batch = f(spec, step)`: everything else (hosts, workers, what was read before) is left out on purpose.
+
+    `settings` are whatever else decides the sequences of all sources, by name; a data state is checked against them.
+    `stages` names the steps of making a batch and what they do, for reports. A `finite` spec gives one epoch of each
+    source, one after the other, and then ends: for evaluation. `schedule` lists new weights by the step that they
+    begin at, in rising order. `skipped` lists ranges of planned steps (first, end) to skip: in order, not adjacent.
+    """
 
     sources: tuple[SourceSpec, ...]
     weights: tuple[Fraction, ...] = (Fraction(1),)
     seed: int = 0
     global_batch_size: int = 64
-    length: int = 1024
-    """Tokens of a sequence."""
+    length: int = 1024  # tokens per sequence
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """What else decides the sequences of all sources, by name: a data state is checked against it."""
     stages: Mapping[str, str] = field(default_factory=dict)
-    """What is done to make a batch, and what that means, for reports."""
     finite: bool = False
-    """One epoch of each source, one after the other, then nothing: for evaluation. Otherwise epochs without end."""
     schedule: tuple[tuple[int, tuple[Fraction, ...]], ...] = ()
-    """Steps, in rising order, from which on the weights are others."""
     skipped: tuple[tuple[int, int], ...] = ()
-    """Planned steps that are passed over, from and to: in order, and apart from each other."""
 
     def planned(self, step: int) -> int:
-        """The planned step that a step of training takes its batch from."""
+        """The planned step whose batch a training step gets."""
         for begin, end in self.skipped:
             if step >= begin:
                 step += end - begin
         return step
 
     def mixture(self, before: Mixture | None = None, step: int = 0) -> Mixture:
-        """What is drawn from which source; up to a planned step it is what it was before."""
+        """Which source each sequence is drawn from. What `before` says about planned steps before `step` stays."""
         now = [weights for begin, weights in ((0, self.weights), *self.schedule) if begin <= step][-1]
         size = self.global_batch_size
         mixture = Mixture.of(now) if before is None else before.until(step * size).changed(now, step * size)
@@ -107,6 +104,13 @@ class DataSpec:
         }
 
 
+def host_share(sequences: int, host: int, hosts: int) -> range:
+    """The sequences of a global batch that one of several hosts makes."""
+    if sequences % hosts:
+        raise PingLlmError(f"a global batch of {sequences} cannot be shared evenly by {hosts} hosts")
+    return range(host * sequences // hosts, (host + 1) * sequences // hosts)
+
+
 @dataclass(frozen=True, kw_only=True)
 class DataState:
     """Where a run is in its data: the next step, and what the steps before it were made from."""
@@ -114,8 +118,7 @@ class DataState:
     next_step: int
     identity: Mapping[str, Any]
     mixture: Mixture = UNMIXED
-    skipped: tuple[tuple[int, int], ...] = ()
-    """Planned steps that were, or will be, passed over."""
+    skipped: tuple[tuple[int, int], ...] = ()  # planned steps that were, or will be, skipped
 
     @classmethod
     def start(cls, spec: DataSpec) -> "DataState":
@@ -153,10 +156,10 @@ class DataState:
             )
 
     def resume(self, spec: DataSpec, *, allow_change: bool = False) -> tuple[DataSpec, "DataState"]:
-        """The spec and the state to continue with. What differs is an error, unless it is explicitly allowed.
+        """The spec and the state to continue with. Data that differs is an error unless `allow_change` is set.
 
-        Weights may differ, and sources may be added: each continues where it was. They keep the order that they had,
-        whatever the order in which they are named now. Steps that are still to come may be skipped, or no longer.
+        Weights may change and sources may be added; each continues where it was. Sources keep their old order, in
+        whatever order they are named now. Steps that are still to come may be skipped, or no longer be.
         """
         spec = replace(spec, skipped=self._skipped(spec))
         before, now = list(self.identity.get("sources", [])), spec.identity()["sources"]
@@ -201,15 +204,15 @@ class DataState:
 
 
 class EvalLoader(Protocol):
-    """This host's part of one global batch after the other: int32 arrays by name, in host memory."""
+    """This host's part of each global batch in turn: int32 arrays by name, in host memory."""
 
     def __next__(self) -> Batch: ...
 
     def max_segments(self, step: int) -> int:
-        """No sequence of the step's global batch has more segments: the same number on every host."""
+        """An upper bound on the segments of each sequence in the step's global batch; the same on every host."""
 
     def close(self) -> None:
-        """End processes, give back memory, close files."""
+        """End worker processes, release memory, close files."""
 
     def __iter__(self) -> Iterator[Batch]:
         return self
@@ -222,33 +225,28 @@ class EvalLoader(Protocol):
 
 
 class TrainLoader(EvalLoader, Protocol):
-    """The same without end, and with a state: what a run stores, and resumes from."""
+    """The same without end, and with a state that a run stores and resumes from."""
 
     def state(self) -> DataState: ...
 
 
-_WORKER_MB: Final = 300
-"""A worker's own memory: Python with its imports, and a block of the plan."""
+_WORKER_MB: Final = 300  # a worker's own memory: Python with its imports, and a block of the plan
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoaderSettings:
     """How batches are delivered. None of this changes what is in them."""
 
-    worker_count: int = -1
-    """Worker processes: -1 chooses, 0 makes batches in this process."""
-    buffer_size: int = -1
-    """Batches that each worker makes ahead: -1 chooses."""
+    worker_count: int = -1  # worker processes; -1: chosen automatically, 0: batches are made in this process
+    buffer_size: int = -1  # batches that each worker makes ahead; -1: chosen automatically
     ram_budget_mb: int = 4096
-    debug: bool = False
-    """Log the time of each stage every minute, with the bottleneck and what to change."""
-    visualization_dir: str = ""
-    """Folder for the pipeline graph and its numbers, written every minute and at the end."""
+    debug: bool = False  # log the time of each stage every minute, with the bottleneck and what to change
+    visualization_dir: str = ""  # folder for the pipeline graph and its numbers, written every minute and at the end
     host: int = 0
     hosts: int = 1
 
     def resolved(self, batch_bytes: int) -> "LoaderSettings":
-        """With the choices made: half the cores, and buffers for half of the memory that workers leave."""
+        """With -1 replaced: as many workers as half the cores, and buffers for half of the memory budget."""
         workers, buffer = self.worker_count, self.buffer_size
         if workers < 0:
             affordable = max(1, self.ram_budget_mb // 2 // _WORKER_MB)

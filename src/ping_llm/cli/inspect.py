@@ -111,7 +111,7 @@ def inspect_batches(
     """
     from ping_llm.batches import batch as arrays
     from ping_llm.batches.source import BatchSource
-    from ping_llm.contexts.explain import global_batches
+    from ping_llm.contexts.source import global_batches
 
     first, separator, last = steps.partition(":")
     if not (separator and first.isdigit() and last.isdigit() and int(first) < int(last)):
@@ -154,7 +154,7 @@ def inspect_batch(
         ping-llm inspect batch --config runs/my-project/my-run/config.yml --step 1200
     """
     from ping_llm.batches.source import BatchSource
-    from ping_llm.contexts import explain
+    from ping_llm.contexts.source import render
 
     if sequence >= (count := spec.global_batch_size):
         raise PingLlmError(f"a batch of {count} has sequences 0 to {count - 1}; there is no {sequence}")
@@ -162,7 +162,7 @@ def inspect_batch(
     if json_output:
         show(explained, json_output)
     else:
-        out.print(explain.render(explained), soft_wrap=True)  # token lines are not cut
+        out.print(render(explained), soft_wrap=True)  # token lines are not cut
 
 
 def bench_pipeline(

@@ -18,7 +18,7 @@ How many sequences a block makes is the same for all blocks and epochs: as many 
 per cent. So the block of a sequence is plain arithmetic, and only that block has to be worked out. Blocks are large
 enough that their sizes hardly differ, and what differs is taken up by the shrinkable samples.
 
-Importing this loads (or compiles) the kernels.
+Importing this module loads (or compiles) the kernels.
 """
 
 import heapq
@@ -60,17 +60,15 @@ FAILED_SAVES: Final = BARE_4 - int(token_counts(4, True, TimeKind.NONE))
 LONGEST_MEASUREMENT: Final = BARE_6 + ABSOLUTE
 
 BLOCK_SAMPLES: Final = 16_384
-_OVERFILL_PERCENT: Final = 101
-"""Tokens planned for a sequence, relative to its length. What is too much is left out of a shrinkable sample."""
-_LONG_PERCENT: Final = 85
-"""Part of a sequence that is planned for a window that would fill it alone: the rest is for small samples beside it."""
+_OVERFILL_PERCENT: Final = 101  # tokens planned for a sequence; a shrinkable sample leaves out what is too much
+_LONG_PERCENT: Final = 85  # planned for a window that could fill a sequence alone: small samples get the rest
 _STATISTICS_SAMPLES: Final = 1 << 18
 _STATISTICS_EPOCHS: Final = 16
 _CACHED_BLOCKS: Final = 4
 
 
 class RowFacts(NamedTuple):
-    """What the row index knows of each row that matters for sizes. It was checked when it was opened."""
+    """The columns of the row index that decide sizes. The index was checked when it was opened."""
 
     count: npt.NDArray[Any]  # type: ignore[assignment]  # instead of tuple.count
     failed: npt.NDArray[Any]
@@ -86,25 +84,17 @@ class Samples(NamedTuple):
     """Contexts before their measurements are read: all that follows from the row index and a key."""
 
     row: Ints
-    number: Ints
-    """The sample's number in the epoch: its identity for all random choices."""
+    number: Ints  # the sample's number in the epoch: its identity for all random choices
     key: Words
     family: npt.NDArray[np.uint8]
     mode: npt.NDArray[np.uint8]
-    start: Ints
-    """First measurement of the window in its row."""
-    size: Ints
-    """Measurements in the window."""
-    whole: Flags
-    """The window is the whole row, because that fits."""
-    max_tokens: Ints
-    """An upper bound on the tokens of the whole window."""
-    min_tokens: Ints
-    """Tokens that must be left for it: as many as one measurement can take."""
-    target_tokens: Ints
-    """Tokens planned for it: an estimate. Whole numbers, so that sums are exact on every machine."""
-    shrinkable: Flags
-    """Set when the sample is packed."""
+    start: Ints  # first measurement of the window in its row
+    size: Ints  # measurements in the window
+    whole: Flags  # the window is the whole row, because that fits
+    max_tokens: Ints  # an upper bound on the tokens of the whole window
+    min_tokens: Ints  # tokens that must be left for it: as many as one measurement can take
+    target_tokens: Ints  # tokens planned for it: an estimate, in whole numbers so that sums are exact on every machine
+    shrinkable: Flags  # set when the sample is packed
 
     @classmethod
     def empty(cls, count: int) -> "Samples":
@@ -128,7 +118,11 @@ class Block(NamedTuple):
 
 
 class SequencePlan:
-    """The endless series of sequences that a set of rows gives for a seed."""
+    """The endless series of sequences that a set of rows gives for a seed.
+
+    The samples of row r are those from `first_sample[r]` up to `first_sample[r + 1]`. `block(epoch, number)` gives a
+    block of packed samples.
+    """
 
     def __init__(self, facts: RowFacts, seed: int, settings: ContextSettings) -> None:
         if not len(facts.count):
@@ -139,17 +133,15 @@ class SequencePlan:
         self.seed = seed
         self.facts = facts
         self.first_sample = np.append(0, np.cumsum(settings.per_row(facts.count)))
-        """Number of each row's first sample, and of all samples."""
         self.samples_per_epoch = int(self.first_sample[-1])
         self.blocks = -(-self.samples_per_epoch // BLOCK_SAMPLES)
         self.block = lru_cache(maxsize=_CACHED_BLOCKS)(self._pack)
-        """The packed samples of an epoch and the number of a block in it."""
 
     @cached_property
     def sequences_per_block(self) -> int:
-        """From the target sizes of the samples: of several epochs if there are few, of some if there are many.
+        """From the target sizes of samples: those of several epochs if there are few, a part of them if there are many.
 
-        Sums are of whole numbers: this must come out the same on every machine, or all batches would be others.
+        Sums are of whole numbers: the result must be the same on every machine, or all batches would differ.
         """
         epochs = min(max(_STATISTICS_SAMPLES // self.samples_per_epoch, 1), _STATISTICS_EPOCHS)
         end = min(self.samples_per_epoch, _STATISTICS_SAMPLES)
@@ -172,7 +164,7 @@ class SequencePlan:
 
     @cached_property
     def _signposts(self) -> Ints:
-        """Row of every 16th sample: from there it is not far to that of any."""
+        """The row of every 16th sample, where the search for the row of any sample begins."""
         numbers = np.arange(0, self.samples_per_epoch + _SIGNPOST_SAMPLES, _SIGNPOST_SAMPLES)
         rows = np.searchsorted(self.first_sample, numbers, side="right") - 1
         return np.minimum(rows, len(self.first_sample) - 2)
@@ -213,12 +205,12 @@ class SequencePlan:
     def _pack(self, epoch: int, block: int) -> Block:
         begin, end = (b * self.samples_per_epoch // self.blocks for b in (block, block + 1))
         samples, length, sequences = self._draw(epoch, begin, end), self.settings.length, self.sequences_per_block
-        # Of numbers of 16 bits a stable sort goes by their digits, several times as fast.
+        # NumPy's stable sort of 16-bit numbers is a radix sort, several times as fast as that of larger ones.
         largest_first = np.argsort((length - samples.target_tokens).astype(np.min_scalar_type(length)), kind="stable")
         sequence = _share_out(largest_first, samples.target_tokens, sequences)
         make_room(sequence, samples.min_tokens, sequences, length)
-        # Shared out largest first, the first sequences would have few long contexts and the last ones many short. So
-        # the sequences are given other numbers, at random.
+        # Shared out largest first, the first sequences would have few long contexts and the last ones many short ones,
+        # so the sequences are renumbered at random.
         order_key = key(self.seed, epoch, Purpose.SEQUENCE_ORDER, block)
         sequence = permute(order_key, sequences, np.arange(sequences))[sequence]
         # In a sequence windows come before whole rows, then large samples before small ones, then as they were drawn.
@@ -339,8 +331,7 @@ def _draw_samples(
         shrinkable[i] = False
 
 
-_SEQUENCE_BITS = 24
-"""A heap entry is a sequence's load and, below it, its number: of equally full ones the first comes first."""
+_SEQUENCE_BITS = 24  # a heap entry is a sequence's load and, in its low bits, its number: of equal loads the first wins
 
 
 @kernel(_I64, _I64, types.int64, returns=_I64)

@@ -1,6 +1,6 @@
 """The measurements of samples: drawn from their windows, cut to fit their sequences, and written as tokens.
 
-Importing this loads (or compiles) the kernels.
+Importing this module loads (or compiles) the kernels.
 """
 
 from dataclasses import dataclass
@@ -10,16 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ping_llm.batches.batch import PackedTokens, Stages
-from ping_llm.contexts.plan import (
-    ABSOLUTE,
-    DELTA1,
-    DELTA4,
-    FAILED_SAVES,
-    SAMPLES,
-    Mode,
-    Samples,
-    bare_tokens,
-)
+from ping_llm.contexts.plan import ABSOLUTE, DELTA1, DELTA4, FAILED_SAVES, SAMPLES, Mode, Samples, bare_tokens
 from ping_llm.contexts.spec import ContextSettings
 from ping_llm.core.compiled import kernel, part_of_kernels, types
 from ping_llm.core.draws import extend, permutation_width, permute_run, uniform
@@ -29,19 +20,16 @@ from ping_llm.rows.reader import Picked, RowReader
 from ping_llm.tokens import FIELD_ORDERS, LONGEST_DELTA1_S, RESULT_LAST, TimeKind
 from ping_llm.tokens.encode import write_measurement
 
-UNTIMED_SHARES: Final = (0.1, 0.9)
-"""In partial mode each measurement loses its time with a probability that is uniform in this range."""
+UNTIMED_SHARES: Final = (0.1, 0.9)  # in partial mode a time is lost with a probability that is uniform in this range
 
 
 @dataclass(frozen=True, kw_only=True)
 class Segments:
-    """What was chosen, its tokens, and what `inspect batch` explains."""
+    """The tokens of some samples, and which measurements they stand for (what `inspect batch` explains)."""
 
     samples: Samples
-    counts: Ints
-    """Measurements of each sample that are used."""
-    position: Ints
-    """Of each measurement, in the order in which it is written: its position in the sample's row."""
+    counts: Ints  # measurements of each sample that are used
+    position: Ints  # of each measurement, in the order in which they are written: its position in the sample's row
     field_order: npt.NDArray[np.uint8]
     packed: PackedTokens
 
@@ -54,7 +42,7 @@ class Segments:
 def write_segments(
     samples: Samples, sequence: npt.NDArray[np.int32], reader: RowReader, settings: ContextSettings, stages: Stages
 ) -> Segments:
-    """Segments of at most `settings.length` tokens in each sequence. Rows that are damaged are an error."""
+    """Write segments of at most `settings.length` tokens per sequence. A damaged row is an error."""
     rows, length = samples.row, settings.length
     with stages("read"):
         reader.check(rows)
@@ -80,28 +68,23 @@ def write_segments(
 _LEAST_UNTIMED: Final = UNTIMED_SHARES[0]
 _UNTIMED_RANGE: Final = UNTIMED_SHARES[1] - UNTIMED_SHARES[0]
 
-_U16: Final = np.uint64(16)
-_U48: Final = np.uint64(48)
-_LOW_16: Final = np.uint64(0xFFFF)
-_LOW_32: Final = np.uint64(0xFFFFFFFF)
-_INDEX: Final = (1 << 20) - 1
-"""Keys that are sorted end in the index of the measurement among those of its sample."""
-
-_FEW: Final = 12
-"""So many keys are sorted faster without buckets."""
+_U16, _U48 = np.uint64(16), np.uint64(48)
+_LOW_16, _LOW_32 = np.uint64(0xFFFF), np.uint64(0xFFFFFFFF)
+_INDEX: Final = (1 << 20) - 1  # the low bits of a sort key: the index of the measurement among those of its sample
+_FEW: Final = 12  # up to so many keys, insertion sort alone is faster than buckets
 
 _I64, _I32, _U8 = types.int64[::1], types.int32[::1], types.uint8[::1]
+# What `_draw_measurements` returns: first, position, rank, words, timed.
 _DRAWN: Final = types.Tuple((_I64, _I64, types.int32[::1], types.uint64[::1], types.bool_[::1]))
-"""What `_draw_measurements` gives."""
 _READ: Final = types.NamedTuple([_I64, types.float32[::1], types.uint8[:, ::1]], Picked)
 
 
 @part_of_kernels
 def sort_random(keys: Any, spare: Any, ends: Any, count: Any, bits: Any) -> None:
-    """Sort `keys[:count]`, numbers that are about equally likely anywhere below 2^bits.
+    """Sort `keys[:count]`, numbers that are uniformly distributed below 2^bits.
 
-    By the first bits into buckets, which leaves little to do. `spare` has space for as many keys, and `ends` for
-    twice as many buckets as there are keys.
+    A bucket sort by the high bits, then an insertion sort of what is nearly in order. `spare` has space for as many
+    keys, and `ends` for twice as many buckets as there are keys.
     """
     if count > _FEW:
         width = 4
@@ -139,11 +122,11 @@ def _untimed_bound(key: Any, mode: Any) -> Any:
 
 @kernel(SAMPLES, types.int64, returns=_DRAWN)
 def _draw_measurements(samples: Any, length: Any) -> Any:
-    """Candidates of each sample: as many measurements of its window as fit a sequence if all failed.
+    """Draw each sample's candidates: as many measurements of its window as fit a sequence if none was answered.
 
-    Gives where each sample's candidates begin and, by sample and in time order, their positions in the row, ranks,
-    random words and whether they keep their time. The first k ranks are k measurements drawn without replacement. Of a
-    sample that is not shrinkable all are used, and all have rank 0.
+    Returns where each sample's candidates begin and, by sample and in time order, their positions in the row, ranks,
+    random words, and whether they keep their time. The first k ranks are k measurements drawn without replacement. A
+    sample that is not shrinkable uses all of its candidates; they all have rank 0.
     """
     key, family, start, size, shrinkable = samples.key, samples.family, samples.start, samples.size, samples.shrinkable
     first = np.zeros(len(key) + 1, dtype=np.int64)
@@ -188,15 +171,13 @@ def _draw_measurements(samples: Any, length: Any) -> Any:
 
 # Kernels: how many measurements each sample uses, so that sequences are as full as can be and never too full.
 
-_GROWTH_ROUNDS: Final = 3
-"""Each round fills all but a fifth of what is still free (a long delta is that much longer than a usual one)."""
-
+_GROWTH_ROUNDS: Final = 3  # each fills four fifths of what is still free: it counts on long time deltas
 _SOUND: Final = -1
 
 
 @part_of_kernels
 def _count_tokens(used: Any, s: Any, samples: Any, drawn: Any, read: Any) -> Any:
-    """Tokens of sample `s` if it uses the candidates of rank below `used`."""
+    """The tokens of sample `s` if it uses its candidates of rank below `used`."""
     first, _, all_ranks, _, all_timed = drawn
     a, b = first[s], first[s + 1]
     rank, timed, time_s, rtt_ms = all_ranks[a:b], all_timed[a:b], read.time_s[a:b], read.rtt_ms[a:b]
@@ -229,18 +210,18 @@ def _largest_increase(family: Any, mode: Any) -> Any:
 
 @part_of_kernels
 def _late_absolute_time(mode: Any) -> Any:
-    """Tokens that the first timed measurement of a partial context can add on top of the largest increase."""
+    """Extra tokens, on top of the largest increase, if a partial context gets its first timed measurement."""
     return ABSOLUTE - DELTA4 if mode == Mode.PARTIAL else 0
 
 
 @kernel(_I32, SAMPLES, _DRAWN, _READ, types.int64, _I64, _I32, returns=types.int64)
 def _fill(sequence: Any, samples: Any, drawn: Any, read: Any, length: Any, counts: Any, tokens: Any) -> Any:
-    """Measurements and tokens of each sample: all of its window, or for a shrinkable one as many as still fit.
+    """Fill in the measurements and tokens of each sample: its whole window or, if it is shrinkable, what still fits.
 
-    Shrinkable samples first share what the others leave free in proportion to what was planned for them. Then one in
-    each sequence grows while another measurement of any length fits; at last one that may just fit is tried.
+    Shrinkable samples first share what the others leave free, in proportion to what was planned for them. Then one in
+    each sequence grows while another measurement of any length fits; finally one more is added if it happens to fit.
 
-    Gives the number of a sample whose data cannot be what the index says, or `_SOUND`.
+    Returns a sample whose data contradicts the row index, or `_SOUND`.
     """
     family, mode, target_tokens, shrinkable = samples.family, samples.mode, samples.target_tokens, samples.shrinkable
     first = drawn[0]
@@ -305,10 +286,11 @@ _ORDERS: Final = len(FIELD_ORDERS)
     returns=types.Tuple((types.uint16[::1], _I64, _U8)),
 )
 def _write(samples: Any, source: Any, drawn: Any, read: Any, counts: Any, sizes: Any, result_last: Any) -> Any:
-    """Tokens of the candidates of rank below `counts[s]` of each sample s; the position and field order of each.
+    """Write the used candidates (rank below `counts[s]`) of each sample s as tokens; also returns their positions in
+    the row and their field orders.
 
-    A random position is drawn for each measurement. The positions that fall to timed ones are then given to the timed
-    ones in time order. With all timed that is time order, with none timed a plain shuffle: one rule for all modes.
+    Measurements are shuffled; the slots that fall to timed ones are then given to the timed ones in time order. One
+    rule for all modes: if all are timed the result is time order, if none is, a plain shuffle.
     """
     mode = samples.mode
     first, position, rank, words, timed = drawn

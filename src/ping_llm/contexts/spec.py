@@ -18,14 +18,13 @@ if TYPE_CHECKING:
     from ping_llm.batches.batch import Stages
     from ping_llm.contexts.source import RowSequences
 
-STAGES: Final = {
+STAGES: Final = {  # of making a batch, in the workers
     "plan": "which samples share a sequence → int64 numbers",
     "sample": "draw measurements from windows → int64 indices",
     "read": "pick measurements from mapped rows → columns",
     "fill": "as many measurements as fit → int64 indices",
     "encode": "measurements in their order to tokens → uint16 tokens",
 }
-"""What workers do to make batches of probe rows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,14 +32,12 @@ class ContextSettings:
     """How rows become contexts. Part of what a data state is checked against."""
 
     measurements_per_context: int = 30
-    max_contexts: int = 16
-    length: int = 1024
-    """Tokens of a sequence: no context has more."""
-    result_last: float = 0.0
-    """Share of contexts in which every measurement ends with its result, as in a question for one."""
+    max_contexts: int = 16  # per row and epoch
+    length: int = 1024  # tokens of a sequence: no context has more
+    result_last: float = 0.0  # share of contexts whose measurements all end with the result, as a query for one does
 
     def per_row(self, counts: npt.ArrayLike) -> Ints:
-        """Contexts per epoch of rows with so many measurements."""
+        """Contexts per epoch of rows with these numbers of measurements."""
         contexts = -(-np.asarray(counts, dtype=np.int64) // self.measurements_per_context)
         return np.minimum(contexts, self.max_contexts)
 
@@ -85,7 +82,7 @@ class RowsSpec:
 
 
 def data_spec(rows: Sequence[RowsSpec], **settings: Any) -> DataSpec:
-    """What decides every batch of probe rows, whose contexts are drawn alike; `settings` are those of `DataSpec`."""
+    """What decides every batch of probe rows. All rows share their context settings; `settings` go to `DataSpec`."""
     contexts = {f"contexts.{name}": value for name, value in asdict(rows[0].contexts).items() if name != "length"}
     return DataSpec(
         sources=tuple(rows),

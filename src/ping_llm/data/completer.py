@@ -1,6 +1,6 @@
-"""`dataset_type=worlds` and `measured`: contexts for the completer, which the device makes itself within each step.
+"""`dataset_type=worlds` and `measured`: contexts for the completer, which the device itself makes within each step.
 
-What travels is only their numbers: a seed, a step, and a row of the global batch. `worlds` are simulated Internets
+A batch holds only what they are made from: seed, step and row of the global batch. `worlds` are simulated Internets
 drawn from the prior (`ping_llm.prior`); `measured` fine-tunes on real measurements, which are read once and then stay
 on the device.
 """
@@ -21,11 +21,8 @@ from ping_llm.prior.prng import Columns
 from ping_llm.prior.worlds import WorldSettings
 from ping_llm.rows.measurement_set import MeasurementSet, read_observations
 
-WORLDS_VERSION: Final = 7
-"""Raised whenever the same numbers would give other worlds."""
-
-_UNSEEN_WORLDS: Final = 0x5EED
-"""Added to the seed for evaluation."""
+WORLDS_VERSION: Final = 7  # raised whenever the same numbers would give other worlds
+_UNSEEN_WORLDS: Final = 0x5EED  # added to the seed for evaluation
 
 
 def train_loader(config: Config, part: Part, state: DataState | None) -> StepLoader:
@@ -39,7 +36,7 @@ def eval_loader(config: Config, part: Part) -> StepLoader:
 
 
 def _loader(config: Config, part: Part, *, seed: int, measurements: str = "", **range_of_steps: Any) -> StepLoader:
-    """`measurements` is the digest of the real measurements that the contexts come from, if they do."""
+    """`measurements` is the digest of the real measurements that contexts are made from; "" if they are simulated."""
     size = part.batch_size(config)
     rows = np.arange(size, dtype=np.int32)[part.rows(config)]
     identity = {
@@ -69,7 +66,6 @@ def measurements_on_device(config: Config) -> Columns:
 
 
 def _digest(measured: MeasurementSet) -> str:
-    """Another digest is other data."""
     hashed = hashlib.sha256()
     for column in vars(measured.observations).values():
         hashed.update(column.tobytes())

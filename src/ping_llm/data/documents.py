@@ -1,8 +1,8 @@
-"""Documents in files: which files a pattern means, whether they are of the right kind, and how each kind is read.
+"""Documents in files: which files a pattern matches, whether they are of the right kind, and how each kind is read.
 
-ArrayRecord files give any document by its number. Parquet and TFRecord files are read from their beginning to their
-end, as iterators of *unread* documents: functions that read and decode one when called. Documents that a host does not
-want, because it resumes behind them or they belong to another host, are passed over without being read.
+ArrayRecord files give any document by its number. Parquet and TFRecord files are read from beginning to end, as
+iterators of *unread* documents: functions that read and decode one when called. So documents that a host does not need,
+because it resumes behind them or they belong to another host, are skipped without being read.
 
 Grain has readers for Parquet and TFRecord, too. They are not used: at 64 to 131 µs per document (ours take 7 to 17,
 tokenising takes 200) they would cost a third of the speed; interleaving mixes epochs; and errors name no file.
@@ -31,14 +31,10 @@ from ping_llm.core.errors import PingLlmError, explained, one_line
 from ping_llm.core.randomness import Ints, Purpose, key, permute
 from ping_llm.data.registry import ONE_HOST, Part
 
-Unread = Callable[[], Any]
-"""A document that has not been read: text, or a list of tokens where it was tokenised before."""
-
+Unread = Callable[[], Any]  # reads a document: text, or a list of tokens where it was tokenised before
 Files = tuple[Path, ...]
 Reader = Callable[[Path], Iterator[Unread]]
-
-Position = Any
-"""Where a stream is, as JSON."""
+Position = Any  # where a stream is, as JSON values
 
 T = TypeVar("T")
 
@@ -52,8 +48,7 @@ _KINDS: Final = {
     "tfrecord": "a TFRecord",
     "tokens": "a tokens",
 }
-_RIEGELI: Final = bytes.fromhex("83af70d10d884a3f0000000000000000")
-"""The header that every ArrayRecord file begins with."""
+_RIEGELI: Final = bytes.fromhex("83af70d10d884a3f0000000000000000")  # with which every ArrayRecord file begins
 _LONGEST_RECORD: Final = 1 << 31
 
 
@@ -61,7 +56,7 @@ _LONGEST_RECORD: Final = 1 << 31
 
 
 def matching(pattern: str, key: str, kind: str | None = None) -> Files:
-    """The files that a pattern names, in the order of their names; all of one kind, if it is given."""
+    """The files that match a pattern, sorted by name. If a `kind` is given, all must be of it."""
     if "://" in pattern:
         raise PingLlmError(f"{key}: {pattern} is not a local path; documents are read from this machine's disks only")
     path = Path(pattern).expanduser()
@@ -81,7 +76,7 @@ def matching(pattern: str, key: str, kind: str | None = None) -> Files:
 
 
 def _kind(file: Path) -> str | None:
-    """By how the file begins and ends; token files by their names."""
+    """The kind of a file, from how it begins and ends; of token files, from their names."""
     if file.suffix == ".arrow" or (file.suffix == ".bin" and file.with_suffix(".idx").exists()):
         return "tokens"
     size = file.stat().st_size
@@ -99,6 +94,7 @@ def _kind(file: Path) -> str | None:
 
 # Records: `tf.train.Example` messages, read without TensorFlow.
 
+# TensorFlow's message, without the fields that are not used here.
 _EXAMPLE: Final = """
 name: "example" package: "e" syntax: "proto3"
 message_type { name: "BytesList" field { name: "value" number: 1 type: TYPE_BYTES label: LABEL_REPEATED } }
@@ -114,7 +110,6 @@ message_type { name: "Features"
 message_type { name: "Example"
   field { name: "features" number: 1 type: TYPE_MESSAGE type_name: ".e.Features" label: LABEL_OPTIONAL } }
 """
-"""TensorFlow's message, as far as it is used here."""
 
 
 @cache
@@ -124,12 +119,11 @@ def _example() -> Any:
     return message_factory.GetMessageClass(pool.FindMessageTypeByName("e.Example"))
 
 
-Feature = Callable[[bytes, str], Any]
-"""What a record has in a feature of this name."""
+Feature = Callable[[bytes, str], Any]  # gets the value of the named feature of a record
 
 
 class RecordError(ValueError):
-    """What is wrong with a record; the reader adds which one it is."""
+    """What is wrong with a record; the reader adds which record it is."""
 
 
 def text_feature(record: bytes, name: str) -> str:
@@ -161,7 +155,7 @@ def _feature(record: bytes, name: str) -> Any:
 
 
 class Documents:
-    """The documents of some ArrayRecord files by number: text, or what else is in a feature."""
+    """The documents of some ArrayRecord files by number: text, or the value of another kind of feature."""
 
     def __init__(self, files: Sequence[Path], column: str, feature: Feature = text_feature) -> None:
         self._column, self._feature = column, feature
@@ -205,7 +199,7 @@ class Documents:
 
 
 def _threads() -> ThreadPoolExecutor:
-    """A mounted bucket answers slowly. The data source makes its own each time: 30 µs for a record instead of 8."""
+    """Threads to read with: a mounted bucket answers slowly. ArrayRecord's own cost 30 µs per record, not 8."""
     process, threads = _readers()
     if process != os.getpid():  # ArrayRecord's own threads are not there, either, and it crashes
         raise PingLlmError(
@@ -221,11 +215,11 @@ def _readers() -> tuple[int, ThreadPoolExecutor]:
 
 
 def count_records(file: Path) -> int:
-    _threads()  # or an error, where this process cannot read
-    with explained(f"{file} is damaged"):  # whatever that makes the reader raise
+    _threads()  # an error if this process cannot read ArrayRecord files
+    with explained(f"{file} is damaged"):
         reader: Any = ArrayRecordReader(str(file))
         count = int(reader.num_records())
-    if not reader.ok():  # without its end a file counts as empty
+    if not reader.ok():  # a file that is cut off counts as empty
         raise PingLlmError(f"{file} is damaged: it is cut off")
     return count
 
@@ -234,14 +228,13 @@ def count_records(file: Path) -> int:
 
 
 def reader_of(kind: str, column: str, feature: Feature = text_feature) -> Reader:
-    """How files of a kind are read."""
     if kind == "parquet":
         return partial(_parquet_documents, column=column, is_text=feature is text_feature)
     return partial(tfrecord_documents, decode=lambda record: feature(record, column))
 
 
 def in_order(files: Sequence[Path], kind: str, column: str, feature: Feature = text_feature) -> "EpochStream":
-    """All documents of some files, once."""
+    """All documents of these files, once and in their order."""
     if kind != "arrayrecord":
         return file_stream(files, reader_of(kind, column, feature))
     documents = Documents(files, column, feature)
@@ -254,7 +247,7 @@ def in_order(files: Sequence[Path], kind: str, column: str, feature: Feature = t
 
 
 def check_documents(files: Sequence[Path], kind: str, column: str) -> None:
-    """Is the text where each file should have it? Parquet says so itself; of other files a document is read."""
+    """An error if a file has no text in this column: of a Parquet file from its schema, of others from a document."""
     if kind == "arrayrecord":
         return Documents(files, column).check()
     for documents in map(reader_of(kind, column), files):
@@ -280,7 +273,7 @@ def _parquet_documents(path: Path, column: str, *, is_text: bool = True) -> Iter
             return texts_of(group)[row] or ("" if is_text else [])
 
         @lru_cache(maxsize=1)
-        def texts_of(group: int) -> list[Any]:  # read with the first document wanted of it
+        def texts_of(group: int) -> list[Any]:  # a row group is read with the first of its documents
             with explained(f"{path} is damaged", pa.ArrowInvalid, OSError):
                 return list(file.read_row_group(group, columns=[column])[0].to_pylist())
 
@@ -289,7 +282,7 @@ def _parquet_documents(path: Path, column: str, *, is_text: bool = True) -> Iter
 
 
 def tfrecord_documents(path: Path, decode: Callable[[bytes], Any]) -> Iterator[Unread]:
-    """A record is its length in 8 bytes, a checksum of that in 4, its bytes, and a checksum of them in 4."""
+    """The records of a file: each is its length (8 bytes), a checksum of that (4), its content, and a checksum (4)."""
     with path.open("rb") as file:
 
         def read(begin: int, size: int) -> Any:
@@ -314,19 +307,18 @@ def tfrecord_documents(path: Path, decode: Callable[[bytes], Any]) -> Iterator[U
 
 
 class EpochStream:
-    """The documents of one host in one epoch after the other: texts, or tokens where they were tokenised before.
+    """The documents of one host, epoch after epoch (-1: without end): texts, or tokens if tokenised before.
 
-    Its position is an epoch and a number of documents of it.
+    `documents_of(epoch, skip)` gives this host's documents of an epoch without the first `skip`. The position of the
+    stream is an epoch and a number of documents in it.
     """
 
     def __init__(self, documents_of: Callable[[int, int], Iterator[Any]], epochs: int = 1) -> None:
-        """`documents_of(epoch, skip)` gives this host's documents of an epoch, but for the first ones."""
         self._documents_of, self._epochs = documents_of, epochs
         self._documents: Iterator[Any] | None = None
         self._epoch = self._given = 0
 
     def position(self) -> Position:
-        """Of the next document."""
         return {"epoch": self._epoch, "document": self._given}
 
     def seek(self, position: Position) -> None:
@@ -343,7 +335,7 @@ class EpochStream:
                 self._given += 1
                 return document
             if not self._given:
-                return None  # there is nothing at all: do not search forever
+                return None  # an epoch without documents: do not search forever
             self._documents, self._given = None, 0
             self._epoch += 1
         return None
@@ -355,7 +347,7 @@ class EpochStream:
 def file_stream(
     files: Sequence[Path], reader: Reader, part: Part = ONE_HOST, *, seed: int | None = None, epochs: int = 1
 ) -> EpochStream:
-    """Documents of a host's files: several files open at a time, in another order each epoch if there is a seed."""
+    """The documents of a host's files, interleaved; with a seed, files come in another order each epoch."""
     mine, first, step = share(files, part)
 
     def documents_of(epoch: int, skip: int) -> Iterator[Any]:
@@ -366,7 +358,7 @@ def file_stream(
 
 
 def share(files: Sequence[T], part: Part) -> tuple[Sequence[T], int, int]:
-    """A host's files, and of their documents the first one and the step to the next.
+    """A host's files, the first of their documents that it takes, and the step to the next.
 
     Whole files, as evenly as possible; with fewer files than hosts, every host reads all and takes every k-th document.
     """
@@ -382,7 +374,7 @@ def shuffled(files: Sequence[T], seed: int | None, epoch: int) -> list[T]:
 
 
 def interleaved(files: Iterator[Iterator[T]]) -> Iterator[T]:
-    """One document of each open file in turn; a file that has ended makes room for the next one."""
+    """One document of each open file in turn; a file that ends is replaced by the next one."""
     opened = deque(islice(files, OPEN_FILES))
     while opened:
         document = next(opened[0], None)

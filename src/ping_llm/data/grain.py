@@ -1,7 +1,7 @@
 """`dataset_type=grain`: text in ArrayRecord, Parquet or TFRecord files, or documents that were tokenised before.
 
-Parquet and TFRecord files are read in order (`stream.py`). Of ArrayRecord files (`text.py`) and of tokenised documents
-(`batches/documents.py`) a batch is a function of its step.
+Parquet and TFRecord files are read in order (`stream.py`). Batches of ArrayRecord files (`text.py`) and of tokenised
+documents (`batches/documents.py`) are a function of their step.
 """
 
 from collections.abc import Sequence
@@ -22,8 +22,7 @@ from ping_llm.data.stream import StreamEvalLoader, StreamLoader, text_identity
 from ping_llm.data.text import TextSpec, measured
 from ping_llm.data.tokenizer import tokenizer_of
 
-TEXT_VERSION: Final = 2
-"""Raised whenever the same files would give other batches."""
+TEXT_VERSION: Final = 2  # raised whenever the same files would give other batches
 
 
 def train_loader(config: Config, part: Part, state: DataState | None) -> TrainLoader:
@@ -43,7 +42,7 @@ def eval_loader(config: Config, part: Part) -> EvalLoader:
 
 
 def check(config: Config) -> None:
-    """Are the files there, of the right kind, with the text where it should be, and is there a tokenizer?"""
+    """An error if a file, the column of text, or the tokenizer is missing, or a file is of another kind."""
     if config.grain_file_type != "tokens":
         tokenizer_of(config)
     found = [(files, config.train_data_columns) for files, _ in _train_sources(config)]

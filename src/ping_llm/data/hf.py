@@ -37,7 +37,7 @@ def eval_loader(config: Config, part: Part) -> StreamEvalLoader:
 
 
 def check(config: Config) -> None:
-    """Are the files there, with the text where it should be, and is there a tokenizer?"""
+    """An error if a file, the column of text, or the tokenizer is missing."""
     need("datasets", "hf", "dataset_type=hf")
     tokenizer_of(config)
     looked_at = [(_arguments(config, "train")[0], config.train_data_columns)]
@@ -70,11 +70,11 @@ def _arguments(config: Config, split: str) -> tuple[dict[str, Any], Files]:
 
 
 class HfStream(EpochStream):
-    """This host's documents of a streamed dataset: whole files, or every k-th document where there are too few.
+    """This host's documents of a streamed dataset: whole files, or every k-th document if there are too few files.
 
-    One file is read after the other, in another order each epoch if there is a seed. Documents are shuffled later, in
-    windows: the buffer that `datasets` itself shuffles in is lost when a run resumes. Its state of the file in work
-    is part of the position, so that resuming reads no file twice.
+    Files are read one after the other, in another order each epoch if there is a seed. Documents are shuffled later, in
+    windows, because the shuffle buffer of `datasets` is lost when a run resumes. The state that `datasets` has of the
+    current file is part of the position, so that resuming reads no file twice.
     """
 
     def __init__(
@@ -87,8 +87,7 @@ class HfStream(EpochStream):
         [self._names] = arguments.get("data_files", {"": [arguments["path"]]}).values()
         self._column, self._seed = column, seed
         self._files, self._first, self._step = share(range(self._dataset.num_shards), part)
-        self._file = self._number = 0
-        """Of the files of this epoch; and of its documents, those of other hosts included."""
+        self._file = self._number = 0  # in this epoch: files, and documents including those of other hosts
         self._reading: Any = None
 
     def position(self) -> Position:
@@ -111,7 +110,7 @@ class HfStream(EpochStream):
         return self._dataset.shard(self._dataset.num_shards, self._shard)
 
     def _read_files(self, epoch: int, skip: int) -> Iterator[str]:
-        """From where `_file` and `_reading` say."""
+        """Documents from `_file` and `_reading` on."""
         while self._file < len(self._files):
             self._reading = self._open() if self._reading is None else self._reading
             name = f"file {self._shard + 1} of {self._names[0]}"

@@ -1,8 +1,7 @@
 """`dataset_type=network`: probe rows that `ping-llm prepare` wrote, or measurement files that fit in memory.
 
 The files of `network_data_format=network_parquet` are prepared into a folder in shared memory, which every worker
-process maps and which is gone when the run ends. So the batches are those that prepared rows would give, and there is
-no second implementation to keep in step.
+process maps and which is removed when the run ends. So batches are those of prepared rows, by the same code.
 """
 
 import shutil
@@ -25,8 +24,7 @@ from ping_llm.sources.columns import AS_FOUND
 from ping_llm.storage import locate
 from ping_llm.storage.cache import Cache, configure
 
-_BYTES_PER_MEASUREMENT: Final = 64
-"""While preparing: the shuffle files and the rows at once."""
+_BYTES_PER_MEASUREMENT: Final = 64  # while preparing: the shuffle files and the rows at once
 
 
 def train_loader(config: Config, part: Part, state: DataState | None) -> Loader:
@@ -40,7 +38,7 @@ def eval_loader(config: Config, part: Part) -> Loader:
 
 
 def _fetched(config: Config, split: str, part: Part) -> "tuple[DataSpec, RowsInMemory | None]":
-    """As `_spec_of`; remote rows that fit the cache are copied there before the first batch."""
+    """The result of `_spec_of`, after copying remote rows to the cache if they fit it."""
     configure(config.data_cache_dir, config.data_cache_gb)
     spec, kept = _spec_of(config, split, part)
     remote = [rows for rows in spec.sources if isinstance(rows, RowsSpec) and locate(rows.folder).is_remote]
@@ -51,7 +49,7 @@ def _fetched(config: Config, split: str, part: Part) -> "tuple[DataSpec, RowsInM
 
 
 def check(config: Config) -> None:
-    """Are there rows to train and to evaluate on?"""
+    """An error if there are no rows to train or to evaluate on."""
     configure(config.data_cache_dir, config.data_cache_gb)
     if config.network_data_format == "probe_chunks":
         for split in ("train", "eval")[: 2 if config.eval_interval > 0 else 1]:
@@ -66,7 +64,7 @@ def spec_from_config(config: Config, split: str, part: Part) -> DataSpec:
 
 
 def _spec_of(config: Config, split: str, part: Part) -> "tuple[DataSpec, RowsInMemory | None]":
-    """What decides every batch, and what must be kept alive for it."""
+    """What decides every batch, and the object that owns its rows if they are in memory."""
     blend = _blend(config, split)
     kept = None
     contexts = ContextSettings(
@@ -120,6 +118,6 @@ class RowsInMemory:
 
 
 def _needed_bytes(pattern: str) -> int:
-    """A line of CSV or JSON is about as long as what it becomes."""
+    """An estimate: a line of CSV or JSON is about as long as what it becomes."""
     described = [files.describe(path, AS_FOUND, DEFAULT_SIZES.piece_rows)[0] for path in files.expand([pattern])]
     return sum(f.bytes if f.measurements is None else f.measurements * _BYTES_PER_MEASUREMENT for f in described)

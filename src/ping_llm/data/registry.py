@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
-from ping_llm.batches.spec import Batch, DataSpec, DataState, EvalLoader, LoaderSettings, TrainLoader
+from ping_llm.batches.spec import Batch, DataSpec, DataState, EvalLoader, LoaderSettings, TrainLoader, host_share
 from ping_llm.config import Config, parse_schedule, parse_steps
 from ping_llm.config.keys import BACKEND_ENTRY_POINTS, DATASET_TYPES, installed_backends
 from ping_llm.core.errors import PingLlmError
@@ -17,20 +17,19 @@ from ping_llm.core.errors import PingLlmError
 if TYPE_CHECKING:
     from ping_llm.batches.loader import Loader
 
-TEXT_STAGES: Final = {
+TEXT_STAGES: Final = {  # of making a batch of text
     "plan": "which documents come next → int64 numbers",
     "read": "get them from their files → documents",
     "encode": "tokenise them → uint32 tokens",
     "arrange": "put sequences together → uint32 tokens, sizes",
 }
-"""What workers do to make batches of text."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """Which part of a run's batches is wanted: that of one host of several, which have so many devices together."""
+    """The part of each global batch that one of several hosts makes."""
 
-    devices: int = 1
+    devices: int = 1  # of all hosts together
     host: int = 0
     hosts: int = 1
 
@@ -44,11 +43,9 @@ class Part:
         return int(batch)
 
     def rows(self, config: Config) -> slice:
-        """The rows of a global batch that the host gives."""
-        size = self.batch_size(config)
-        if size % self.hosts:
-            raise PingLlmError(f"a global batch of {size} cannot be shared evenly by {self.hosts} hosts")
-        return slice(self.host * size // self.hosts, (self.host + 1) * size // self.hosts)
+        """The rows of a global batch that belong to this host."""
+        share = host_share(self.batch_size(config), self.host, self.hosts)
+        return slice(share.start, share.stop)
 
 
 ONE_HOST: Final = Part()
@@ -96,7 +93,7 @@ def make_eval_loader(config: Config, **part: int) -> EvalLoader:
 
 
 def check_files(config: Config) -> None:
-    """Let the backend say what is wrong with its data before a model is made, not at the first evaluation."""
+    """Have the backend check its data, training and evaluation, before a model is made."""
     backend: Any = find(config.dataset_type)
     if hasattr(backend, "check"):
         backend.check(config)
@@ -125,7 +122,7 @@ def spec_from_config(config: Config, split: str = "train", devices: int = 1) -> 
 
 
 def changes_of(config: Config) -> dict[str, Any]:
-    """What a configuration changes at certain steps, for a `DataSpec`."""
+    """The settings of a `DataSpec` that change batches from certain steps on."""
     return {"schedule": parse_schedule(config.mixture_schedule), "skipped": parse_steps(config.skip_steps)}
 
 
@@ -133,7 +130,7 @@ def loader_of(
     spec: DataSpec, config: Config, part: Part, state: DataState | None, *, keep_alive: object = None
 ) -> "Loader":
     """Batches of a spec, from the beginning or from a state."""
-    from ping_llm.batches.loader import Loader  # which loads what is compiled
+    from ping_llm.batches.loader import Loader  # it loads the compiled kernels
 
     if state is not None:
         spec, state = state.resume(spec, allow_change=config.allow_data_change)
@@ -152,7 +149,10 @@ def eval_loader_of(spec: DataSpec, config: Config, part: Part, *, keep_alive: ob
 
 
 class StepLoader(TrainLoader):
-    """Batches that are a plain function of their step, made in this process; they end after `last_step`, if given."""
+    """Batches that `batch_of` makes of their step, in this process; with `last_step`, they end after it.
+
+    `segments` is an upper bound on the segments of a sequence.
+    """
 
     def __init__(
         self,
@@ -183,4 +183,4 @@ class StepLoader(TrainLoader):
         return self._batch_of(step)
 
     def close(self) -> None:
-        """There is nothing to give back."""
+        """Nothing is open."""

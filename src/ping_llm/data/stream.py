@@ -1,10 +1,10 @@
 """Text that is read in order: documents are shuffled within windows, tokenised a window at a time, cut into sequences.
 
 Documents are concatenated and then split (Grain calls this concat-then-split): where a sequence ends, a document is
-cut, and each piece is a segment of its own. So sequences are full but at the end of the data, and no text is lost.
+cut, and each piece is a segment of its own. So sequences are full except at the end of the data, and no text is lost.
 
-A stream of documents knows its position. A loader knows where its stream was at the beginning of the window that a
-batch ends in, and how many tokens of that window were used. So a run resumes exactly, on as many hosts as before.
+A stream of documents knows its position. A loader's position is that of its stream at the beginning of the current
+window, and how many tokens of that window were used. So a run resumes exactly, on as many hosts as before.
 """
 
 import json
@@ -26,15 +26,11 @@ from ping_llm.data.documents import EpochStream, Position
 from ping_llm.data.registry import TEXT_STAGES, Part, loader_settings
 from ping_llm.data.tokenizer import Tokens, tokenization, tokenizer_of
 
-POSITIONS: Final = "positions"
-"""Where hosts are, within the identity of a data state: the one entry of it that is theirs to use."""
-
-STREAM_VERSION: Final = 1
-"""Raised whenever the same files would give other batches."""
+POSITIONS: Final = "positions"  # entry of a data state's identity that holds the positions of all hosts
+STREAM_VERSION: Final = 1  # raised whenever the same files would give other batches
 
 _EVAL_WINDOW: Final = 256
-_REMEMBERED: Final = 64
-"""Batches whose position is remembered: more than are ever made ahead of the training step."""
+_REMEMBERED: Final = 64  # batches whose position is kept: more than are ever made ahead of the training step
 
 _log = logging.getLogger(__name__)
 
@@ -43,13 +39,13 @@ _log = logging.getLogger(__name__)
 
 
 def max_segments(config: Config) -> int:
-    """Of a sequence. What would come after them is left out, and padding stands there."""
+    """The most segments of a sequence; text beyond them is dropped and replaced by padding."""
     limit = config.max_segments_per_seq
     return limit if limit > 0 else max(8, config.max_target_length // 32)
 
 
 def text_identity(config: Config, part: Part) -> dict[str, Any]:
-    """What decides the batches of every text backend, for the state of a run: but not where the text is."""
+    """What decides the batches of a text backend, for the data state: all but the text itself."""
     return {
         "dataset_type": config.dataset_type,
         "column": config.train_data_columns,
@@ -61,14 +57,9 @@ def text_identity(config: Config, part: Part) -> dict[str, Any]:
     }
 
 
-Packed = tuple[Tokens, Ints]
-"""Tokens of a sequence, and the sizes of its segments."""
-
-Encode = Callable[[Sequence[Any]], Packed]
-"""Tokens of many documents, and how many each has."""
-
-EMPTY: Final[Packed] = np.zeros(0, np.uint32), np.zeros(0, np.int64)
-"""A sequence that is all padding."""
+Packed = tuple[Tokens, Ints]  # tokens of a sequence, and the sizes of its segments
+Encode = Callable[[Sequence[Any]], Packed]  # documents to all of their tokens, and how many each has
+EMPTY: Final[Packed] = np.zeros(0, np.uint32), np.zeros(0, np.int64)  # a sequence that is all padding
 
 
 @dataclass(frozen=True)
@@ -76,15 +67,14 @@ class Concatenated:
     """Documents one after the other."""
 
     tokens: Tokens
-    ends: Ints
-    """Where each document ends; empty ones are left out."""
+    ends: Ints  # where each document ends; empty ones are left out
 
     @classmethod
     def of(cls, tokens: Tokens, lengths: Ints) -> "Concatenated":
         return cls(tokens, np.cumsum(lengths[lengths > 0]))
 
     def cut(self, begin: int, end: int) -> Packed:
-        """As many of these tokens as there are, each piece of a document a segment."""
+        """The tokens of this range, or as many as there are; each piece of a document is a segment."""
         begin, end = min(begin, len(self.tokens)), min(end, len(self.tokens))
         inner = self.ends[np.searchsorted(self.ends, begin, side="right") : np.searchsorted(self.ends, end)]
         sizes = np.diff(inner, prepend=begin, append=end)
@@ -92,7 +82,7 @@ class Concatenated:
 
 
 def joined(pieces: Sequence[Packed], max_segments: int) -> Packed:
-    """Pieces as one sequence, which ends with the last segment that is allowed."""
+    """Pieces as one sequence, cut after `max_segments` segments."""
     if not pieces:
         return EMPTY
     sizes = np.concatenate([sizes for _, sizes in pieces])[:max_segments]
@@ -100,7 +90,7 @@ def joined(pieces: Sequence[Packed], max_segments: int) -> Packed:
 
 
 def pack(sequences: Sequence[Packed]) -> PackedTokens:
-    """Sequences as they travel between processes; an empty one has no segment."""
+    """Sequences in the form of `PackedTokens`; an empty one has no segment."""
     return PackedTokens(
         tokens=np.concatenate([tokens for tokens, _ in sequences]),
         sizes=np.concatenate([sizes for _, sizes in sequences]).astype(np.int32),
@@ -109,12 +99,11 @@ def pack(sequences: Sequence[Packed]) -> PackedTokens:
 
 
 class SequenceStream:
-    """The sequences of a stream of documents."""
+    """The sequences of a stream of documents, which are shuffled within windows if there is a seed."""
 
     def __init__(
         self, config: Config, documents: EpochStream, encode: Encode, *, window: int, seed: int | None = None
     ) -> None:
-        """Windows are shuffled, if there is a seed."""
         self.stages = Stages()
         self.ended = False
         self.close = documents.close
@@ -125,7 +114,6 @@ class SequenceStream:
         self._tokens = Concatenated(*EMPTY)
 
     def position(self) -> Position:
-        """Of the next token."""
         return {**self._start, "used": self._used}
 
     def seek(self, position: Position) -> None:
@@ -136,7 +124,7 @@ class SequenceStream:
         self._used = position["used"]
 
     def read(self) -> Packed:
-        """The next sequence, full but at the end of the data."""
+        """The next sequence, full except at the end of the data."""
         return joined(self._pieces(), self.max_segments)
 
     def lay_out(self, packed: PackedTokens, sequences: int) -> Batch:
@@ -175,7 +163,10 @@ class SequenceStream:
 
 
 class StreamLoader(TrainLoader):
-    """This host's sequences of each batch. Where its data ends, batches of padding follow."""
+    """This host's sequences of each batch; batches of padding when its data has ended.
+
+    `data` identifies what is read, for the data state: resuming with something else is refused.
+    """
 
     stages: Final = {name: meaning for name, meaning in TEXT_STAGES.items() if name != "plan"}
 
@@ -189,7 +180,6 @@ class StreamLoader(TrainLoader):
         state: DataState | None,
         sequences: Callable[..., SequenceStream] = SequenceStream,
     ) -> None:
-        """`data` says what is read, for the state of the run: resuming with something else is refused."""
         encode, seed, window = tokenizer_of(config).encode, config.shuffle_seed, config.shuffle_window
         rows = part.rows(config)
         self._part, self._batch_size = part, rows.stop - rows.start
@@ -219,11 +209,11 @@ class StreamLoader(TrainLoader):
         _log.warning("%s: this backend cannot resume exactly, and reads from the start again", what)
 
     def state(self) -> DataState:
-        """The next step; where the data is belongs to a step: see `position`."""
+        """The next step. The position that belongs to a step comes from `position`."""
         return self._state
 
     def position(self, step: int) -> str:
-        """Where this host's data is before a step that was reached a short time ago, as JSON."""
+        """Where in its data this host is before one of the latest steps, as JSON."""
         return json.dumps(self._positions[step])
 
     def max_segments(self, step: int) -> int:
@@ -257,8 +247,7 @@ class StreamLoader(TrainLoader):
 class StreamEvalLoader(EvalLoader):
     """Finite batches, the same every time. Every host reads all of the data and takes its part of each batch.
 
-    So all hosts end at the same batch, whatever is in which file. Documents that were tokenised before are used as
-    they are.
+    So all hosts end at the same batch, whichever files have more text. `encode` defaults to the run's tokenizer.
     """
 
     def __init__(
@@ -267,13 +256,12 @@ class StreamEvalLoader(EvalLoader):
         part: Part,
         documents: EpochStream,
         *,
-        is_tokenised: bool = False,
+        encode: Encode | None = None,
         sequences: Callable[..., SequenceStream] = SequenceStream,
     ) -> None:
         self._size, self._rows = part.batch_size(config), part.rows(config)
         self._batches_left = config.eval_steps
-        encode: Encode = _as_they_are if is_tokenised else tokenizer_of(config).encode
-        self._sequences = sequences(config, documents, encode, window=_EVAL_WINDOW)
+        self._sequences = sequences(config, documents, encode or tokenizer_of(config).encode, window=_EVAL_WINDOW)
 
     def max_segments(self, step: int) -> int:
         return self._sequences.max_segments
@@ -290,8 +278,3 @@ class StreamEvalLoader(EvalLoader):
 
     def close(self) -> None:
         self._sequences.close()
-
-
-def _as_they_are(documents: Sequence[list[int]]) -> Packed:
-    tokens = np.concatenate([np.asarray(document, dtype=np.uint32) for document in documents])
-    return tokens, np.array([len(document) for document in documents], dtype=np.int64)

@@ -1,4 +1,4 @@
-"""`dataset_type=synthetic`: random tokens; what training costs when data costs nothing, and a check without data."""
+"""`dataset_type=synthetic`: random tokens, to measure training alone and to try it without data."""
 
 from typing import Any, Final
 

@@ -1,10 +1,10 @@
 """ArrayRecord text: tokenised when it is needed, and packed as documents whose tokens are stored.
 
-Which documents share a sequence follows from how many tokens each has. That takes a tokenizer to find out, so it is
-found out once, for all documents by all cores, and kept: four bytes for each document, by the contents of its file and
-the tokenizer. So text has the very batches that its token files have (`batches/documents.py`): every token of an epoch
-once, and any sequence by itself. A process tokenises the documents of its own sequences only; of those that are cut it
-keeps the rest for the sequences that follow.
+Which documents share a sequence follows from their lengths in tokens. So all documents are tokenised once, by all
+cores, and the lengths are kept: four bytes per document, in a file named by a digest of the text and the tokenizer.
+Batches are then those of token files (`batches/documents.py`): every token of an epoch once, and any sequence by
+itself. A process tokenises only the documents of its own sequences, and keeps the rest of those that are cut for the
+sequences that follow.
 """
 
 import hashlib
@@ -46,8 +46,7 @@ class TextSpec(DocumentsSpec):
     """ArrayRecord files of one source of text."""
 
     config: Config
-    measured: tuple[Path, ...]
-    """For each file, where the lengths of its documents are."""
+    measured: tuple[Path, ...]  # for each file, where the lengths of its documents are
 
     def documents(self, stages: Stages) -> "TextDocuments":
         return TextDocuments(self, stages)
@@ -107,9 +106,9 @@ class _Task(NamedTuple):
 
 
 def measured(config: Config, files: Sequence[Path], column: str, part: Part) -> dict[Path, Path]:
-    """Where the lengths of the documents of each file are. Those that are not there yet are found out.
+    """Where the lengths of the documents of each file are stored, after computing those that are missing.
 
-    Hosts that share the folder begin with different files, and leave out what another one has done meanwhile.
+    Hosts that share the folder begin with different files, and skip what another one has done meanwhile.
     """
     folder = Path(config.data_cache_dir).expanduser() if config.data_cache_dir else cache_folder()
     how = {**tokenization(config), "column": column}
@@ -136,7 +135,7 @@ def _stored(target: Path, count: int) -> Lengths | None:
         return np.zeros(0, np.uint32)
     try:
         lengths = np.load(target, mmap_mode="r")
-    except Exception:  # of any kind, NumPy's parser among them: they are found out again
+    except Exception:  # missing or damaged in any way: computed again
         return None
     return lengths if lengths.dtype == np.uint32 and lengths.shape == (count,) else None
 
@@ -152,7 +151,7 @@ def _measure(config: Config, column: str, missing: Mapping[Path, int], targets: 
                 for begin in range(0, count, _MEASURED_TOGETHER):
                     yield _Task(config, column, file, range(count)[begin : begin + _MEASURED_TOGETHER], targets[file])
 
-    # Without worker processes for batches there are none for this: a script may not be made for them.
+    # grain_worker_count=0 means no worker processes here, either: a script may lack the `__main__` guard they need.
     workers = available_cores() if config.grain_worker_count and documents > _MEASURED_TOGETHER else 1
     parts, done = list[Lengths](), 0
     with worker_pool(workers) as pool:

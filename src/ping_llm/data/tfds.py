@@ -1,8 +1,8 @@
 """`dataset_type=tfds`: TFRecord datasets through tensorflow-datasets; and `c4_mlperf`, C4 as MLPerf lays it out.
 
-TensorFlow is imported here only, and sees no accelerator. Documents of `c4_mlperf` become sequences as MaxText makes
-them (`MlperfSequences`); and an eval_split named `…tokenized…` is TFRecord files of `ids`, without a description of the
-dataset beside them.
+Only this module imports TensorFlow, which sees no accelerator. Documents of `c4_mlperf` become sequences as MaxText
+makes them (`MlperfSequences`). An eval_split named `…tokenized…` is TFRecord files of `ids`, without a description of
+the dataset beside them.
 """
 
 import json
@@ -22,11 +22,8 @@ from ping_llm.data.registry import ONE_HOST, Part
 from ping_llm.data.stream import EMPTY, Encode, Packed, SequenceStream, StreamEvalLoader, StreamLoader
 from ping_llm.data.tokenizer import tokenizer_of
 
-MLPERF_VERSION: Final = 2
-"""Raised whenever the same files would give other batches of `c4_mlperf`. 1 had a segment for each document."""
-
-_NOT_COUNTED: Final = 0, 1
-"""Padding, and the end of a document: tokens that MaxText's `c4_mlperf` does not learn to predict."""
+MLPERF_VERSION: Final = 2  # of the batches of `c4_mlperf`; 1 had a segment for each document
+_NOT_COUNTED: Final = 0, 1  # padding and end of document: tokens that MaxText's `c4_mlperf` does not learn to predict
 
 
 def train_loader(config: Config, part: Part, state: DataState | None) -> StreamLoader:
@@ -48,11 +45,11 @@ def eval_loader(config: Config, part: Part) -> StreamEvalLoader:
     if not _is_tokenised(config):
         return StreamEvalLoader(config, part, documents, sequences=MlperfSequences)
     sequences = partial(MlperfSequences, separator=_separator(config))
-    return StreamEvalLoader(config, part, documents, is_tokenised=True, sequences=sequences)
+    return StreamEvalLoader(config, part, documents, encode=_as_they_are, sequences=sequences)
 
 
 def check(config: Config) -> None:
-    """Are the datasets there, with the text where it should be, and is there a tokenizer?"""
+    """An error if a dataset, its text, or the tokenizer is missing."""
     _builder(config, "train")
     tokenizer_of(config)
     if config.eval_interval > 0:
@@ -106,8 +103,8 @@ def _folder(config: Config, name: str) -> Path:
 def _texts(builder: Any, split: str, column: str, part: Part, seed: int | None, epoch: int, skip: int) -> Iterator[str]:
     """This host's documents: files in random order if there is a seed, interleaved by tensorflow-datasets itself.
 
-    Each host has the same number of files, and what is left over is skipped; with fewer files than hosts, each host
-    takes every k-th document of all of them.
+    All hosts have the same number of files, and files that are left over are skipped; with fewer files than hosts, each
+    host takes every k-th document of all of them.
     """
     tf, tfds = _tensorflow("tfds")
     files, hosts = builder.info.splits[split].num_shards, part.hosts
@@ -148,24 +145,17 @@ def _token_ids(record: bytes, vocabulary: int, separator: int) -> list[int]:
 class MlperfSequences(SequenceStream):
     """Sequences as MaxText 0.2.5 makes them of `c4_mlperf` (its tfds_data_processing_c4_mlperf.py).
 
-    A sequence is one segment, whatever documents it is cut from: attention and positions run across their borders. Of
+    A sequence is one segment, whatever documents it is cut from: attention and positions run across their borders. In
     text, tokens 0 are left out, and where the next token is 0 or 1 there is no loss and the position is marked as
-    padding. Of documents that were tokenised before, with a separator behind each, every position has a loss, and what
+    padding. In documents that were tokenised before, with a separator behind each, every position has a loss, and what
     does not fill a sequence is left out.
     """
 
     def __init__(
-        self,
-        config: Config,
-        documents: EpochStream,
-        encode: Encode,
-        *,
-        separator: int | None = None,
-        window: int,
-        seed: int | None = None,
+        self, config: Config, documents: EpochStream, encode: Encode, *, separator: int | None = None, **order: Any
     ) -> None:
         encode = partial(_without_zeros, encode) if separator is None else encode
-        super().__init__(config, documents, encode, window=window, seed=seed)
+        super().__init__(config, documents, encode, **order)
         self.max_segments = 1
         self._separator = separator
 
@@ -184,6 +174,11 @@ class MlperfSequences(SequenceStream):
             counted = counted * ~np.isin(targets, _NOT_COUNTED)
         same = {"targets_position": batch["inputs_position"], "inputs_segmentation": counted}
         return batch | same | {"targets": targets, "targets_segmentation": counted}
+
+
+def _as_they_are(documents: Sequence[list[int]]) -> Packed:
+    tokens = np.concatenate([np.asarray(document, dtype=np.uint32) for document in documents])
+    return tokens, np.array([len(document) for document in documents], dtype=np.int64)
 
 
 def _without_zeros(encode: Encode, documents: Sequence[Any]) -> Packed:

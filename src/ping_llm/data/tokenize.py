@@ -1,4 +1,4 @@
-"""`ping-llm tokenize`: documents become token files, which batches are then made of without a tokenizer."""
+"""`ping-llm tokenize`: documents become token files, from which batches are made without a tokenizer."""
 
 import json
 from collections.abc import Iterator

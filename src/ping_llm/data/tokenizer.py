@@ -22,22 +22,22 @@ from ping_llm.core.randomness import Ints
 
 Tokens = npt.NDArray[np.uint32]
 
+# How text is cut into words for a tiktoken file, which does not say so itself: Llama 3's rule, as in MaxText.
 _LLAMA3_WORDS: Final = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-"""How tiktoken files are cut into words: they do not say it themselves. This is Llama 3's rule, as in MaxText."""
 _LLAMA3_SPECIAL: Final = 256
-_HUB_NAME: Final = r"\w[\w.-]*(/[\w.-]+)?(?<!\.json)"
-_ENCODING_NAME: Final = r"\w+"
-"""What is no file may be such a name: `Qwen/Qwen3-0.6B` on the Hub, or `o200k_base` of tiktoken."""
+_HUB_NAME: Final = r"\w[\w.-]*(/[\w.-]+)?(?<!\.json)"  # Qwen/Qwen3-0.6B, if there is no such file
+_ENCODING_NAME: Final = r"\w+"  # o200k_base, if there is no such file
 _SPECIAL_TOKENS: Final = "tokenizer_config.json"
 _MODEL: Final = "config.json"
+# Classes of `transformers` (5.22) that add the tokens of their own template, whatever add_bos and add_eos say.
 _ALWAYS_ADDED: Final = (
     "bart", "bert", "bigbird", "camembert", "deberta", "debertav2", "distilbert", "electra", "funnel", "mpnet",
     "roberta", "t5", "xglm", "xlmroberta",
 )  # fmt: skip
-"""Classes of `transformers` (5.22) that add the tokens of their own template, whatever add_bos and add_eos say."""
+# The first and the last token of a document, by class, where tokenizer_config.json does not name them, as for GPT-2.
 _OF_CLASS: Final[dict[str, tuple[str | None, str]]] = {
     "gpt2": ("<|endoftext|>", "<|endoftext|>"),
     "gptneox": ("<|endoftext|>", "<|endoftext|>"),
@@ -46,30 +46,25 @@ _OF_CLASS: Final[dict[str, tuple[str | None, str]]] = {
     "codellama": ("<s>", "</s>"),
     "gemma": ("<bos>", "<eos>"),
 }
-"""The first and the last token of a document, where tokenizer_config.json does not name them, as for GPT-2."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tokenizer:
-    vocabulary: int
-    """All tokens are below this."""
-    digest: str
-    """Of the files it was made from: another digest gives other tokens."""
-    bos: int | None
-    """Put before each document that is not empty, if there is one; `eos` behind it."""
-    eos: int | None
-    spell: Callable[[list[str]], Sequence[Sequence[int]]]
-    always_added: bool = False
-    """`bos` and `eos` do not depend on the keys."""
+    vocabulary: int  # all tokens are below this
+    digest: str  # of the files it was made from: equal digests give equal tokens
+    bos: int | None  # begins each document that is not empty
+    eos: int | None  # ends it
+    spell: Callable[[list[str]], Sequence[Sequence[int]]]  # the tokens of each text, without `bos` and `eos`
+    always_added: bool = False  # `bos` and `eos` do not depend on add_bos and add_eos
 
     def encode(self, texts: Sequence[str]) -> tuple[Tokens, Ints]:
-        """All tokens, one document after the other, and how many each has. An empty text has none."""
+        """All tokens, one document after the other, and how many each document has. An empty text has none."""
         spelled = self.spell(list(texts))
         sizes = np.fromiter(map(len, spelled), dtype=np.int64, count=len(spelled))
         tokens = np.fromiter(itertools.chain.from_iterable(spelled), dtype=np.uint32, count=int(sizes.sum()))
         has_text = sizes > 0
         ends = np.cumsum(sizes)[has_text]
-        # In this order: at one offset, the end of a document stands before the start of the next.
+        # In this order: where one document ends and the next begins, `eos` comes before `bos`.
         marks = [(at, t) for at, t in ((ends, self.eos), (ends - sizes[has_text], self.bos)) if t is not None]
         if not marks:
             return tokens, sizes
@@ -79,7 +74,7 @@ class Tokenizer:
 
 
 def tokenizer_of(config: Config) -> Tokenizer:
-    """The tokenizer of a configuration, whose tokens must all be known to the model."""
+    """The tokenizer of a configuration; its vocabulary must not be larger than the model's."""
     if not config.tokenizer_path:
         raise PingLlmError(f"dataset_type={config.dataset_type} needs a tokenizer: set tokenizer_path")
     tokenizer = load_tokenizer(config.tokenizer_type, config.tokenizer_path, config.hf_access_token)
@@ -95,7 +90,7 @@ def tokenizer_of(config: Config) -> Tokenizer:
 
 
 def tokenization(config: Config) -> dict[str, Any]:
-    """What decides the tokens of a document, for what is stored of them."""
+    """Whatever decides the tokens of a document: identifies tokens that are stored."""
     return {"tokenizer": tokenizer_of(config).digest, "add_bos": config.add_bos, "add_eos": config.add_eos}
 
 
@@ -168,7 +163,7 @@ def _class_of(named: dict[str, Any], model: Path) -> str:
 
 
 def _special_tokens(named: dict[str, Any], kind: str) -> tuple[str, str]:
-    """The first and the last token of a document, "" where there is none: null in `tokenizer_config.json` says so."""
+    """The first and the last token of a document, or "" where there is none (null in `tokenizer_config.json`)."""
     defaults = _OF_CLASS.get(kind, (None, None) if named else ("<s>", "</s>"))
     found = (named.get(key, default) for key, default in zip(("bos_token", "eos_token"), defaults, strict=True))
     bos, eos = (token.get("content") if isinstance(token, dict) else token for token in found)
@@ -176,7 +171,7 @@ def _special_tokens(named: dict[str, Any], kind: str) -> tuple[str, str]:
 
 
 def _template(model: Any) -> tuple[int | None, int | None]:
-    """What the tokenizer itself puts before a text and behind it."""
+    """The special tokens that the tokenizer itself adds before and after a text."""
     found = model.encode("a")
     is_special = found.special_tokens_mask
     return found.ids[0] if is_special[0] else None, found.ids[-1] if is_special[-1] else None
@@ -212,17 +207,15 @@ def _from_ranks(module: Any, path: str, data: bytes) -> tuple[Any, int, int]:
 
 
 def _read(path: str) -> bytes:
-    try:
+    with explained(f"tokenizer_path={path} cannot be read", OSError):
         data = Path(path).read_bytes()
-    except OSError as error:
-        raise PingLlmError(f"tokenizer_path={path} cannot be read: {error.strerror}") from None
     if not data:  # which SentencePiece would take for a tokenizer without tokens
         raise PingLlmError(f"tokenizer_path={path} is not a tokenizer: the file is empty")
     return data
 
 
 def _must_be(what: str, kind: str, path: str) -> AbstractContextManager[None]:
-    """Whatever the package raises, mostly kinds of its own."""
+    """Turns whatever the package raises into one line."""
     return explained(f"tokenizer_path={path} is not {what} (tokenizer_type={kind})", limit=160)
 
 

@@ -1,13 +1,13 @@
 """Reading prepared rows: the index of a split, whole rows, and the check that files are what the manifest says.
 
-`RowSet` is the one way to a split's bytes, wherever they are (docs/storage.md has the measurements behind it):
+`RowSet` gives access to a split's bytes, wherever they are (docs/storage.md has the measurements behind this):
 
     local          shards are mapped where they lie
     remote, whole  copied to the cache by `fetch_ahead`, verified by the manifest's checksum, and mapped
-    remote, parts  fetched as rows need them, in blocks, each row verified by its own checksum
+    remote, parts  fetched in blocks when rows need them, each row verified by its own checksum
 
-A whole copy is used wherever there is one, so processes need not agree on anything. Batches do not need whole rows:
-`reader.py` picks single measurements out of the mapped bytes, compiled.
+A whole copy is used if there is one, so processes need not agree on anything. Batches do not need whole rows: the
+compiled code of `reader.py` picks single measurements out of the mapped bytes.
 """
 
 import math
@@ -89,7 +89,6 @@ class RowSet:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Let go of the mapped shards."""
         self._whole.clear()
         self._parts.clear()
 
@@ -101,7 +100,7 @@ class RowSet:
 
     @cached_property
     def _columns(self) -> dict[str, npt.NDArray[Any]]:
-        """The checksum of the index and its numbers are checked here, since kernels use them as they are."""
+        """The index, mapped. Its checksum and its numbers are checked here, because kernels trust them."""
         path = self._index_path()
         with explained(f"cannot read {path}", OSError, pa.ArrowException):
             table = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
@@ -123,7 +122,7 @@ class RowSet:
     def _index_path(self) -> Path:
         name, expected = self.info.index_file, self.info.index_sha256
         path = self._local(name)
-        if self._cache is not None and file_sha256(path) != expected:  # what is damaged is the copy
+        if self._cache is not None and file_sha256(path) != expected:  # the local copy is damaged
             self._cache.forget(expected)
             path = self._local(name)
         if file_sha256(path) != expected:
@@ -144,19 +143,18 @@ class RowSet:
         if not -len(self) <= row < len(self):
             raise IndexError(f"row {row} of {len(self)}")
         row %= len(self)
-        self.fetch(np.array([row]))
-        try:
-            return decode_row(self.record(row))
-        except CorruptRecordError:
-            if self.forget(row):  # what is damaged may be the copy
-                self.fetch(np.array([row]))
-        try:
-            return decode_row(self.record(row))
-        except CorruptRecordError as error:
-            raise self.corrupt(row, str(error)) from error
+        is_retry = False
+        while True:
+            self.fetch(np.array([row]))
+            try:
+                return decode_row(self.record(row))
+            except CorruptRecordError as error:
+                if is_retry or not self.forget(row):  # what is damaged may be the local copy
+                    raise self.corrupt(row, str(error)) from error
+                is_retry = True
 
     def record(self, row: int) -> bytes:
-        """The bytes of a row's record, taken from the mapped shard; the block headers in between are left out."""
+        """The bytes of a row's record, from the mapped shard, without the block headers in between."""
         (begin,), (end,) = self._extent(np.array([row]))
         return layout.without_block_headers(self.shard_bytes(int(self.column("shard")[row])), begin, end)
 
@@ -168,12 +166,12 @@ class RowSet:
     # -- the bytes of shards: files that are mapped or, in an object store, whole copies or blocks in the cache
 
     def shard_bytes(self, shard: int) -> Bytes:
-        """The shard, mapped. Of parts that were not fetched the bytes are zero."""
+        """The shard, mapped. Bytes that were not fetched are zero."""
         self._open(shard)
         return self._whole[shard][0] if shard in self._whole else self._parts[shard].array
 
     def is_verified(self, shard: int) -> bool:
-        """Whether all its bytes were checked before, so that of long rows the header is enough to check."""
+        """Whether all its bytes were checked before, so that checking the headers of long rows is enough."""
         self._open(shard)
         return shard in self._whole
 
@@ -192,7 +190,7 @@ class RowSet:
         self._parts[shard] = BlockFile(self._cache.blocks_path(info.sha256), info.bytes, source.open_random)
 
     def fetch(self, rows: Ints) -> Ints:
-        """Have the bytes of rows on this machine; gives back those rows that came only now."""
+        """Bring the bytes of rows to this machine; returns the rows that were not here before."""
         if self._cache is None:
             return rows[:0]
         self._sweep(self._cache)
@@ -215,7 +213,7 @@ class RowSet:
         return np.concatenate(came)
 
     def forget(self, row: int) -> bool:
-        """Drop the local copy of a row that is damaged. Is there another to fetch?"""
+        """Drop the local copy of a damaged row, so that it is fetched again; False if there is no other copy."""
         if self._cache is None:
             return False
         shard = int(self.column("shard")[row])
@@ -233,7 +231,7 @@ class RowSet:
         return layout.physical(offset), layout.physical(offset + size - 1) + 1
 
     def _make_room(self, cache: Cache, needed: int) -> None:
-        """Looking through the cache takes a while, so it is done at first and for every hundredth of it."""
+        """Keep the cache below its limit. Scanning it is slow, so that is done once per hundredth of the limit."""
         step = cache.limit_bytes // 100
         if self._fetched_bytes + needed >= step:
             cache.make_room(max(needed, 10 * step))  # other processes fetch at the same time
@@ -250,7 +248,7 @@ class RowSet:
             )
 
     def _sweep(self, cache: Cache) -> None:
-        """Let go of what was removed from the cache: its space is free only when nobody has it mapped."""
+        """Unmap what was evicted from the cache: its space is free only when nobody has it mapped."""
         if time.monotonic() - self._swept < self.sweep_every_s:
             return
         self._swept = time.monotonic()
@@ -265,7 +263,7 @@ class RowSet:
     # -- checking everything
 
     def verify(self, advance: Advance) -> Iterator[str]:
-        """Read everything and yield each fault found, naming the file. `advance` is told the bytes checked."""
+        """Read everything and yield each fault found, with its file. `advance` is called with the bytes checked."""
         try:
             _ = self._columns
         except PingLlmError as error:
@@ -276,11 +274,11 @@ class RowSet:
             if is_damaged := file_sha256(local) != shard.sha256:
                 yield f"{self.folder / shard.file}: checksum mismatch: the shard was damaged or is of another dataset"
             faults = self._faults(number, local)
-            yield from islice(faults, 1) if is_damaged else faults  # where the whole is in doubt, one example will do
+            yield from islice(faults, 1) if is_damaged else faults  # of a shard that is damaged, one example will do
             advance(shard.bytes)
 
     def _faults(self, shard: int, local: Path) -> Iterator[str]:
-        """What of a shard cannot be read, or is not as the index says."""
+        """What in a shard cannot be read or contradicts the index."""
         path, entries = self.folder / self.info.shards[shard].file, np.flatnonzero(self.column("shard") == shard)
         try:
             stored = ArrayRecordReader(str(local), "readahead_buffer_size:0,max_parallelism:0").num_records()
@@ -319,7 +317,7 @@ def _mapped(path: Path) -> tuple[Bytes, int]:
 
 
 def fetch_ahead(splits: list[tuple[Location, SplitInfo]], cache: Cache) -> None:
-    """Copy remote splits to the cache, each of them if it fits whole. The others are fetched in parts, later."""
+    """Copy to the cache those remote splits that fit as a whole. Parts of the others are fetched later."""
     left = int(cache.limit_bytes * _SHARE_OF_LIMIT)
     missing = []
     for folder, info in splits:
@@ -350,7 +348,7 @@ def fetch_ahead(splits: list[tuple[Location, SplitInfo]], cache: Cache) -> None:
 
 
 def _allow_open_files(count: int) -> None:
-    """Every mapped file takes descriptors, and the usual limit is 1024."""
+    """Raise the limit on open files, usually 1024: every mapped file takes descriptors."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = count + 256
     if soft != resource.RLIM_INFINITY and needed > soft:

@@ -1,7 +1,7 @@
-"""What a preparation will take, before anything is rented: tasks, bytes, memory, requests and time.
+"""Estimates what a preparation will take, before machines are rented: tasks, bytes, memory, requests and time.
 
-Counts follow from how the work is cut (`prepare.TaskSizes`). Times are tasks × what a task took where it was measured,
-plus what the network needs for the bytes, plus the waiting for an object store's answers.
+Counts follow from how the work is cut into tasks (`prepare.TaskSizes`). Times are the measured times of tasks, plus the
+transfer of their bytes, plus the latency of an object store's requests.
 """
 
 import math
@@ -27,7 +27,7 @@ _DUMP_BYTES: Final = 39.0  # of a measurement in a bzip2 dump of RIPE Atlas
 
 @dataclass(frozen=True, kw_only=True)
 class Rates:
-    """What one core does per second, and what an object store takes to answer."""
+    """What one core does per second, and the latency of an object store."""
 
     partition: float  # measurements read, checked and cut
     shard: float  # measurements sorted and written as rows
@@ -37,19 +37,18 @@ class Rates:
     where: str  # how they were found
 
 
-MEASURED: Final = Rates(
+MEASURED: Final = Rates(  # with tasks of the size that they have at 35 billion measurements: docs/scale.md
     partition=3.5e6,
     shard=2.0e6,
     index=2e6,
     atlas=82e3,
     where="one core of an AMD EPYC, tasks of 36 and 8.5 M measurements; 30 ms for an answer of a store are assumed",
 )
-"""Tasks of the size that they have at 35 billion measurements: docs/scale.md."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """What there is to prepare, and with what."""
+    """What is to be prepared, and the machines for it."""
 
     measurements: int
     workers: int

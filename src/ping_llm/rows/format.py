@@ -1,21 +1,21 @@
 """The probe row, one source's history as a fixed-width columnar record, and where its bytes lie in an ArrayRecord file.
 
-docs/rows.md has the record's fields. An unanswered probe *is* its NaN: a separate flag would cost 8 % more bytes and
-could contradict the RTT beside it. Times are exact: the tick is the largest of 1 s, 1 ms and 1 µs that loses nothing,
-which for whole-second data (RIPE Atlas) makes an IPv4 measurement 12 bytes and an IPv6 one 24.
+docs/rows.md lists the record's fields. An unanswered probe is an RTT of NaN: a separate flag would take 8 % more bytes
+and could contradict the RTT. Times are exact: the tick is the largest of 1 s, 1 ms and 1 µs that loses nothing, so for
+data in whole seconds (RIPE Atlas) a measurement takes 12 bytes with IPv4 and 24 with IPv6.
 
 ArrayRecord files are Riegeli files. With `group_size:1,uncompressed` every record is one chunk that holds the record's
-bytes as they are, so a reader that knows a record's offset can map the file and touch only the pages it needs, where
-ArrayRecord itself must read (and copy) the whole record: 5 ms for a row of 8 MB.
+bytes as they are, so a reader that knows a record's offset can map the file and touch only the pages it needs, whereas
+ArrayRecord itself reads and copies the whole record: 5 ms for a row of 8 MB.
 
     block      the file is cut into blocks of 64 KiB; each begins with a 24-byte block header
     physical   an offset in the file
-    logical    an offset in the file with all block headers taken out
+    logical    an offset in the file that does not count block headers
     chunk      40-byte chunk header, 1 byte of compression type, the size of the size list, the size list, the record
 
-Chunks follow each other without gaps in logical space, so all offsets follow from the record sizes alone. Shards are
-checked against this arithmetic when they are written: an ArrayRecord release that lays files out differently is an
-error at preparation time, never a wrong read later.
+Chunks follow each other without gaps in logical space, so record sizes alone determine all offsets. Shards are checked
+against this arithmetic when they are written: an ArrayRecord release with another layout is an error at preparation
+time, never a wrong read later.
 """
 
 import zlib
@@ -35,11 +35,8 @@ BLOCK: Final = 65536
 BLOCK_HEADER: Final = 24
 BLOCK_PAYLOAD: Final = BLOCK - BLOCK_HEADER
 
-FIRST_CHUNK: Final = 40
-"""Logical offset of the first record's chunk: the file signature, an empty chunk, comes before it."""
-
+FIRST_CHUNK: Final = 40  # logical offset of the first record's chunk, after the file signature (an empty chunk)
 FARTHEST: Final = 1 << 50  # no shard is that large: offsets below it can be added up without an overflow
-
 _CHUNK_HEADER: Final = 40
 
 MAGIC: Final = b"PROW"
@@ -65,7 +62,8 @@ _CRC_AT: Final = HEADER.itemsize - 4
 TIME_UNITS_US: Final = (1_000_000, 1_000, 1)
 
 LONG_GAP_S: Final = 255
-"""A longer gap takes more than one byte to write down. Counting them per row lets sizes be planned from the index."""
+"""A longer gap between two measurements takes more than one byte as a time delta. The index counts a row's long gaps,
+so that sequences can be planned from it alone."""
 
 
 class CorruptRecordError(ValueError):
@@ -102,7 +100,7 @@ class RowBatch:
     rtt_ms: npt.NDArray[np.float32]
 
     def take(self, chosen: npt.NDArray[np.bool_]) -> "RowBatch":
-        """The chosen rows alone, with their measurements closed up."""
+        """The chosen rows with their measurements."""
         if chosen.all():
             return self
         measurements = np.repeat(chosen, self.counts)
@@ -133,24 +131,24 @@ def physical(logical: Any) -> Any:
 
 
 def without_block_headers(file: Bytes, begin: int, end: int) -> bytes:
-    """What a range of the file (physical offsets) holds of records."""
+    """The bytes of records in a range of the file (physical offsets)."""
     stored = file[begin:end]
-    is_short = begin % BLOCK + len(stored) <= BLOCK
-    return (stored if is_short else stored[np.arange(begin, end) % BLOCK >= BLOCK_HEADER]).tobytes()
+    is_in_one_block = begin % BLOCK + len(stored) <= BLOCK
+    return (stored if is_in_one_block else stored[np.arange(begin, end) % BLOCK >= BLOCK_HEADER]).tobytes()
 
 
 def capacity(family: int, record_bytes: int) -> tuple[int, int]:
-    """Measurements for which a record has room, with times of 4 and of 8 bytes."""
+    """Measurements that fit a record, with times of 4 and of 8 bytes."""
     room = record_bytes - HEADER.itemsize - 32  # alignment of the columns and of the record takes at most 32 bytes
     return max(1, room // (4 + ADDRESS_BYTES[family] + 4)), max(1, room // (8 + ADDRESS_BYTES[family] + 4))
 
 
 def record_shape(body: Ints) -> tuple[Ints, Ints]:
-    """Size of the record and offset of its columns in it, for column bytes `body`.
+    """Size of the record and offset of its columns in it, for `body` bytes of columns.
 
-    A record's chunk is to take a multiple of 8 logical bytes, with the columns on a multiple of 8. Then every number
-    of every column lies aligned in the mapped shard and never across a block header. What precedes the record in its
-    chunk has the length of the record's size as a varint in it, hence the search over that length.
+    A record's chunk must take a multiple of 8 logical bytes, with the columns on a multiple of 8. Then every number of
+    every column is aligned in the mapped shard and never divided by a block header. The part of the chunk before the
+    record contains the record's size as a varint, of unknown length, hence the search over that length.
     """
     size = np.zeros_like(body)
     columns_at = np.zeros_like(body)
@@ -166,7 +164,7 @@ def record_shape(body: Ints) -> tuple[Ints, Ints]:
 
 
 def encode_rows(rows: RowBatch) -> tuple[list[bytes], dict[str, npt.NDArray[Any]]]:
-    """The record of each row, and what the index says of it, by column; `offset` is counted from the first chunk's.
+    """The record of each row, and its index entries by column; `offset` counts from the first chunk of this batch.
 
     All records are built in one vectorised pass, spaced as they will be in the shard; only checksums go row by row.
     """

@@ -1,4 +1,4 @@
-"""What a prepared dataset consists of: shards of rows, an index of each split, and the manifest, which is written last.
+"""A prepared dataset: shards of rows, an index of each split, and the manifest, which is written last.
 
 A folder without a manifest is not a dataset.
 """
@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 
-from ping_llm.core.errors import PingLlmError, one_line
+from ping_llm.core.errors import PingLlmError, explained
 from ping_llm.core.files import relative_name, sha256_digest
 from ping_llm.core.measurements import ADDRESS_BYTES, MAX_TIME_US
 from ping_llm.rows.format import FARTHEST, FIRST_CHUNK, FORMAT_VERSION, HEADER, TIME_UNITS_US, physical
@@ -82,7 +82,7 @@ class SplitInfo:
 
     @property
     def fingerprint(self) -> str:
-        """Of the content: equal for equal rows, wherever they came from and whatever made them."""
+        """A digest of the content: equal for equal rows, wherever they came from and whatever made them."""
         return _digest([FORMAT_VERSION, self.index_sha256, [s.sha256 for s in self.shards]])
 
     @property
@@ -152,11 +152,10 @@ class Manifest:
     def load(cls, folder: Path | str | Location) -> Self:
         path = locate(folder) / MANIFEST
         try:
-            value = json.loads(path.read_text())
+            with explained(f"cannot read {path}", ValueError, RecursionError):
+                value = json.loads(path.read_text())
         except MissingError:
             raise PingLlmError(_why_no_manifest(locate(folder))) from None
-        except (ValueError, RecursionError) as error:
-            raise PingLlmError(f"cannot read {path}: {one_line(error)}") from error
         if not isinstance(value, dict) or value.get("kind") != _KIND:
             raise PingLlmError(f"{path} is not a manifest of probe rows")
         if (version := value.get("format_version")) != FORMAT_VERSION:
@@ -170,7 +169,7 @@ class Manifest:
 
 
 def index_fault(columns: Mapping[str, npt.NDArray[Any]], info: SplitInfo) -> str | None:
-    """What cannot be in an index of these shards, if anything: kernels read the shards where it says."""
+    """What is wrong with the index of these shards, if anything. Kernels read the shards where it says, unchecked."""
     shard_rows, shard_bytes = (np.array([vars(shard)[name] for shard in info.shards]) for name in ("rows", "bytes"))
     ends, totals = np.cumsum(shard_rows), np.zeros((2, len(info.shards)), dtype=np.int64)
     for begin in range(0, info.rows, _CHECKED_AT_ONCE):  # an index may be larger than the memory

@@ -1,13 +1,13 @@
-"""Step one of preparation: measurements of the input, checked and cut into buckets by the hash of their source.
+"""Step one of preparation: read and check the input, and divide it into buckets by the hash of the source.
 
 A task reads some pieces of input files and writes a *run*: its measurements, family by family, in the order of their
-buckets. Step two (`shards.py`) reads a range of buckets from every run, which is one span of bytes for each family.
-There are always 4096 buckets, whatever the input: how many of them make a shard is decided when the total is known, so
-the shards do not depend on how the input was cut into files.
+buckets. Step two (`shards.py`) reads a range of buckets from every run, which is one span of bytes per family. There
+are always 4096 buckets; how many of them make a shard is decided when the total number of measurements is known, so the
+shards do not depend on how the input is divided into files.
 
 A run file is: for each family, 4097 bucket offsets (int64, counted in measurements); then for each family its
 measurements, one after the other. Within a bucket they keep the order of the input, so a run does not depend on how its
-task was cut into batches.
+task was divided into batches.
 """
 
 import errno
@@ -48,8 +48,8 @@ RECORDS: Final = {
         [("src", "<u8"), ("src_low", "<u8"), ("time", "<i8"), ("dst", "<u8"), ("dst_low", "<u8"), ("rtt", "<f4")]
     ),
 }
-"""A measurement as stored: 20 bytes with IPv4 addresses, 44 with IPv6. Addresses are numbers here, because numbers are
-what sorts fast: one for IPv4, two for IPv6."""
+"""A measurement in a run: 20 bytes with IPv4 addresses, 44 with IPv6. Addresses are numbers, which sort fast: one for
+IPv4, two for IPv6."""
 
 BYTES_PER_ROW_IN_FLIGHT: Final = 480  # memory of a task for each measurement of a batch, with strings and sorted copies
 
@@ -58,9 +58,9 @@ HEADER_BYTES: Final = len(FAMILIES) * (BUCKETS + 1) * 8
 _BATCH_ROWS: Final = 131_072  # in which spans of many runs are joined: DuckDB handles few large batches faster
 
 
-# What tasks of both steps leave in the work folder for others and for the next run. All machines reach it by the same
-# name. A file appears in it whole or not at all, and a task writes its marker last. Two attempts at a task (one on a
-# machine that was given up too early) write the same bytes, so they do no harm.
+# The work folder, in which tasks of both steps leave their output for each other and for the next run. All machines
+# reach it under the same name. A file appears in it whole or not at all, and a task writes its marker last. If a task
+# runs twice (because its machine was given up too early), both write the same bytes and do no harm.
 
 Item = TypeVar("Item")
 Marker = dict[str, Any]
@@ -68,7 +68,7 @@ Marker = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Task(Generic[Item]):
-    """All that a task of either step knows. All it says is in its marker, so any engine may run it anywhere."""
+    """The input of a task of either step. Its output is its marker and the files that this names: see `finish`."""
 
     kind: str  # `run` or `shard`: what it makes
     number: int
@@ -81,7 +81,7 @@ class Task(Generic[Item]):
         return temporary_folder(self.work if self.settings.engine == "local" else None)
 
     def finish(self, files: Sequence[Path], **facts: Any) -> Marker:
-        """Deliver what was made, then the marker, which names it."""
+        """Move the files that were made to the work folder, then write the marker that names them."""
         marker = {"number": self.number, "files": {path.name: path.stat().st_size for path in files}, **facts}
         folder = self.work / f"{self.kind}s"
         for path in files:
@@ -100,14 +100,14 @@ def finished(folder: Location) -> dict[int, Marker]:
 
 @contextmanager
 def temporary_folder(work: Location | None) -> Iterator[Path]:
-    """In the work folder, or on the disk of whatever machine this is."""
+    """A folder that is removed afterwards: inside a local work folder, or else on this machine's disk."""
     inside = work.local / "scratch" if work and work.is_local else None
     with tempfile.TemporaryDirectory(prefix="ping-llm-", dir=inside, ignore_cleanup_errors=True) as name:
         yield Path(name)
 
 
 def deliver(source: Path, target: Location) -> None:
-    """Put a finished local file where it belongs. It may be moved away."""
+    """Move or copy a finished local file to its target."""
     if target.is_local:
         sync(source)
         try:
@@ -169,7 +169,7 @@ def _first_bad_row(piece: Piece, raw: RawBatch, first_dropped: Mapping[str, int]
 
 
 def write_run(file: BinaryIO, measurements: ValidMeasurements) -> None:
-    """Write a batch as one run."""
+    """Write a batch as one run (see the top of this file)."""
     hashes = source_hash(measurements.src.families, measurements.src.packed)
     bucket = (hashes >> np.uint64(64 - 12)).astype(np.uint16)[measurements.src.codes]
     bucket[measurements.family == 6] += BUCKETS
@@ -215,12 +215,12 @@ def merge_runs(file: BinaryIO, starts: Sequence[int], path: Path) -> None:
 
 
 def read_offsets(header: bytes) -> Ints:
-    """(families, buckets + 1), in measurements."""
+    """Where each bucket begins, counted in measurements: shape (families, buckets + 1)."""
     return np.frombuffer(header, dtype="<i8").reshape(len(FAMILIES), BUCKETS + 1)
 
 
 def bucket_bounds(offsets: Ints) -> Ints:
-    """Where each bucket of each family begins in the run file (and, shifted by one, where it ends), in bytes."""
+    """The same in bytes of the run file. Column b is where bucket b begins, and where bucket b - 1 ends."""
     bounds = np.empty_like(offsets)
     base = HEADER_BYTES
     for number, family in enumerate(FAMILIES):
@@ -241,7 +241,7 @@ Spans = dict[int, tuple[Span, ...]]  # by family
 
 
 def bucket_spans(folder: Location, runs: Sequence[str]) -> Callable[[int, int], Spans]:
-    """Says where the measurements of a range of buckets lie: in a span of every run that has any."""
+    """A function of a range of buckets: the spans where their measurements lie, one in every run that has any."""
     headers = span_reader(folder)(Span(run, 0, HEADER_BYTES) for run in runs)
     bounds = {run: bucket_bounds(read_offsets(header)) for run, header in zip(runs, headers, strict=True)}
 
@@ -256,7 +256,7 @@ def bucket_spans(folder: Location, runs: Sequence[str]) -> Callable[[int, int], 
 
 
 def span_reader(folder: Location) -> Callable[[Iterable[Span]], Iterator[bytes]]:
-    """Gives the bytes of spans of the runs in a folder, in order. From a store many are read at a time."""
+    """A function that yields the bytes of spans of the runs in a folder, in order. It reads a store in parallel."""
     opened = cache(lambda file: (folder / file).open_random())
 
     def read(span: Span) -> bytes:

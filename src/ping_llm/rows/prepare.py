@@ -4,10 +4,10 @@
     shard       a range of buckets     ->  sorted, cut into rows, one shard per split (`shards.py`)
     publish     all shards             ->  named, one index per split, the manifest
 
-Everything that is not finished lives in the work folder, `OUTPUT/.work` unless the settings say otherwise: `plan.json`,
-the runs in `runs`, the shards in `shards`, and a marker for each finished task. The same command resumes from there a
-run that was killed: a task without a marker is simply run again. The dataset appears in `OUTPUT` only at the end, its
-manifest last. Neither the engine nor the number of workers nor the memory limit changes a byte of it.
+Unfinished work lies in the work folder, by default `OUTPUT/.work`: `plan.json`, the runs in `runs`, the shards in
+`shards`, and a marker for each finished task. After a kill, the same command resumes from there: tasks without a marker
+are run again. The dataset appears in `OUTPUT` only at the end, its manifest last. Neither the engine nor the number of
+workers nor the memory limit changes a byte of it.
 """
 
 import errno
@@ -46,22 +46,20 @@ from ping_llm.tasks.pool import side_by_side
 MIB: Final = 1 << 20
 
 DATASET_SUFFIXES: Final = (".arrayrecord", ".index")
-LAYOUT: Final = 3  # work of a program version that laid files out in another way is not continued
+LAYOUT: Final = 3  # version of the work folder's files: work in another layout is not resumed
 
 
 @dataclass(frozen=True, kw_only=True)
 class TaskSizes:
     """How work is cut into tasks. Only `shard_measurements` shapes the dataset."""
 
-    piece_rows: int = 2_000_000  # of an input file, in one piece
-    shard_measurements: int = 2_500_000
-    """A shard has at most about so many (30-60 MB), until all 4096 buckets are shards of their own."""
+    piece_rows: int = 2_000_000  # rows of an input file that one piece has
+    shard_measurements: int = 2_500_000  # at most, about (30-60 MB), unless each of the 4096 buckets is a shard already
     max_runs: int = 1024
-    """A shard reads from every run, so their number times that of the shards is how many reads there are in all: 4
-    million at most, of 130 KB each at 35 billion measurements."""
+    """Every shard reads from every run: at most 4 million reads in all, of 130 KB each at 35 billion measurements."""
 
     def piece_groups(self, pieces: Sequence[Piece]) -> list[tuple[Piece, ...]]:
-        """The pieces of each task of step one: one, or several neighbours where that would make too many runs."""
+        """The pieces of each task of step one: one, or several adjacent ones if there would be too many runs."""
         if len(pieces) <= self.max_runs:
             return [(piece,) for piece in pieces]
         before = np.cumsum([0] + [max(1, piece.bytes) for piece in pieces])
@@ -109,7 +107,7 @@ class PrepareSettings(EngineChoice):
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What will be read, and the options that shape the rows. Its digest names the work."""
+    """What will be read, and the options that shape the rows. Its digest identifies the work folder."""
 
     settings: PrepareSettings
     files: tuple[InputFile, ...]
@@ -149,9 +147,9 @@ def prepare(
     on_timing: OnTiming | None = None,
     on_reading: Callable[[Reading], None] = lambda reading: None,
 ) -> tuple[Manifest, bool]:
-    """Make the dataset, or finish making it. Also says whether anything had to be done.
+    """Make the dataset, or finish making it. The second result is whether anything had to be done.
 
-    `on_timing` is told what each task of this run took, `on_reading` what the input was taken for.
+    `on_timing` is called with what each task of this run took, `on_reading` with how the input was understood.
     """
     plan = make_plan(settings)
     output, work = locate(settings.output), _locate_work(settings, plan.digest)
@@ -182,10 +180,10 @@ def prepare(
 
 
 def _locate_work(settings: PrepareSettings, digest: str) -> Location:
-    """Where the work of a plan lies: in the folder given for it, in the output folder, or on this machine's disk if
-    that is where all tasks run and the output is remote."""
+    """The work folder of a plan: below `settings.work`, on this machine's disk if only the output is remote, or in the
+    output folder."""
     output = locate(settings.output).absolute()
-    if settings.work is not None:  # others may use it too
+    if settings.work is not None:  # other preparations may use it, too
         key = hashlib.sha256(f"{digest} {output}".encode()).hexdigest()[:16]
         return locate(settings.work).absolute() / f"prepare-{key}"
     if output.is_remote and settings.engine == "local":
@@ -194,7 +192,7 @@ def _locate_work(settings: PrepareSettings, digest: str) -> Location:
 
 
 def _adopt(work: Location, output: Location, digest: str, *, overwrite: bool) -> None:
-    """Continue what lies in the work folder if it is of this plan; otherwise start anew, if that is allowed."""
+    """Resume the work in the work folder if it is of this plan; otherwise start anew, if that is allowed."""
     mine, plan = {"digest": digest, "layout": LAYOUT}, work / "plan.json"
     known = None
     with suppress(MissingError, ValueError):  # damaged: begun again
@@ -230,11 +228,10 @@ def _published(output: Location, plan: Plan) -> Manifest | None:
     return manifest
 
 
-_STAGES: Final = {
+_STAGES: Final = {  # by what its tasks make: name of the stage in timings, and its title for people
     "run": ("partition", "1/2 reading and partitioning"),
     "shard": ("shard", "2/2 sorting and writing rows"),
 }
-"""By what is made: the name of the stage in timings, and for people."""
 
 
 def _run(
@@ -243,7 +240,7 @@ def _run(
     settings, pieces = plan.settings, plan.pieces
 
     def markers(kind: str, function: Callable[[Any], Marker], inputs: Iterable[Any], total: int) -> list[Marker]:
-        """Those of all tasks, in their order. What an earlier run finished is not run again."""
+        """The markers of all tasks, in order, after running those that no earlier run has finished."""
         results, (stage, title) = finished(work / f"{kind}s"), _STAGES[kind]
         common: dict[str, Any] = {"settings": settings, "work": work, "memory_bytes": engine.memory_bytes}
         left = [number not in results for number in range(total)]
@@ -277,7 +274,7 @@ def _run(
 
 
 def _account(plan: Plan, parts: list[Marker]) -> tuple[dict[str, Any], Reading]:
-    """What the manifest says of the input: what step one read and dropped, in all and by input file; and in words."""
+    """What step one read and dropped, in all and by input file: for the manifest, and for people."""
     read: Counter[str] = Counter()
     by_path: dict[str, Counter[str]] = {f.path: Counter() for f in plan.files}
     examples: dict[str, str] = {}
@@ -310,7 +307,7 @@ def _publish(
 ) -> Manifest:
     """Make the dataset in the output folder: name the shards, join their indexes, write the manifest last.
 
-    It can be repeated after a kill at any point. Until the indexes are joined, a dataset that will be replaced stays.
+    It can be repeated after a kill at any point. A dataset to be replaced stays in place until all indexes are joined.
     """
     output, shards, splits = locate(plan.settings.output).absolute(), work / "shards", {}
     sources: dict[str, Location] = {}  # of each file of the dataset
@@ -340,7 +337,7 @@ def _publish(
     published: dict[str, str] = {}
     with suppress(PingLlmError):  # there is none, or it is of another version
         published = {name: sha256 for name, (_, sha256) in Manifest.load(output).files.items()}
-    # What need not be uploaded again: after a kill, or where an older dataset had the same shards.
+    # The ledger knows what need not be uploaded again: after a kill, or if an older dataset had the same shards.
     with Ledger(output, published) if output.is_remote else nullcontext() as ledger:
         (output / MANIFEST).delete()  # from here on the old dataset, if any, is no dataset
         for file in output.list():
@@ -366,7 +363,7 @@ def _publish(
 
 
 def _link(source: Location, target: Location) -> None:
-    """The same file under another name, without copying its bytes where that can be."""
+    """Give a file a second name, without copying its bytes if possible."""
     if source.is_local and target.is_local:
         target.delete()
         with suppress(OSError):  # another disk, or one without links

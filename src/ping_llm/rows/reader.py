@@ -1,14 +1,14 @@
-"""Picking single measurements out of mapped shards, for many rows at once: the loops in which batches touch their data.
+"""Picks single measurements out of mapped shards, for many rows at once: the loops in which batches touch their data.
 
 A context needs a few dozen measurements of a history that may have hundreds of thousands. Shards are mapped, and since
 every number of every column lies aligned in the file (`format.record_shape`), the numbers are picked as 32-bit words by
 index arithmetic, compiled: only the pages that hold them are touched, and nothing is parsed or copied but the result.
 
-Mapped reads bypass the record's checksum, so a row is checked whole the first time this process uses it, up to
-`CHECKED_BYTES`. A longer row costs milliseconds to check, more than all the rest of the work for a context; of those
-the header is checked (unless it came from elsewhere just now), and `ping-llm inspect rows` checks everything.
+Picking does not verify a record's checksum, so each row of up to `CHECKED_BYTES` is checked as a whole the first time
+this process uses it. Checking a longer row takes milliseconds, more than all other work for a context: only its header
+is checked (unless it was just fetched in parts), and `ping-llm inspect rows` checks everything.
 
-Importing this loads (or compiles) the kernels.
+Importing this module loads (or compiles) the kernels.
 """
 
 from typing import Any, Final, NamedTuple
@@ -27,7 +27,7 @@ _ANY_SIZE: Final = 1 << 62
 _ALL_SOUND: Final = -1
 _SECOND: Final = TIME_UNITS_US[0]
 _ROWS_AHEAD: Final = 3  # rows whose measurements are prefetched before they are picked
-_PER_LOAD: Final = 4  # of measurements that lie side by side so many come with one load, at least
+_PER_LOAD: Final = 4  # adjacent measurements that one load brings into the cache, at least
 
 _HEADER_BYTES: Final = HEADER.itemsize
 _MAGIC: Final = int.from_bytes(MAGIC, "little")
@@ -100,7 +100,7 @@ def _pick(
     rtt_ms: Array,
     destination: Array,
 ) -> None:
-    """What `RowReader.pick` returns, into the last three. Nothing is checked here: rows must have been before.
+    """Write what `RowReader.pick` returns into the last three. Nothing is checked here: rows must have been before.
 
     An IPv4 destination fills the first of its four words.
     """
@@ -181,7 +181,7 @@ def _crc32(crc: Any, data: Any) -> Any:
 
 @part_of_kernels
 def _crc32_logical(crc: Any, file: Any, begin: Any, end: Any) -> Any:
-    """The same of logical offsets `begin` to `end`: the block headers in between are left out."""
+    """The same for logical offsets `begin` to `end`: the block headers in between are skipped."""
     while begin < end:
         stop = min(end, (begin // BLOCK_PAYLOAD + 1) * BLOCK_PAYLOAD)
         at = _physical(begin)
@@ -200,7 +200,7 @@ def _number(file: Any, logical: Any, size: Any) -> Any:
 
 @part_of_kernels
 def _is_sound(row: Any, index: Any, maps: Any) -> Any:
-    """Whether a row's header says what the index says, and (unless it is long) its checksum is right."""
+    """Whether a row's header agrees with the index and (unless the row is long) its checksum is right."""
     shard, unit, family = index.shard[row], np.int64(index.time_unit_us[row]), np.int64(index.family[row])
     begin, size, count = np.int64(index.offset[row]), np.int64(index.size[row]), np.int64(index.count[row])
     first = index.first_time_us[row]
@@ -219,7 +219,7 @@ def _is_sound(row: Any, index: Any, maps: Any) -> Any:
 
 @kernel(_INTS, types.uint8[::1], _INDEX, _MAPS, returns=types.int64)
 def _check(rows: Array, checked: Array, index: Any, maps: Any) -> Any:
-    """Mark rows in `checked` until one is not sound; gives its position in `rows`, or `_ALL_SOUND`."""
+    """Mark rows in `checked` until one is not sound; returns its position in `rows`, or `_ALL_SOUND`."""
     for i in range(len(rows)):
         if not checked[rows[i]]:
             if not _is_sound(rows[i], index, maps):
@@ -247,7 +247,7 @@ class RowReader:
         self._arrays: dict[int, Bytes] = {}
 
     def check(self, rows: Ints) -> None:
-        """Have the rows here, and check those that this process has not used before."""
+        """Fetch the rows if they are remote, and check those that this process has not used before."""
         self._bring(rows)
         fetched_again: set[int] = set()
         while (at := _check(rows, self._checked, self._index, self._maps)) != _ALL_SOUND:
@@ -259,8 +259,8 @@ class RowReader:
             self._bring(rows)  # what was damaged may have been the copy, and others may have lain in it
 
     def _bring(self, rows: Ints) -> None:
-        """Have the rows on this machine, and note where their shards are mapped."""
-        if self.rows.folder.is_remote:  # then any shard may have come and gone
+        """Fetch the rows if they are remote, and note where their shards are mapped."""
+        if self.rows.folder.is_remote:  # then any shard may have been mapped anew
             self._checked[self.rows.fetch(rows)] = 0
             self._maps.address[:] = 0
             self._arrays.clear()
@@ -271,9 +271,9 @@ class RowReader:
             self._maps.read_whole[shard] = CHECKED_BYTES if self.rows.is_verified(shard) else _ANY_SIZE
 
     def pick(self, rows: Ints, first: Ints, positions: Ints, with_times: npt.NDArray[np.bool_]) -> Picked:
-        """Measurements `positions[first[i]:first[i + 1]]` of row `rows[i]`, for all i, after these rows were checked.
+        """Measurements `positions[first[i]:first[i + 1]]` of row `rows[i]`, for all i, once these rows were checked.
 
-        Times are picked for the rows that `with_times` names.
+        Times are read only for rows that `with_times` marks.
         """
         count = len(positions)
         time_s, rtt_ms = np.empty(count, dtype=np.int64), np.empty(count, dtype=np.float32)

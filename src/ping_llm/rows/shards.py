@@ -1,8 +1,8 @@
-"""Step two of preparation: a range of buckets from all runs, sorted, cut into rows and written as one shard per split.
+"""Step two of preparation: sort a range of buckets from all runs, cut it into rows, and write one shard per split.
 
-DuckDB sorts: in memory when the measurements fit its share of the limit, on disk when they do not (a source may have
-more measurements than fit in memory). The order is total (source, time, destination, RTT), so equal inputs give equal
-bytes whatever order they came in.
+DuckDB sorts: in memory if the measurements fit its share of the limit, otherwise on disk (a source may have more
+measurements than fit in memory). The order is total (source, time, destination, RTT), so the same measurements give the
+same bytes in whatever order they came.
 """
 
 import errno
@@ -72,7 +72,7 @@ def sorted_batches(
     """The measurements of one family in row order, in batches."""
     failures: list[Exception] = []
 
-    def remembering_failures() -> Iterator[pa.RecordBatch]:  # DuckDB makes errors of its own of those it meets here
+    def remembering_failures() -> Iterator[pa.RecordBatch]:  # DuckDB replaces exceptions raised here by its own
         try:
             yield from batches
         except Exception as error:
@@ -100,7 +100,7 @@ def sorted_batches(
 
 
 def without_copies(batches: Iterator[pa.RecordBatch], dropped: Counter[str]) -> Iterator[pa.RecordBatch]:
-    """Sorted measurements, each once: exact copies stand side by side."""
+    """Sorted measurements without exact copies, which are adjacent and counted as duplicates."""
     last: list[Any] | None = None
     for batch in batches:
         columns = [batch.column(i).to_numpy(zero_copy_only=False) for i in range(batch.num_columns)]
@@ -117,7 +117,7 @@ def without_copies(batches: Iterator[pa.RecordBatch], dropped: Counter[str]) -> 
 
 @contextmanager
 def _disk_errors(path: Path) -> Iterator[None]:
-    """DuckDB and ArrayRecord (plain `RuntimeError`s) say in words of their own what most often is a full disk."""
+    """Errors of DuckDB and ArrayRecord (plain `RuntimeError`s) that mostly mean a full disk become `OSError`s."""
     try:
         yield
     except duckdb.OutOfMemoryException as error:
@@ -133,8 +133,8 @@ def _disk_errors(path: Path) -> Iterator[None]:
 def cut_into_rows(batches: Iterator[pa.RecordBatch], family: int, max_row_bytes: int) -> Iterator[RowBatch]:
     """Group sorted batches by source, cutting a source's history where its row would exceed `max_row_bytes`.
 
-    What follows the last source boundary of a batch is carried over to the next one, except that whole rows are given
-    out as soon as they are full: memory is bounded by a batch and a row.
+    What follows the last source boundary of a batch is carried over to the next one, except for rows that are full:
+    memory is bounded by a batch and a row.
     """
     carried: list[npt.NDArray[Any]] | None = None
     for batch in batches:
@@ -241,7 +241,7 @@ class ShardWriter:
         )
 
     def _check(self, offsets: Ints) -> None:
-        """See that each record begins where the index says: mapped reads rely on what ArrayRecord does not promise."""
+        """Check that each record begins where the index says: ArrayRecord does not promise the layout we rely on."""
         file = np.memmap(self.path, dtype=np.uint8, mode="r")
         found = file[layout.physical(offsets[:, None] + np.arange(len(layout.MAGIC)))]
         if not (found == np.frombuffer(layout.MAGIC, dtype=np.uint8)).all():
@@ -287,7 +287,7 @@ def join_indexes(parts: Iterable[pa.Table], rows: int, path: Path) -> None:
 
 
 def _gathered(path: Path, kind: np.dtype[Any], rows: int) -> npt.NDArray[Any]:
-    """A column on disk. It is allocated first: on a full disk, writing to a map would be the end of the process."""
+    """A column on disk. Space is allocated first: writing to a map of a full disk would kill the process."""
     with path.open("wb") as file:
         os.posix_fallocate(file.fileno(), 0, rows * kind.itemsize)
     return np.memmap(path, dtype=kind, mode="r+", shape=rows)

@@ -1,13 +1,13 @@
 """Remote files on the local disk: a bounded LRU cache, shared by all processes of a machine.
 
 *Whole files* are stored under their checksum, so a dataset that was replaced cannot be mistaken for its successor. A
-file appears when all of it was downloaded and verified. Its time of modification is then set to a value that follows
-from its checksum: anything that touched the file since has changed that time, and the file is verified again before it
-is used. If two processes need the same file, one downloads and the other waits for its lock, which the system releases
-if the process dies. A file that is evicted while it is mapped stays valid until the map is dropped (`rows/dataset.py`
-drops it soon).
+file appears once it was downloaded completely and verified. Its time of modification is then set to a value derived
+from its checksum; if anything modifies the file later, that time differs, and the file is verified again before it is
+used. If two processes need the same file, one downloads it and the other waits for its lock, which the system releases
+if the process dies. A file that is evicted while it is mapped stays valid until it is unmapped (`rows/dataset.py` does
+that soon).
 
-*Parts of files* lie in sparse files of the full size whose blocks are fetched when they are needed (`BlockFile`).
+*Parts of files* lie in sparse files of the full size, whose blocks are fetched when they are needed (`BlockFile`).
 """
 
 import fcntl
@@ -38,7 +38,7 @@ LIMIT_VARIABLE: Final = "PING_LLM_CACHE_GB"
 
 
 def configure(folder: str = "", gigabytes: float = 0.0) -> None:
-    """Set the cache of this process and of those it starts. Empty and 0 leave what the environment says."""
+    """Set the cache of this process and of those it starts. "" and 0 leave the environment as it is."""
     if folder:
         os.environ[DIRECTORY_VARIABLE] = folder
     if gigabytes:
@@ -52,12 +52,12 @@ def cache_folder() -> Path:
 
 
 def work_folder(output: Location) -> Path:
-    """Where work whose result goes to a store is done: always the same, so that it can be resumed."""
+    """The local folder for work whose result goes to a store: always the same one, so that work can be resumed."""
     return cache_folder() / "work" / _key(output)
 
 
 def model_folder(source: Location) -> Path:
-    """Where a model is copied to be loaded. Not the work folder, in which a run may be further than in the store."""
+    """The local copy of a remote model. Not the work folder, in which a run may be further than in the store."""
     return cache_folder() / "models" / _key(source)
 
 
@@ -72,7 +72,7 @@ class Cache:
 
     @classmethod
     def from_environment(cls) -> "Cache":
-        """As PING_LLM_CACHE_DIR and PING_LLM_CACHE_GB say; by default up to half of what is free."""
+        """As set by PING_LLM_CACHE_DIR and PING_LLM_CACHE_GB; by default up to half of the free space."""
         limit = number_from_environment(LIMIT_VARIABLE, 0.0)
         if not limit >= 0:
             raise PingLlmError(f"{LIMIT_VARIABLE}={limit} must not be negative")
@@ -85,7 +85,7 @@ class Cache:
         return cls(folder=given.folder, limit_bytes=(free + given.used_bytes()) // 2)
 
     def whole(self, source: Location, *, size: int, sha256: str) -> Path:
-        """A local copy of a remote file, verified. It may be removed at any time, so open it soon."""
+        """A verified local copy of a remote file. It may be evicted at any time, so open it soon."""
         path = self._path(sha256)
         unfinished = path.with_suffix(".part")
         with self._usable():
@@ -93,11 +93,11 @@ class Cache:
             while (found := self.find(size=size, sha256=sha256)) is None:
                 with unfinished.open("ab") as lock:
                     fcntl.flock(lock, fcntl.LOCK_EX)
-                    if not _is_same(unfinished, lock):  # somebody else finished or removed it while we waited
+                    if not _is_same(unfinished, lock):  # another process finished or removed it while we waited
                         continue
                     try:
                         if path.exists() and path.stat().st_size == size and file_sha256(path) == sha256:
-                            _touch(path, sha256)  # somebody touched it, and it is as it was
+                            _touch(path, sha256)  # its time was changed, but not its content
                         else:
                             path.unlink(missing_ok=True)
                             self._download(source, unfinished, size, sha256)
@@ -106,7 +106,7 @@ class Cache:
             return found
 
     def find(self, *, size: int, sha256: str) -> Path | None:
-        """The local copy, if there is one that was not touched since it was verified."""
+        """The local copy, if there is one that was not modified since it was verified."""
         path = self._path(sha256)
         with suppress(FileNotFoundError):
             stat = path.stat()
@@ -116,7 +116,7 @@ class Cache:
         return None
 
     def forget(self, sha256: str) -> None:
-        """Fetch this file again when it is next needed."""
+        """Delete the copy, so that the file is fetched again."""
         self._path(sha256).unlink(missing_ok=True)
 
     def blocks_path(self, sha256: str) -> Path:
@@ -124,11 +124,11 @@ class Cache:
         return self._path(sha256, "blocks")
 
     def used_bytes(self) -> int:
-        """On the disk, holes in files not counted."""
+        """Bytes on the disk; holes in sparse files take none."""
         return sum(stat.st_blocks * 512 for _, stat in self._entries())
 
     def make_room(self, needed: int) -> None:
-        """Remove the least recently used files until `needed` bytes more fit below the limit."""
+        """Evict the least recently used files until `needed` more bytes fit below the limit."""
         with (self.folder / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             entries = sorted(self._entries(), key=lambda entry: entry[1].st_atime_ns)
@@ -159,7 +159,7 @@ class Cache:
                 f"raise {LIMIT_VARIABLE} (data_cache_gb)"
             )
         self.make_room(size)
-        with unfinished.open("r+b") as file:  # all of it now: others count it while it grows, and a full disk says so
+        with unfinished.open("r+b") as file:  # allocated at once: other processes count it, and a full disk shows now
             os.posix_fallocate(file.fileno(), 0, max(1, size))
         source.fill(unfinished, sha256=sha256, size=size)
         sync(unfinished)
@@ -168,7 +168,7 @@ class Cache:
 
 
 def _stamp(sha256: str) -> int:
-    """The time of modification of a verified file, in the years 2001 to 2010."""
+    """The time of modification that marks a file as verified: a function of its checksum, in the years 2001 to 2010."""
     return (1_000_000_000 + int(sha256[:7], 16)) * 1_000_000_000
 
 
@@ -194,19 +194,17 @@ def _is_abandoned(path: Path) -> bool:
         return False
 
 
-BLOCK: Final = 1 << 16
-"""A request costs tens of milliseconds whether it brings 1 KB or 64; see docs/storage.md for the measurement."""
-
+BLOCK: Final = 1 << 16  # a request takes tens of ms whether it brings 1 KB or 64: docs/storage.md has the measurement
 LONGEST_READ: Final = 8 << 20
 
 
 class BlockFile:
-    """As much of one remote file as was needed so far: a sparse file of the same size, mapped.
+    """Those parts of a remote file that were needed so far: a sparse file of the same size, mapped as `array`.
 
-    Behind the data lies a table with one byte per block: is it there? A block's bytes are written before its mark, so a
-    process that dies leaves nothing half-done behind, and two processes that fetch the same block write the same bytes.
-    No lock is needed. What the marks cannot promise (a computer that lost power, a damaged disk) the checksum of each
-    row finds; `forget` then drops the blocks.
+    Behind the data lies a table with one byte per block: 1 if it was fetched. Blocks that were not read as zeros. A
+    block's bytes are written before its mark, so a process that dies leaves nothing half-done behind, and two processes
+    that fetch the same block write the same bytes: no lock is needed. Blocks that are damaged all the same (a power
+    failure, a bad disk) are found by the checksum of each row, and `forget` drops them.
     """
 
     def __init__(self, path: Path, size: int, connect: Callable[[], RandomFile]) -> None:
@@ -224,7 +222,6 @@ class BlockFile:
         content = np.frombuffer(mmap.mmap(descriptor, total), dtype=np.uint8)
         self._marks = content[blocks * BLOCK :]
         self.array: npt.NDArray[np.uint8] = content[:size]
-        """The file's bytes; those of blocks that are not here read as zero."""
         self.array.flags.writeable = False
 
     @property
@@ -232,9 +229,9 @@ class BlockFile:
         return os.fstat(self._file.fileno()).st_nlink == 0
 
     def missing(self, begin: Ints, end: Ints) -> tuple[Ints, list[tuple[int, int]]]:
-        """Which of these byte ranges are not here as a whole, and what to fetch for them.
+        """Which of these byte ranges are not complete, and the reads that complete them.
 
-        That is whole blocks, neighbours together, up to LONGEST_READ.
+        Reads are of whole blocks; adjacent blocks are read together, up to LONGEST_READ.
         """
         counts = (end - 1) // BLOCK - begin // BLOCK + 1
         owner = np.repeat(np.arange(len(begin)), counts)
@@ -242,7 +239,7 @@ class BlockFile:
         absent = self._marks[blocks] == 0
         if not absent.any():
             return owner[absent], []
-        os.utime(self._file.fileno())  # it is used: the least recently used are removed first
+        os.utime(self._file.fileno())  # marks it as used now: the least recently used files are evicted first
         needed = np.unique(blocks[absent])
         runs = np.split(needed, np.flatnonzero(np.diff(needed) > 1) + 1)
         ranges = [(int(run[0]) * BLOCK, min((int(run[-1]) + 1) * BLOCK, self._size)) for run in runs]
@@ -250,7 +247,7 @@ class BlockFile:
         return np.unique(owner[absent]), reads
 
     def fetch(self, begin: int, end: int) -> None:
-        """Fetch a range of whole blocks. May be called by several threads."""
+        """Fetch a range of whole blocks. Safe for several threads."""
         with self._connecting:
             remote = self._connect()
         os.pwrite(self._file.fileno(), remote.read_at(end - begin, begin), begin)
@@ -261,6 +258,6 @@ class BlockFile:
         self._marks[begin // BLOCK : -(-end // BLOCK)] = 0
 
     def close(self) -> None:
-        """The map goes when its last user has let go of `array`."""
+        """Close the file. The map is freed with the last reference to `array`."""
         self._file.close()
         self.array = np.zeros(0, dtype=np.uint8)

@@ -1,9 +1,9 @@
 """Files wherever they are: a local path, `s3://bucket/key` or `gs://bucket/key`, through one class.
 
-A `Location` is a name and nothing more: it can be compared, pickled and sent to other processes and machines;
-connections are opened where it is used, with the credentials, region and endpoint that the environment names
-(docs/storage.md). `pyarrow.fs` does the work. Added to it here: transient failures are retried (`stores.py`), every
-remote read is checked for its length, writes are atomic, and an error is one line.
+A `Location` is only a name: it can be compared, pickled and sent to other processes and machines. Connections are
+opened where it is used, with the credentials, region and endpoint of that environment (docs/storage.md). `pyarrow.fs`
+does the work. This module adds that transient failures are retried (`stores.py`), every remote read is checked for its
+length, writes are atomic, and errors are one line.
 """
 
 import builtins
@@ -30,7 +30,7 @@ COPY_BYTES: Final = 8 << 20
 
 
 def locate(text: "str | Path | Location") -> "Location":
-    """The location that a user wrote."""
+    """The location that a path or an address such as `s3://bucket/key` names."""
     if isinstance(text, Location):
         return text
     match = re.match(r"([A-Za-z][A-Za-z0-9+.-]*):/(/?)(.*)", str(text), re.DOTALL)
@@ -60,12 +60,9 @@ def split_pattern(path: str) -> tuple[str, str]:
 
 @dataclass(frozen=True, kw_only=True, order=True)
 class Location:
-    scheme: str = ""
-    """"s3" or "gs"; empty for a local path."""
-    path: str
-    """Local path, or `bucket/key`."""
-    known_size: int | None = field(default=None, compare=False)
-    """Bytes, if a listing has said so."""
+    scheme: str = ""  # "s3" or "gs"; empty for a local path
+    path: str  # local path, or `bucket/key`
+    known_size: int | None = field(default=None, compare=False)  # bytes, if a listing has said so
 
     # -- names
 
@@ -103,7 +100,6 @@ class Location:
         return self._at(str(PurePosixPath(self.path) / (name.lstrip("/") if self.is_remote else name)))
 
     def absolute(self) -> "Location":
-        """The name by which it is known from any folder."""
         return self if self.is_remote else self._at(str(Path(self.path).absolute()))
 
     def relative_to(self, folder: "Location") -> str:
@@ -131,7 +127,6 @@ class Location:
         return info
 
     def size(self) -> int:
-        """Bytes of a file."""
         return self.stat().size if self.known_size is None else self.known_size
 
     def list(self, recursive: bool = False) -> "builtins.list[Location]":
@@ -165,7 +160,7 @@ class Location:
         return RandomFile(self) if self.is_remote else self.attempt(lambda: pa.OSFile(self.path))
 
     def open_stream(self) -> BinaryIO:
-        """A file to be read from its beginning to its end, in large blocks underneath."""
+        """A file to be read from beginning to end; remote ones are fetched in large blocks."""
         if self.is_remote:
             return io.BufferedReader(RandomFile(self), COPY_BYTES)
         return self.attempt(lambda: Path(self.path).open("rb"))
@@ -197,14 +192,14 @@ class Location:
     # -- writing
 
     def write_bytes(self, data: Any, *, check: bool = False) -> None:
-        """Atomically, as all writing here. `check`: find out whether the store has all of it."""
+        """Write atomically, as all methods here do. With `check`, ask the store afterwards whether it has all bytes."""
 
         def write() -> None:
             if self.is_local:
                 self.local.parent.mkdir(parents=True, exist_ok=True)
                 return write_atomically(self.local, data)
-            # Leaving the block completes the object whatever happened, and Arrow has no way to abort one. So all of it
-            # is handed over in one call, which no signal interrupts.
+            # Leaving the block completes the object whatever happened, and Arrow cannot abort it. So all bytes are
+            # written in one call, which no signal interrupts.
             with self.store.open_output_stream(self.path, compression=None) as stream:
                 stream.write(data)
             if check and (stored := self.store.get_file_info(self.path).size) != len(data):
@@ -216,14 +211,13 @@ class Location:
         self.write_bytes(text.encode())
 
     def check_writable(self) -> None:
-        """Find out now whether files can be written to a remote folder, not after hours of work."""
+        """Fail now, not after hours of work, if nothing can be written to a remote folder."""
         if self.is_remote:
             probe = self / f".writable-{uuid.uuid4().hex[:12]}"
             probe.write_bytes(b"")
             probe.delete()
 
     def upload(self, source: Path) -> None:
-        """Copy a local file here."""
         with pa.memory_map(str(source)) as file:
             self.write_bytes(memoryview(file.read_buffer()), check=True)
 
@@ -261,7 +255,7 @@ class Location:
         return self.attempt(lambda: self.store.get_file_info(self.path))
 
     def attempt(self, action: Callable[[], Result]) -> Result:
-        """What the action returns, retried if it is remote, or one line that says why it failed."""
+        """The action's result. Remote actions are retried; a failure becomes one line that says why."""
         try:
             return retried(self, action) if self.is_remote else action()
         except MissingError as error:
@@ -272,18 +266,18 @@ class Location:
             raise StorageError(f"{self}: {os.strerror(error.errno) if error.errno else error}") from error
 
     def _missing(self) -> MissingError:
-        """Stores answer alike whether the object or the whole bucket is missing; people want to know which."""
+        """The error for a missing file. Stores do not say whether the object or the whole bucket is missing: ask."""
         if self.is_local:
             return MissingError(f"{self}: no such file")
         bucket = self.path.partition("/")[0]
-        with suppress(*FAILURES):  # a store that does not say
+        with suppress(*FAILURES):  # a store that does not tell
             if self.store.get_file_info(bucket).type == fs.FileType.NotFound:
                 return MissingError(f"{self}: no such bucket: {bucket}")
         return MissingError(f"{self}: no such object")
 
 
 class RandomFile(io.RawIOBase):
-    """A seekable remote file. Each read is checked for its length and retried on its own, at one request each."""
+    """A seekable remote file. Each read is one request, retried by itself and checked for its length."""
 
     def __init__(self, location: Location) -> None:
         super().__init__()

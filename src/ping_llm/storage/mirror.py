@@ -1,11 +1,11 @@
-"""Folders in an object store that are written by one machine at a time: uploads that resume, and copies of runs.
+"""Folders in an object store that one machine at a time writes to: resumable uploads, and copies of runs.
 
-`Ledger`: which files of a dataset were uploaded, so that an upload that was killed does not begin again.
+`Ledger`: which files of a dataset were uploaded, so that an upload that was killed resumes.
 
 `Mirror`: training writes to a local folder, which is copied to the store after every checkpoint and at the end, and
-from the store when a run is resumed where that folder is missing or older. `mirror.json`, written last, names the files
-that belong together; what it does not name is removed afterwards. So the store always holds a whole checkpoint once it
-held one.
+back from the store when a run is resumed on a machine where that folder is missing or older. `mirror.json`, written
+last, names the files that belong together; others are removed afterwards. So from its first checkpoint on, the store
+always holds a complete one.
 """
 
 import json
@@ -35,34 +35,33 @@ _COPIES_AT_ONCE: Final = 4
 _POLL_S: Final = 0.25
 _PATIENCE_S: Final = 1800.0
 
-Files = dict[str, dict[str, Any]]
-"""Bytes and checksum of each file of a folder, by its name there."""
+Files = dict[str, dict[str, Any]]  # bytes and checksum of each file of a folder, by its name there
 
 
 class Ledger:
-    """Checksums of the files that were uploaded to a folder, while the upload lasts. May be used by several threads.
+    """The checksums of files already uploaded to a folder, as long as the upload lasts. Safe for several threads.
 
-    It lies beside the files, so that another machine can continue, too. Stores know sizes but no checksums that could
-    be queried; without the ledger a file that is already there would have to be read to be trusted.
+    It is stored beside the files, so that another machine can resume, too. Stores can be asked for sizes but not for
+    checksums; without the ledger, a file that is already there would have to be read to be trusted.
 
-    >>> with Ledger(folder) as ledger:
+    >>> with Ledger(folder, known={}) as ledger:
     ...     if not ledger.has("a", size=3, sha256=checksum):
     ...         (folder / "a").upload(path)
     ...         ledger.add("a", checksum)
     """
 
-    def __init__(self, folder: Location, known: Mapping[str, str] | None = None) -> None:
-        """`known`: checksums of files that are there already, as a manifest says."""
+    def __init__(self, folder: Location, known: Mapping[str, str]) -> None:
+        """`known`: checksums of files that are there already, from a manifest."""
         self._file = folder / LEDGER
         self._lock = threading.Lock()
-        self._checksums = dict(known or {})
+        self._checksums = dict(known)
         with suppress(MissingError, ValueError, TypeError):  # damaged: what it says is uploaded again
             self._checksums |= json.loads(self._file.read_text())
         self._sizes = {file.name: file.size() for file in folder.list()}
         self._written = time.monotonic()
 
     def has(self, name: str, *, size: int, sha256: str) -> bool:
-        """Whether this very file is there."""
+        """Whether a file with this name, size and checksum is there."""
         return self._sizes.get(name) == size and self._checksums.get(name) == sha256
 
     def add(self, name: str, sha256: str) -> None:
@@ -81,7 +80,7 @@ class Ledger:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: object, traceback: object) -> None:
-        """When all went well, a manifest says the same, and there is nothing to resume."""
+        """After a success, the manifest says the same, and there is nothing to resume."""
         if kind is None:
             self._file.delete()
         else:
@@ -93,13 +92,11 @@ class Mirror:
     """Keeps a remote copy of a local run folder."""
 
     def __init__(self, folder: Path, remote: Location, *, copies_at_once: int = _COPIES_AT_ONCE) -> None:
-        self._folder = folder
-        self._remote = remote
-        self._copies_at_once = copies_at_once
+        self._folder, self._remote, self._copies_at_once = folder, remote, copies_at_once
         self._thread: threading.Thread | None = None
 
     def pull(self) -> None:
-        """Copy the run from the store, if it got further there than here. A store that refuses writes is said now."""
+        """Copy the run from the store, if it is further there than here. A store must be writable, too."""
         self._remote.check_writable()
         step, files = _read_state(self._remote)
         if step > newest_step(self._folder):
@@ -107,16 +104,16 @@ class Mirror:
             _download(self._remote, files, self._folder)
 
     def push_soon(self, step: int) -> None:
-        """Copy to the store in the background, when the checkpoint of this step is on disk.
+        """Copy to the store in the background, once the checkpoint of this step is on disk.
 
-        A copy that is still under way is not waited for: the next one, or the end of the run, brings the rest.
+        If a copy is still in progress, this does nothing: the next one, or the end of the run, copies the rest.
         """
         if not (self._thread and self._thread.is_alive()):
             self._thread = threading.Thread(target=self._push_when_saved, args=(step,), name="mirror", daemon=True)
             self._thread.start()
 
     def finish(self) -> None:
-        """Copy what is there now, and return when it is in the store."""
+        """Copy the folder as it is now, and return when all of it is in the store."""
         self.wait()
         try:
             self._push()
@@ -124,7 +121,7 @@ class Mirror:
             raise PingLlmError(f"{error}. All is saved in {self._folder}; the same command tries again") from error
 
     def wait(self) -> None:
-        """For a copy that is under way."""
+        """Wait until a copy in progress has ended."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -157,7 +154,7 @@ class Mirror:
                 (self._remote / name).delete()
 
     def _names(self) -> list[str]:
-        """Files of the run, without those of checkpoints that are being written or deleted."""
+        """The files of the run, without checkpoints that are being written or deleted."""
         names = []
         for path in self._folder.rglob("*"):
             parts = path.relative_to(self._folder).parts
@@ -168,7 +165,7 @@ class Mirror:
         return names
 
     def _upload(self, name: str, before: dict[str, Any] | None) -> dict[str, Any] | None:
-        """What is in the store now; None if the file went away meanwhile, with the checkpoint it belonged to."""
+        """The entry of a file that is now in the store; None if it was deleted meanwhile, with its checkpoint."""
         path = self._folder / name
         try:
             stat = path.stat()
@@ -182,12 +179,12 @@ class Mirror:
 
 @cache
 def _checksum(path: Path, size: int, modified_ns: int) -> str:
-    """Of a file that is still the same."""
+    """The checksum of a file, computed again when its size or time of modification changes."""
     return file_sha256(path)
 
 
 def _step_of(name: str) -> str:
-    """The checkpoint that a file belongs to, if any."""
+    """The step of the checkpoint that a file belongs to, or ""."""
     parts = name.split("/")
     return parts[1] if parts[0] == CHECKPOINTS and len(parts) > 2 else ""
 
@@ -202,7 +199,7 @@ def newest_step(folder: Path) -> int:
 
 
 def fetch(remote: Location) -> Path:
-    """A local copy of a remote run (its newest checkpoint) or of a folder of model files."""
+    """Download a remote run (its newest checkpoint) or a folder of model files; returns the local folder."""
     folder = model_folder(remote)
     step, files = _read_state(remote)
     if not files:
@@ -217,7 +214,7 @@ def fetch(remote: Location) -> Path:
 
 
 def _read_state(remote: Location) -> tuple[int, Files]:
-    """Step and files of what the store holds; -1 and none. It may come from a stranger: its names become paths here."""
+    """The step and the files that `mirror.json` names; -1 and none without one. Untrusted: names become paths here."""
     where = remote / STATE
     try:
         value = json.loads(where.read_text())

@@ -1,11 +1,11 @@
-"""Object stores: how they are reached, which failures are worth another attempt, and what a user is told of the others.
+"""Object stores: connections, which failures are retried, and one-line errors for the others.
 
     transient   timeouts, refused and broken connections, a body that ends too early, 408, 429 and 5xx
     final       no such object or bucket, forbidden, wrong credentials, any other refusal
 
-Retries are tenacity's: waits double from a quarter of a second and are drawn at random below that, so that many workers
-that met the same trouble do not come back all at once. Arrow reports most failures as an `OSError` of which only the
-text says what happened, hence the patterns.
+Transient failures are retried by tenacity: exponential backoff from a quarter of a second with full jitter, so that
+workers that failed together do not retry together. Arrow reports most failures as an `OSError` whose text alone says
+what happened, hence the patterns.
 """
 
 import os
@@ -23,8 +23,7 @@ from ping_llm.core.errors import PingLlmError
 
 Result = TypeVar("Result")
 
-FAILURES: Final = (OSError, pa.ArrowException)
-"""What an action on a store may raise."""
+FAILURES: Final = (OSError, pa.ArrowException)  # what an action on a store may raise
 
 
 class StorageError(PingLlmError):
@@ -48,7 +47,7 @@ def number_from_environment(variable: str, default: float) -> float:
 
 
 def retried(location: object, action: Callable[[], Result]) -> Result:
-    """The action's result. Transient failures are retried; what remains is one clear line about the location."""
+    """The action's result. Transient failures are retried; the final one becomes one line that names the location."""
     import tenacity  # 50 ms, and only remote files need it
 
     retrying = tenacity.Retrying(
@@ -77,7 +76,7 @@ _REFUSED: Final = re.compile(r"HTTP status [34]\d\d|INVALID_|MALFORMED|VALIDATIO
 
 
 def _refusal(location: object, error: BaseException) -> StorageError | None:
-    """What to tell the user about an error that no further attempt would change; None for a transient one."""
+    """The error to raise for a failure that no further attempt would change; None for a transient one."""
     text, reason = str(error), None
     if _TRANSIENT.search(text) or isinstance(error, TruncatedError | TimeoutError | ConnectionError):
         return None
@@ -98,7 +97,7 @@ _NOISE: Final = re.compile(r"^When .*?: (?=AWS Error)|\(Request ID: [^)]*\)|No r
 
 
 def _cause(error: BaseException) -> str:
-    """The store's words on one line, without the parts that say nothing."""
+    """The store's own message on one line, without the parts that say nothing."""
     text = " ".join(str(error).split())
     while (shorter := _NOISE.sub("", text).strip()) != text:
         text = shorter

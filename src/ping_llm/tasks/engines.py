@@ -1,12 +1,12 @@
-"""How work that is cut into tasks is run: by processes of this machine (`pool.py`), or by a Ray cluster.
+"""Engines run tasks: in worker processes of this machine (`pool.py`), or on a Ray cluster.
 
-A task is an importable function and a picklable argument, and returns something small. It may run anywhere and be run
-again: what it makes it leaves where all machines can reach it. An engine gives back what the tasks returned, in their
-order, with the time that each took and where.
+A task is an importable function with a picklable argument that returns something small. It may run anywhere, and more
+than once: it writes its output to a place that all machines can reach. An engine yields what the tasks returned, in
+their order, each with how long it took and on which machine.
 
-On Ray every task asks for one CPU and for the memory it may use, so that no node is given more than it holds. A task
-whose worker or node dies is run again, elsewhere if need be. All nodes need this version of ping-llm, and must reach
-input, work folder and output by the same names.
+On Ray, every task requests one CPU and the memory it may use, so that no node is overcommitted. A task whose worker or
+node dies is run again, on another node if necessary. All nodes need this version of ping-llm, and must reach input,
+work folder and output under the same names.
 """
 
 import os
@@ -27,30 +27,21 @@ from ping_llm.tasks.pool import available_cores, free_memory_bytes, map_in_order
 Task = TypeVar("Task")
 Value = TypeVar("Value")
 
-TASKS_PER_CPU: Final = 4
-"""Handed over at a time: enough that no CPU waits for the next."""
-
-RAY_TASK_BYTES: Final = 2 << 30
-"""Memory of a task on a Ray cluster, unless set otherwise."""
-
-PROGRAM_BYTES: Final = 256 << 20
-"""What a worker process takes before it has any data (measured: 190 MB)."""
-
-MAX_RETRIES: Final = 8
-"""How often a task may lose its worker or its node. A task that kills every worker it gets must end some time."""
-
+TASKS_PER_CPU: Final = 4  # submitted at a time, so that no CPU waits for the next task
+RAY_TASK_BYTES: Final = 2 << 30  # default memory of a task on a Ray cluster
+PROGRAM_BYTES: Final = 256 << 20  # memory of a worker process before it has any data (measured: 190 MB)
+MAX_RETRIES: Final = 8  # how often a task may lose its worker or node: one that kills every worker must end some time
 _CONNECT_TIMEOUT_S: Final = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Timing:
-    """What a task took, and where: one line of a timings file."""
+    """What a task took, and where it ran: one line of a timings file."""
 
     stage: str = ""
     task: int | str = ""
     node: str
-    started: float
-    """Seconds since 1970, by the clock of that machine."""
+    started: float  # seconds since 1970, by that machine's clock
     seconds: float
     bytes_in: int = 0
     bytes_out: int = 0
@@ -64,28 +55,28 @@ class Engine:
     """Runs tasks with an executor."""
 
     executor: Executor
-    window: Callable[[], int]
-    """How many tasks to have under way now: nodes may join and leave."""
-    memory_bytes: int
-    """What one task may use."""
+    window: Callable[[], int]  # how many tasks to have in progress now: nodes may join and leave
+    memory_bytes: int  # that one task may use
     is_this_machine: bool = True
 
     def map(self, function: Callable[[Task], Value], tasks: Iterable[Task]) -> Iterator[tuple[Value, Timing]]:
-        """Results in the order of the tasks (`map_in_order`), of which a window is under way at a time."""
+        """Results in the order of the tasks (`map_in_order`)."""
         return map_in_order(self.executor, partial(_run_timed, function), tasks, window=self.window, run_ahead=True)
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineChoice:
-    """Which engine runs the tasks: what `--engine`, `--address`, `--workers` and `--memory-limit-gb` say."""
+    """Which engine runs the tasks: `--engine`, `--address`, `--workers` and `--memory-limit-gb`.
+
+    `address` is that of a Ray cluster; by default `RAY_ADDRESS`, or a Ray that is started here. `workers` run at a
+    time, by default one per core. The memory limit is for all workers of this machine together, by default half of the
+    free memory; with Ray, it is for each task.
+    """
 
     engine: str = "local"
     address: str | None = None
-    """Of a Ray cluster; without one, where `RAY_ADDRESS` says, or a Ray of our own."""
     workers: int | None = None
-    """Tasks at a time; by default as many as there are cores."""
     memory_limit_bytes: int | None = None
-    """For all workers of this machine together, by default half of the free memory; with Ray, for each task."""
 
     def __post_init__(self) -> None:
         if self.engine not in ("local", "ray"):
@@ -119,7 +110,7 @@ class EngineChoice:
             wanted = memory + PROGRAM_BYTES
             if not memories:
                 err.print("The Ray cluster has no node with a CPU yet; waiting for one.")
-            elif wanted > max(memories):  # it would wait for ever
+            elif wanted > max(memories):  # Ray would wait for ever
                 raise PingLlmError(
                     f"no node of the Ray cluster has {wanted / 2**30:.1f} GB for a task (the largest has "
                     f"{max(memories) / 2**30:.1f}); lower --memory-limit-gb, which with Ray is for each task"
@@ -149,7 +140,7 @@ def _connect(ray: Any, address: str | None) -> None:
 
 
 class RayExecutor(Executor):
-    """Runs timed tasks on a cluster. Leaving it gives up what is under way."""
+    """Runs timed tasks on a cluster. Leaving its `with` block cancels those in progress."""
 
     def __init__(self, ray: Any, memory: int) -> None:
         self._ray = ray
@@ -176,7 +167,7 @@ def _run_timed(function: Callable[[Task], Value], task: Task) -> tuple[Value, Ti
 
 
 def _run_on_node(version: str, timed: Callable[..., tuple[Any, Timing]], arguments: tuple[Any, ...]) -> Any:
-    """What a timed task returns, with this node in its timing."""
+    """The result of a timed task, with this node in its timing."""
     import ray
 
     node = f"{ray.util.get_node_ip_address()}/{ray.get_runtime_context().get_node_id()[:8]}"
@@ -187,7 +178,7 @@ def _run_on_node(version: str, timed: Callable[..., tuple[Any, Timing]], argumen
 
 
 def _plain(ray: Any, error: Exception) -> Exception:
-    """The error that the task raised, as it would have come from a local one; Ray's own in one line."""
+    """The error that the task itself raised, or one of Ray's in one line."""
     if isinstance(error, ray.exceptions.RayTaskError):
         cause = getattr(error, "cause", None)
         if isinstance(cause, PingLlmError | OSError):

@@ -1,8 +1,8 @@
 """A pool of worker processes that never outlives its parent and never hangs when a worker dies.
 
 `with worker_pool(workers) as pool:` gives an ordinary `concurrent.futures` executor. Three things are added to the
-standard process pool: a worker that dies (killed by the kernel for memory, say) becomes a one-line error; an exception
-or Ctrl-C in the parent stops the workers in the middle of their task; and the workers follow a parent that is killed.
+standard process pool: a worker that dies (killed for lack of memory, say) is a one-line error; an exception or Ctrl-C
+in the parent stops the workers in the middle of their task; and the workers end when the parent is killed.
 Tasks must be importable functions with picklable arguments, because workers are spawned, not forked; for the same
 reason a script that uses the pool needs an `if __name__ == "__main__":` guard.
 """
@@ -34,14 +34,14 @@ def available_cores() -> int:
 
 
 def free_memory_bytes() -> int:
-    """What could be had without swapping: caches of files count as free."""
+    """Memory that is available without swapping; the page cache counts as available."""
     fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
     return int(fields["MemAvailable"].split()[0]) << 10
 
 
 @contextmanager
 def worker_pool(workers: int) -> Iterator[Executor]:
-    """An executor with `workers` processes; with one worker or none, tasks run at once in this process."""
+    """An executor with `workers` processes; with one or none, tasks run in this process when they are submitted."""
     if workers <= 1:
         yield _InProcess()
         return
@@ -71,11 +71,11 @@ def map_in_order(
     window: int | Callable[[], int],
     run_ahead: bool = False,
 ) -> Iterator[Outcome]:
-    """Outcomes of `task` in the order of `items`, with at most `window` tasks under way.
+    """Outcomes of `task` in the order of `items`, with at most `window` tasks in progress.
 
-    An outcome that waits for its turn counts, so that memory stays bounded; with `run_ahead`, for small outcomes, it
-    does not, and a slow task does not hold up those behind it. The error a user sees is the first one in the order of
-    the input, of a task or of `items` itself, whatever the number of workers; after one, no further task is begun.
+    Finished outcomes that wait for their turn count, so that memory stays bounded. With `run_ahead` they do not, which
+    suits small outcomes: a slow task does not hold up those behind it. The error raised is the first in the order of
+    the input, of a task or of `items` itself, whatever the number of workers; after it no further task is started.
     """
     source, failure = iter(items), None
     waiting: deque[Future[Outcome]] = deque()
@@ -119,7 +119,7 @@ class _InProcess(Executor):
 
 
 def exit_with_parent(*leash: Connection) -> None:
-    """Make this worker process end when the process that started it does, however that ends, or closes its leash."""
+    """Make this worker process end when its parent process ends, in whatever way, or closes the leash."""
     parent = multiprocessing.parent_process()
     watched: list[Any] = [*leash, parent.sentinel] if parent else [*leash]
     if watched:  # not sys.exit: the main thread may be deep in a task
@@ -127,6 +127,6 @@ def exit_with_parent(*leash: Connection) -> None:
 
 
 def _start_worker(leash: Connection) -> None:
-    """Runs first in every worker: leave Ctrl-C to the parent, and watch for the parent's end."""
+    """Runs first in every worker: ignore Ctrl-C, which the parent handles, and watch the parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     exit_with_parent(leash)

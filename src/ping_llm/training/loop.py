@@ -238,7 +238,7 @@ class _Run:
     def _diverged(self, step: int, what: str) -> str:
         source = f"{self.config.dataset_type} data"
         if self.config.dataset_type == "network" and self.config.network_data_format == "probe_chunks":
-            from ping_llm.contexts.explain import rows_of_batch
+            from ping_llm.contexts.source import rows_of_batch
             from ping_llm.data.registry import spec_from_config
 
             source = rows_of_batch(spec_from_config(self.config, "train", jax.device_count()), step)
