@@ -19,12 +19,9 @@ import numpy as np
 
 from ping_llm.core.errors import PingLlmError
 from ping_llm.core.rtt import MIN_RTT_MS, Observations
-from ping_llm.prior.prng import Columns, Draws
-from ping_llm.prior.ranking import first_equal
+from ping_llm.prior.prng import Columns, Draws, first_equal
 from ping_llm.prior.selection import LEVELS, UNKNOWN_AGE, node_words, pair_distance
 from ping_llm.prior.worlds import QUESTION_REACH_MS, Batch, WorldSettings, batch_of, make_context, words_of_groups
-
-# mypy: disallow-untyped-calls=False
 
 _UNSEEN: Final = 0.5
 _FORGETFUL: Final = 0.5

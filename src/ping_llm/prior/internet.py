@@ -20,13 +20,10 @@ import jax
 import jax.numpy as jnp
 
 from ping_llm.core.randomness import hash32, hash_with, unit_interval
-from ping_llm.prior.prng import Columns, Draws, symmetric
-from ping_llm.prior.ranking import first_equal
+from ping_llm.prior.prng import Columns, Draws, first_equal, symmetric
 
 if TYPE_CHECKING:
     from ping_llm.prior.worlds import WorldSettings
-
-# mypy: disallow-untyped-calls=False
 
 _EARTH_KM: Final = 6371.0
 _KM_PER_MS: Final = 100.0

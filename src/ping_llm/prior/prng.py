@@ -13,8 +13,6 @@ import jax.numpy as jnp
 
 from ping_llm.core.randomness import hash32, hash_with, unit_interval
 
-# mypy: disallow-untyped-calls=False
-
 Shape = tuple[int, ...]
 
 _POOL: Final = 4
@@ -88,3 +86,8 @@ class Draws:
 def symmetric(square: jax.Array) -> jax.Array:
     """The upper half of a matrix, mirrored."""
     return jnp.triu(square) + jnp.triu(square, 1).T
+
+
+def first_equal(numbers: jax.Array) -> jax.Array:
+    """Of each number, the index of the first one in its row that equals it."""
+    return jnp.argmax(numbers[..., :, None] == numbers[..., None, :], axis=-1).astype(jnp.int32)

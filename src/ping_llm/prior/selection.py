@@ -20,8 +20,8 @@ In 2 and 3 every later round counts as twice the distance, so many measurements 
 Answers of the questions play no part, nor does anything that was measured after them.
 
 `score_pairs`, `quotas` and `slot_columns` are the rule, on NumPy and on JAX arrays alike. `ContextIndex` applies it in
-NumPy to the pairs of a history of any size; `ranking` to every measurement of a small world, compiled. A test holds the
-two to the same choice.
+NumPy to the pairs of a history of any size; `worlds.rank_measurements` to every measurement of a small world, compiled.
+A test checks that both choose the same.
 """
 
 import zlib

@@ -126,7 +126,7 @@ class Completer:
         if self.prediction.backend == "numpy" or (self.prediction.backend == "auto" and not _has_accelerator()):
             return _OnNumPy(PlainNetwork(self.settings, self.weights))
         with extras_needed("backend=jax"):
-            from ping_llm.models.completer.compiled import OnJax
+            from ping_llm.models.completer.model import OnJax
 
         return OnJax(self.settings, self.weights, self.prediction.contexts_per_call)
 
