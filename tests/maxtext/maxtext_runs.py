@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 from record_batches import recording
 
 from ping_llm.rows.prepare import PrepareSettings, prepare
@@ -36,6 +37,9 @@ os.environ |= {
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
 }
+
+settings.register_profile("fixed", derandomize=True, deadline=None)  # as in tests/conftest.py
+settings.load_profile("fixed")
 
 ON_A_CPU = {
     "hardware": "cpu",
