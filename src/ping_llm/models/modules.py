@@ -1,6 +1,7 @@
 """The layers of `layers.py` as Flax modules for training: initial weights, choice of attention, weights by name."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -65,11 +66,11 @@ def with_arrays(weights: Any, arrays: Mapping[str, Any]) -> Any:
     return jax.tree.unflatten(jax.tree.structure(weights), leaves)
 
 
-def keep_compiled() -> None:
+def keep_compiled(folder: Path | None = None) -> None:
     """Keep compiled programs on disk, which saves the next process some seconds. A folder that was set before stays."""
     config: Any = jax.config
     if config.jax_compilation_cache_dir:
         return
-    config.update("jax_compilation_cache_dir", str(cache_folder() / "compiled"))
+    config.update("jax_compilation_cache_dir", str(folder or cache_folder() / "compiled"))
     config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     config.update("jax_persistent_cache_min_entry_size_bytes", -1)
