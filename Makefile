@@ -74,10 +74,11 @@ $(VENV_TORCH)/.ready: requirements-torch.lock $(VENV)/.ready
 	@$(VENV_TORCH)/bin/python -m pip --quiet --disable-pip-version-check install -r requirements-torch.lock
 	@touch $@
 
+# Some tests start four processes of MaxText: not more than two of them at a time.
 test-maxtext:
 	@if python=$$($(PYTHON) scripts/find_python.py 3.12 3.13); then \
 		$(MAKE) --no-print-directory MAXTEXT_PYTHON="$$python" $(VENV_MAXTEXT)/.ready && \
-		$(VENV_MAXTEXT)/bin/python -m pytest tests/maxtext; \
+		$(VENV_MAXTEXT)/bin/python -m pytest --numprocesses auto --maxprocesses 2 --dist loadfile tests/maxtext; \
 	else \
 		echo "test-maxtext is skipped: MaxText needs Python 3.12 or 3.13, and neither python3.12, python3.13 nor pyenv has one"; \
 	fi

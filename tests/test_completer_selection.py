@@ -10,8 +10,7 @@ import pytest
 from ping_llm.core.randomness import mix64
 from ping_llm.core.rtt import Observations
 from ping_llm.models.completer.network import LEVEL_SHARES, OWN_SHARE, identities
-from ping_llm.prior.prng import Columns
-from ping_llm.prior.ranking import first_equal, prefix_distance, rank_measurements, select
+from ping_llm.prior.prng import Columns, first_equal
 from ping_llm.prior.selection import (
     ANSWERED,
     EMPTY,
@@ -20,7 +19,7 @@ from ping_llm.prior.selection import (
     ContextIndex,
     node_words,
 )
-from ping_llm.prior.worlds import WorldSettings, make_world
+from ping_llm.prior.worlds import WorldSettings, make_world, prefix_distance, rank_measurements, select
 
 
 def observations(rows: list[tuple[int, int, float, float]]) -> Observations:

@@ -174,14 +174,17 @@ class Bench:
     """Runs jobs again and again from the same beginning, in the same folder: results hold absolute names."""
 
     def __init__(self, root: Path) -> None:
+        os.environ |= {  # which JAX reads when it is imported: each program is compiled in the first trial only
+            "JAX_COMPILATION_CACHE_DIR": str(root / "jax"),
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+            "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+        }
         for module in _WARM:
             importlib.import_module(module)
         self.pool, self.trial = root / "pool", root / "trial"
         self.store = Store()
-        os.environ |= self.store.environment | {
-            "PING_LLM_CACHE_DIR": str(self.trial / "cache"), "TMPDIR": str(self.trial / "tmp"),
-            "JAX_COMPILATION_CACHE_DIR": str(root / "jax"),
-        }  # fmt: skip
+        cache, temporary = str(self.trial / "cache"), str(self.trial / "tmp")
+        os.environ |= self.store.environment | {"PING_LLM_CACHE_DIR": cache, "TMPDIR": temporary}
         self._make_pool()
 
     def _make_pool(self) -> None:

@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import logging
 import os
 import shutil
 import socket
@@ -13,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
+from record_batches import recording
 
 from ping_llm.rows.prepare import PrepareSettings, prepare
 from ping_llm.sources.simulator import SimulatorSettings, simulate
@@ -20,15 +23,23 @@ from ping_llm.sources.simulator import SimulatorSettings, simulate
 REPOSITORY = Path(__file__).resolve().parents[2]
 CONFIG = REPOSITORY / "configs" / "maxtext" / "latency_network.yml"
 
-_compiled = tempfile.TemporaryDirectory(prefix="ping-llm-compiled-")
+_cache = tempfile.TemporaryDirectory(prefix="ping-llm-cache-")
+_COMPILED = REPOSITORY / ".pytest_cache" / "jax-maxtext"
 os.environ |= {
     "JAX_PLATFORMS": "cpu",
     "JAX_CPU_ENABLE_ASYNC_DISPATCH": "false",  # two processes may hang otherwise
     "HF_HUB_OFFLINE": "1",
-    "PING_LLM_CACHE_DIR": _compiled.name,
+    "PING_LLM_CACHE_DIR": _cache.name,
     # Compiles twice as fast.
     "XLA_FLAGS": "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true",
+    # Nearly all runs train the same small model: they share the compiled programs, also the small ones.
+    "JAX_COMPILATION_CACHE_MAX_SIZE": str(1 << 30),
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
 }
+
+settings.register_profile("fixed", derandomize=True, deadline=None)  # as in tests/conftest.py
+settings.load_profile("fixed")
 
 ON_A_CPU = {
     "hardware": "cpu",
@@ -37,7 +48,7 @@ ON_A_CPU = {
     "dtype": "float32",
     "enable_tensorboard": False,
     "log_config": False,
-    "jax_cache_dir": _compiled.name,
+    "jax_cache_dir": str(_COMPILED),
 }
 TINY = ON_A_CPU | {
     "base_num_decoder_layers": 1,
@@ -146,13 +157,7 @@ class Started:
         finally:
             for program in self.programs:
                 program.kill()
-        log = "".join(path.read_text() for path in sorted(self.notes.glob("log-*.txt")))
-        parts: dict[int, dict[int, list[str]]] = {}
-        for path in sorted(self.notes.glob("batches-*.jsonl")):
-            for line in _lines(path):
-                parts.setdefault(line["step"], {})[line["first"]] = line["sequences"]
-        batches = {step: [d for _, part in sorted(of.items()) for d in part] for step, of in parts.items()}
-        return Outcome(code=max(map(abs, codes)), log=log, losses=_losses(self.notes), batches=batches)
+        return _outcome(max(map(abs, codes)), self.notes)
 
 
 def run(keys: dict[str, Any], notes: Path, *, processes: int = 1, config: str | Path = CONFIG) -> Outcome:
@@ -163,12 +168,22 @@ def run(keys: dict[str, Any], notes: Path, *, processes: int = 1, config: str | 
 
 
 def run_here(keys: dict[str, Any], notes: Path, *, config: str | Path = CONFIG) -> Outcome:
-    """A run in this process, which saves the time to load MaxText. What it logs is not kept."""
+    """A run in this process, which saves the time to load MaxText. Its log has no error messages: see `capsys`."""
     from ping_llm.integrations.maxtext.launch import main
 
     notes.mkdir(parents=True, exist_ok=True)
-    code = main(["", str(config), *arguments(keys | {"metrics_file": notes / "metrics-0.jsonl"})])
-    return Outcome(code=code, log="", losses=_losses(notes))
+    root, log = logging.getLogger(), logging.FileHandler(notes / "log-0.txt")
+    level = root.level
+    root.addHandler(log)
+    root.setLevel(logging.INFO)
+    try:
+        with recording(notes / "batches-0.jsonl"):
+            code = main(["", str(config), *arguments(keys | {"metrics_file": notes / "metrics-0.jsonl"})])
+    finally:
+        root.removeHandler(log)
+        root.setLevel(level)
+        log.close()
+    return _outcome(code, notes)
 
 
 def copy_run(keys: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -176,6 +191,16 @@ def copy_run(keys: dict[str, Any], folder: Path) -> dict[str, Any]:
     name = keys["run_name"]
     shutil.copytree(Path(keys["base_output_directory"]) / name, folder / name)
     return keys | {"base_output_directory": str(folder)}
+
+
+def _outcome(code: int, notes: Path) -> Outcome:
+    log = "".join(path.read_text() for path in sorted(notes.glob("log-*.txt")))
+    parts: dict[int, dict[int, list[str]]] = {}
+    for path in sorted(notes.glob("batches-*.jsonl")):
+        for line in _lines(path):
+            parts.setdefault(line["step"], {})[line["first"]] = line["sequences"]
+    batches = {step: [d for _, part in sorted(of.items()) for d in part] for step, of in parts.items()}
+    return Outcome(code=code, log=log, losses=_losses(notes), batches=batches)
 
 
 def _losses(notes: Path) -> dict[int, float]:

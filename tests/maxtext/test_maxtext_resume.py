@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from maxtext_runs import TINY, Outcome, copy_run, run, start
+from maxtext_runs import TINY, Outcome, copy_run, run, run_here
 
 pytest.importorskip("maxtext", reason="MaxText is not installed here; `make test-maxtext` makes an environment with it")
 
@@ -33,13 +33,14 @@ def keys(rows: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]
 
 @pytest.fixture(scope="module")
 def uninterrupted(keys: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Outcome:
-    return run(keys | {"run_name": "uninterrupted"}, tmp_path_factory.mktemp("uninterrupted"))
+    return run_here(keys | {"run_name": "uninterrupted"}, tmp_path_factory.mktemp("uninterrupted"))
 
 
 @pytest.fixture(scope="module")
 def stopped(keys: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The keys of a run of one process that ended after half of its steps. It was evaluated as well."""
-    outcome = run(keys | {"steps": STOP, "eval_interval": 10, "eval_steps": 2}, tmp_path_factory.mktemp("stopped"))
+    short = keys | {"steps": STOP, "eval_interval": 10, "eval_steps": 2}
+    outcome = run_here(short, tmp_path_factory.mktemp("stopped"))
     assert max(outcome.batches) == STOP - 1
     assert outcome.said("Completed eval after train step 20")
     return keys
@@ -102,9 +103,12 @@ def test_one_host_can_load_for_two_and_the_batches_stay_the_same(
     assert (tmp_path / "runs" / "resumed" / "checkpoints" / "20" / "iter" / "process_0.json").exists()
 
 
-def test_resuming_with_other_data_is_refused_and_says_what_differs(stopped: dict[str, Any], tmp_path: Path) -> None:
+def test_resuming_with_other_data_is_refused_and_says_what_differs(
+    stopped: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     keys = copy_run(stopped, tmp_path / "copy") | {"data_shuffle_seed": 5}
-    outcome = start(keys, tmp_path / "notes").finish()
+    outcome = run_here(keys, tmp_path / "notes")
     assert outcome.code == 1
-    assert outcome.said("error: the data is not what this run was trained on: seed: 0 then, 5 now")
+    error = "error: the data is not what this run was trained on: seed: 0 then, 5 now"
+    assert error in capsys.readouterr().err
     assert not outcome.batches

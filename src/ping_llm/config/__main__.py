@@ -1,7 +1,4 @@
-"""`python -m ping_llm.config` prints the tables of all keys, as docs/configuration.md has them.
-
-They are made from the declarations of the keys, so that they cannot say anything else.
-"""
+"""`python -m ping_llm.config` prints the tables of all keys in docs/configuration.md, made from their declarations."""
 
 import sys
 
@@ -10,7 +7,7 @@ from ping_llm.config.maxtext import MAXTEXT_KEYS
 
 
 def key_tables() -> str:
-    """Markdown: for each section a heading, an introduction and the table of its keys."""
+    """For each section a heading, an introduction and the table of its keys, in Markdown."""
     blocks = []
     for section in SECTIONS:
         lines = [f"### {section.__name__}\n\n{section.__doc__}\n\n| key | type | default | meaning |", "|---" * 4 + "|"]
@@ -24,7 +21,7 @@ def key_tables() -> str:
 
 
 def maxtext_table() -> str:
-    """Markdown: the keys of MaxText that are not ours, those with the same answer in one line."""
+    """The table of the keys that only MaxText has, in Markdown. Keys with the same answer share a line."""
     answers: dict[str, list[str]] = {}
     for name, (same, instead) in MAXTEXT_KEYS.items():
         value = "" if same is None else f"={str(same).lower()}"

@@ -1,4 +1,4 @@
-"""Blends: which data, and how much of each, as in `a/*.arrayrecord,0.3;b/*.arrayrecord,0.7`."""
+"""Blends of several data sets with their shares, written `a/*.arrayrecord,0.3;b/*.arrayrecord,0.7`."""
 
 import re
 from fractions import Fraction
@@ -17,10 +17,9 @@ _WEIGHT: Final = re.compile(r"(\d{1,30}(\.\d{0,30})?|\.\d{1,30})(e[+-]?\d{1,2})?
 def parse_blend(text: str) -> Blend:
     """The patterns of a blend with their shares, which are exact fractions and sum to 1.
 
-    The weight stands behind the last `,` of a part, or behind its last `:` unless that belongs to the path: a slash
-    follows (`gs://…`), or it marks a drive (`C:\\…`). A pattern alone needs no weight; of several, each does, for it
-    would be a guess whether equal shares are meant or shares by size. A weight may be 0: the source stays in the blend,
-    but nothing is drawn from it.
+    The weight follows the last `,` of a part, or its last `:` unless that belongs to the path, as in `gs://…` or
+    `C:\\…`. A single pattern needs no weight. Of several patterns each needs one, since without it equal shares or
+    shares by size could be meant. A weight may be 0: the data stays in the blend, but nothing is drawn from it.
     """
     parts = [part.strip() for part in text.split(";")]
     if not all(parts):
@@ -46,7 +45,7 @@ def parse_blend(text: str) -> Blend:
 
 
 def parse_schedule(text: str) -> tuple[tuple[int, tuple[Fraction, ...]], ...]:
-    """Weights from a step on, in the order of the blend: `20_000: 0.2,0.5,0.3; 40_000: 1,0,0`."""
+    """Steps from which other weights apply, in the order of the blend: `20_000: 0.2,0.5,0.3; 40_000: 1,0,0`."""
     found: list[tuple[int, tuple[Fraction, ...]]] = []
     for part in text.split(";") if text.strip() else ():
         step, _, weights = part.partition(":")
@@ -63,7 +62,7 @@ def parse_schedule(text: str) -> tuple[tuple[int, tuple[Fraction, ...]], ...]:
 
 
 def parse_steps(text: str) -> tuple[tuple[int, int], ...]:
-    """Steps from and to (without the last): `10_240:10_260, 11_000:11_004`."""
+    """Half-open ranges of steps: `10_240:10_260, 11_000:11_004`."""
     found: list[tuple[int, int]] = []
     for part in text.split(",") if text.strip() else ():
         begin, _, end = (piece.strip() for piece in part.partition(":"))

@@ -1,8 +1,8 @@
-"""From a YAML file and `key=value` overrides to a `Config`.
+"""Loading a `Config` from a YAML file and `key=value` overrides.
 
-The file is read as a tree of nodes and not as Python values: nodes know their line, show duplicate keys, and keep the
-text of a value, so that the type of its key decides what it means, in a file as in an override. YAML's own guesses
-(`1e6` is text, `no` is false, `010` is eight) never come into play.
+The file is read as a tree of YAML nodes instead of Python values: nodes have line numbers, show duplicate keys and keep
+the text of a value, so that the type of its key decides what it means, in a file as in an override. YAML's own guesses
+(`1e6` is text, `no` is false, `010` is eight) play no part.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,7 +17,7 @@ from ping_llm.config.maxtext import MAXTEXT_KEYS
 from ping_llm.core.errors import PingLlmError, explained, one_line, shown
 
 BASE: Final = "base_config"
-"""In a file: the file to start from. Not a key of `Config`, which holds the outcome."""
+"""In a file, the name of another file whose settings come first. It is not a key of `Config`."""
 
 _BOOLEANS: Final = dict.fromkeys(("true", "yes", "on"), True) | dict.fromkeys(("false", "no", "off"), False)
 _TAG: Final = "tag:yaml.org,2002:"
@@ -25,7 +25,7 @@ _SCALAR_TAGS: Final = {_TAG + name for name in ("str", "int", "float", "bool", "
 
 
 class _Setting(NamedTuple):
-    """A key and the text of its value, with where it was written, for messages."""
+    """A key, the text of its value, and its origin (a line of a file, or an override) for error messages."""
 
     origin: str
     name: str
@@ -37,8 +37,8 @@ class _Setting(NamedTuple):
             return check_value(self.name, _parsed(kind, self.text))
 
     def is_redundant(self) -> bool:
-        """Whether it is a key of MaxText's alone with a value that asks for what is done anyway; an error if it asks
-        for something else."""
+        """Whether it is a key that only MaxText has, with a value that changes nothing here; an error if it would
+        change something."""
         if self.name not in MAXTEXT_KEYS:
             return False
         same, instead = MAXTEXT_KEYS[self.name]
@@ -48,9 +48,9 @@ class _Setting(NamedTuple):
 
 
 def load_config(path: str | Path | None, overrides: Sequence[str] = ()) -> Config:
-    """The configuration in a file (None: all defaults), changed by overrides, of which the last one of a key holds.
+    """The configuration in a file (None: all defaults), changed by overrides. The last override of a key wins.
 
-    Every setting is checked, also one that a later one replaces.
+    Every setting is checked, also those that a later one replaces.
 
     >>> load_config(None, ["max_target_length=512"]).max_target_length
     512
@@ -68,15 +68,16 @@ def load_config(path: str | Path | None, overrides: Sequence[str] = ()) -> Confi
 
 
 def check_value(name: str, value: Any) -> Any:
-    """The value of one key, an integer given for a number made one; an error if there is no such key, or it may not
-    have that value."""
+    """The checked value of one key, with integers converted where the key is a float; an error if there is no such key,
+    or if it may not have that value."""
     section = next((section for section in SECTIONS if name in section.model_fields), Config)
     return getattr(section(**{name: value}), name)
 
 
 def _read(path: Path, derived: tuple[Path, ...] = (), origin: str = "") -> list[_Setting]:
-    """The settings of a file after those of its base. `derived` are the files based on it, `origin` says where."""
-    entries = list(_entries(path, origin))  # before the path is looked at further: this reports what is wrong with it
+    """The settings of a file, after those of its base. `derived`: the files based on this one; `origin`: where it is
+    named, for error messages."""
+    entries = list(_entries(path, origin))  # first, because it reports what is wrong with the path
     if path.resolve() in [file.resolve() for file in derived]:
         chain = " -> ".join(str(file) for file in (*derived, path))
         raise PingLlmError(f"{origin}{BASE} leads in a circle: {chain}")
@@ -118,7 +119,7 @@ def _entries(path: Path, origin: str) -> Iterator[_Setting]:
 
 
 def _not_plain(node: yaml.Node) -> str | None:
-    """Why a node is not one plain value, if it is not."""
+    """Why a node is not a plain value, or None if it is one."""
     if isinstance(node, yaml.MappingNode):
         return "holds further keys; all keys stand at the top level"
     if isinstance(node, yaml.SequenceNode):
@@ -129,7 +130,7 @@ def _not_plain(node: yaml.Node) -> str | None:
 
 
 def _parsed(kind: Any, text: str) -> Any:
-    """The value that a text stands for, or the text itself if it stands for none. The type of the key decides, so
+    """The text as a value of this type, or the text itself if it is not one. The type is that of the key, so
     `run_name=007` stays `007`."""
     try:
         if kind is bool:
@@ -139,7 +140,7 @@ def _parsed(kind: Any, text: str) -> Any:
         if kind is int:  # `1000`, `1_000` and `1e3` alike; nothing is rounded
             number = Decimal(text)
             if number.is_finite() and number == number.to_integral_value():
-                # Not a gigabyte of digits for `1e999999999`: any number that is too long gets the same answer.
+                # `1e999999999` would be a gigabyte of digits; any number that is too long gets the same error.
                 return int(number) if number.adjusted() < MAX_DIGITS else 10**MAX_DIGITS
     except (InvalidOperation, ValueError):
         pass

@@ -1,8 +1,8 @@
-"""Keys of MaxText 0.2.5 about data that are not keys of ours: values that say what is done anyway, and what to use.
+"""Keys of MaxText 0.2.5 about data that we do not have: which values change nothing here, and what to use instead.
 
-A configuration that was written for MaxText is read as far as it means the same here. A key with a value that does is
-passed over; any other is refused with one line, so that nothing is ignored in silence. docs/coming-from-maxtext.md
-lists them with the keys that are the same.
+So a configuration written for MaxText can be loaded if it means the same here. A key whose value changes nothing is
+skipped; any other value is an error of one line, so that nothing is silently ignored. docs/coming-from-maxtext.md lists
+these keys, and those that both have.
 """
 
 from typing import Any, Final
@@ -70,4 +70,4 @@ MAXTEXT_KEYS: Final[dict[str, tuple[Any, str]]] = {
     "colocated_python_data_input": (False, "hosts read their own data"),
     "eval_start_step": (0, "evaluation begins with the first eval_interval"),
 }
-"""The value that asks for what is done anyway (None = no value does), and what there is instead of others."""
+"""For each key, the value that changes nothing (None = there is none), and what to use instead of other values."""

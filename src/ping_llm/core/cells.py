@@ -1,8 +1,8 @@
-"""The cells of a table as numbers: times and RTTs in whatever way people write them, a whole column at a time.
+"""Times and RTTs from the cells of a table, in the many ways people write them, a whole column at a time.
 
 Times may be timestamps of any unit, naive (taken as UTC) or with a zone, epoch numbers, or text of either kind; RTTs
-may be text, with a unit (`7.1 ms`) and a decimal comma. What depends on the table and not on the cell is its
-`Spelling`. A cell that cannot be read is flagged; only a column of a wrong *type* raises (`TypeError`).
+may be text, with a unit (`7.1 ms`) and a decimal comma. `Spelling` holds what the cells alone do not tell. A cell that
+cannot be read is flagged; only a column of a wrong *type* raises an error (`TypeError`).
 """
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ Ints = npt.NDArray[np.int64]
 MISSING_TEXT: Final = frozenset(
     ("", "*", "-", "null", "none", "na", "n/a", "timeout", "timed out", "lost", "failed", "unreachable", "no reply")
 )
-"""What an empty cell is spelled as in text columns. For an RTT it means that the probe failed."""
+"""Spellings of an empty cell in text columns. An empty RTT means that the probe failed."""
 
 _PER_MILLISECOND: Final = {"s": 1e-3, "ms": 1.0, "us": 1e3, "ns": 1e6}
 UNITS: Final = {
@@ -36,14 +36,14 @@ UNITS: Final = {
 
 @dataclass(frozen=True, kw_only=True)
 class Spelling:
-    """How a table writes its values, where the cells themselves do not say it."""
+    """How a table writes its values, where a cell alone is ambiguous."""
 
     rtt_unit: str = "ms"
     decimal_comma: bool = False
     date_order: str | None = None
-    """Of dates such as 03/04/2024: `dmy` or `mdy`. With points it is always `dmy`, with the year first `ymd`."""
+    """Order of dates such as 03/04/2024: `dmy` or `mdy`. With points always `dmy`, with the year first `ymd`."""
     time_unit: str | None = None
-    """Of epoch numbers; None: what their size says."""
+    """Unit of epoch numbers; None: inferred from their size."""
 
 
 PLAIN: Final = Spelling()
@@ -74,7 +74,7 @@ def rtt_milliseconds(column: Any, spelling: Spelling = PLAIN, name: str = "rtt")
 
 @dataclass(frozen=True)
 class CellUnits:
-    """The unit that stands in each cell: a code into `categories`, or -1."""
+    """The unit in each cell: an index into `categories`, or -1 for none."""
 
     categories: list[str]
     codes: npt.NDArray[np.int32]
@@ -125,7 +125,7 @@ def time_microseconds(column: Any, spelling: Spelling = PLAIN, name: str = "even
 
 
 def _rescaled(ticks: Ints, per_second: int) -> Ints:
-    """Microseconds, cutting nanoseconds; what overflows becomes negative, which no valid time is."""
+    """Whole microseconds. Times that overflow become negative, which no valid time is."""
     if per_second >= 10**6:
         return ticks // (per_second // 10**6)
     factor = 10**6 // per_second
@@ -150,7 +150,7 @@ _MONTHS: Final = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep",
 
 
 def _times_of_text(text: Any, date_order: str | None, bounds: dict[float, int]) -> tuple[Ints, Flags]:
-    """Dates and times of day of the usual shape in one go; each other cell by itself."""
+    """Dates and times of the usual form all at once, any other cell by itself."""
     parts = pc.extract_regex(text, DATE)
 
     def part(name: str) -> Any:
@@ -223,7 +223,7 @@ def _parse_each(cells: Any, parse: Callable[[str], int]) -> tuple[Ints, Flags]:
 
 
 def _cells(column: Any) -> tuple[Any, Flags]:
-    """A column without dictionary encoding, its text trimmed and null where nothing is said; and where it is null."""
+    """A column without dictionary encoding, its text trimmed and empty cells null; and a mask of the null cells."""
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
     if is_text(column.type):

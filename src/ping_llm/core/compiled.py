@@ -31,11 +31,11 @@ _OPTIONS: Final = {"nogil": True, "error_model": "numpy"}
 
 
 def kernel(*arguments: Any, returns: Any = types.void) -> Callable[[Function], Function]:
-    """Compile a function for arguments of these types. Other threads continue while it runs."""
+    """Compile a function for arguments of these types. It releases the GIL while it runs."""
 
     def decorate(function: Function) -> Function:
-        # Numba finds a cached function by its name and its own file, but a change of another file that is compiled into
-        # it must also give a new one. So a checksum of all of them is part of the name.
+        # Numba looks up a cached function by its name and the time of its file, but a change in another file whose code
+        # is compiled into it must count as well. So a checksum of all of them is part of the name.
         version = source_version(Path(function.__code__.co_filename))
         function.__qualname__ = f"{function.__name__}_{version}"
         signature = returns(*arguments)
@@ -57,7 +57,7 @@ def kernel(*arguments: Any, returns: Any = types.void) -> Callable[[Function], F
 
 
 def part_of_kernels(function: Function) -> Function:
-    """A function that only kernels call: it is compiled into them."""
+    """Mark a function as called by kernels only: it is compiled into them."""
     return _numba.njit(function, forceinline=True, **_OPTIONS)
 
 
@@ -98,13 +98,13 @@ def _imports(file: Path, root: Path) -> list[Path]:
 
 
 def mapped(kind: Any) -> Any:
-    """The type of a column that must not be written to, such as one of the row index."""
+    """The type of a read-only column, such as one of the memory-mapped row index."""
     return types.Array(kind, 1, "C", readonly=True)
 
 
 @_numba.extending.intrinsic  # type: ignore[untyped-decorator]
 def pointer(_context: Any, address: Any) -> Any:
-    """A pointer from a number, for `carray`: the arrays that a kernel reads may be too many to be arguments."""
+    """A pointer from an integer address, for `carray`: a kernel may read too many arrays to take them as arguments."""
 
     def generate(_target: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         return builder.inttoptr(arguments[0], cgutils.voidptr_t)
@@ -114,7 +114,7 @@ def pointer(_context: Any, address: Any) -> Any:
 
 @_numba.extending.intrinsic  # type: ignore[untyped-decorator]
 def prefetch(_context: Any, address: Any) -> Any:
-    """Begin to load what is at an address into the cache, without waiting. Any address will do: this never fails."""
+    """Start loading the memory at an address into the CPU's cache, without waiting. Any address is allowed."""
 
     def generate(_target: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         pointer = builder.inttoptr(arguments[0], cgutils.voidptr_t)

@@ -1,4 +1,4 @@
-"""What a person sees while a command works: a progress bar on a terminal; in a pipe or a log, a line now and then."""
+"""Output for people: results, errors, and progress, which is a bar on a terminal and a line now and then in a log."""
 
 import logging
 import os
@@ -15,7 +15,7 @@ _NO_LIMIT: Final = 100_000
 
 
 def _width() -> int | None:
-    """A terminal has one, or a person has set it. In a pipe or a file nothing is wrapped."""
+    """None, for the width of the terminal or of COLUMNS; otherwise so wide that lines in a pipe or file do not wrap."""
     has_width = (sys.stdout is not None and sys.stdout.isatty()) or "COLUMNS" in os.environ
     return None if has_width else _NO_LIMIT
 
@@ -28,7 +28,7 @@ err = Console(stderr=True, highlight=False, emoji=False, soft_wrap=True)
 
 
 def print_error(error: object) -> None:
-    """One line on standard error, as all that goes wrong ends."""
+    """Print an error as one line on standard error."""
     message = " ".join(str(error).split()).replace("[", r"\[")
     err.print(f"[bold red]error:[/] {message}")
 
@@ -39,7 +39,7 @@ class _ToConsole(logging.Handler):
 
 
 def log_to_console() -> None:
-    """What our modules log appears on standard error, above a progress bar; by itself Python shows warnings only."""
+    """Show what our modules log on standard error, above a progress bar. Without this, Python shows only warnings."""
     logging.basicConfig(handlers=[_ToConsole()], format="%(message)s")
     logging.getLogger("ping_llm").setLevel(logging.INFO)
 
@@ -51,12 +51,12 @@ class Advance(Protocol):
 
 
 def no_progress(amount: float = 1, *, total: float | None = None) -> None:
-    """For work that nobody watches."""
+    """Ignores progress."""
 
 
 @contextmanager
 def progress(description: str, total: float | None = None, *, every_s: float = 30.0) -> Iterator[Advance]:
-    """A progress bar on standard error. Where that is no terminal, a line for each half minute that the work takes.
+    """A progress bar on standard error; if that is not a terminal, a line every `every_s` seconds.
 
     >>> with progress("reading", total=3) as advance:
     ...     for _ in range(3):

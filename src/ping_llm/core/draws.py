@@ -32,7 +32,7 @@ def below(word: Any, bound: Any) -> Any:
 
 @part_of_kernels
 def log_uniform(word: Any, largest: Any) -> Any:
-    """A whole number in [1, largest], small and large sizes equally likely: P(≤ x) = ln(x + 1) / ln(largest + 1).
+    """A whole number in [1, largest], log-uniform: P(≤ x) = ln(x + 1) / ln(largest + 1).
 
     Library versions of `exp` and `log` differ in the last bit between processors, and a window that differs between two
     hosts would be another batch. These are made of additions and multiplications, which IEEE 754 fixes to the last bit.
@@ -77,9 +77,9 @@ def permutation_width(size: Any) -> Any:
 
 @part_of_kernels
 def _shuffled(word: Any, width: Any, value: Any, pairs: Any) -> Any:
-    """Where a keyed bijection of [0, 2^width) takes a number: a Feistel network, two rounds at a time.
+    """The image of a number under a keyed bijection of [0, 2^width): a Feistel network, two rounds at a time.
 
-    To each part of the number in turn a hash of the other is added. Their widths may differ.
+    A hash of each half of the number is added to the other half in turn. The halves may have different widths.
     """
     low_bits = width >> _ONE
     low_mask, high_mask = (_ONE << low_bits) - _ONE, (_ONE << (width - low_bits)) - _ONE
@@ -94,7 +94,7 @@ def _shuffled(word: Any, width: Any, value: Any, pairs: Any) -> Any:
 
 @part_of_kernels
 def permute_run(word: Any, size: Any, begin: Any, result: Any) -> None:
-    """Where a random permutation of range(size) takes `begin` and those after it: each is walked until it is inside."""
+    """The images of `begin` and the following numbers under a random permutation of range(size), by cycle walking."""
     width = permutation_width(size)
     few = width < _FEW_BITS  # these need 24 rounds, not 8, until every pair of positions is equally likely (tested)
     if few:

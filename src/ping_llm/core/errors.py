@@ -1,4 +1,4 @@
-"""The one exception a user is meant to see: the command line prints its message as a single line and exits non-zero."""
+"""Errors for users: the command line prints the message of a `PingLlmError` as a single line and exits non-zero."""
 
 import importlib
 import re
@@ -8,19 +8,19 @@ from typing import Any, Final
 
 
 class PingLlmError(Exception):
-    """Something is wrong with what the user gave us (a file, an option, a folder), and the message says what to do."""
+    """Something is wrong with what the user gave (a file, an option, a folder). The message says what to do."""
 
 
 class DroppedRowsWarning(UserWarning):
-    """Rows of a history that a Python program gave cannot be used, and the answers do without them."""
+    """Some rows of the history given from Python cannot be used, and are left out."""
 
 
 class MeasurementError(PingLlmError):
-    """Input that cannot be used: one measurement, met under `--strict` (the message names the file and row), or all."""
+    """Measurements that cannot be used: all of an input, or one under `--strict` (the message names file and row)."""
 
 
 def one_line(error: BaseException, limit: int = 200) -> str:
-    """What an exception of another package says, as it may stand in a message of ours."""
+    """The message of another package's exception, shortened to become part of one of ours."""
     if isinstance(error, UnicodeDecodeError):
         return "not UTF-8 text"
     said = (isinstance(error, OSError) and error.strerror) or str(error)
@@ -28,14 +28,14 @@ def one_line(error: BaseException, limit: int = 200) -> str:
 
 
 def shown(value: object, limit: int = 120) -> str:
-    """A value as it may stand in a message of one line."""
+    """A value, shortened for a message of one line."""
     text = repr(value)
     return text if len(text) <= limit else f"{text[:limit]}…"
 
 
 @contextmanager
 def explained(what: str, *kinds: type[Exception], limit: int = 200) -> Iterator[None]:
-    """An exception of another package, of any kind or of these, becomes an error of ours: `what`, and what it says."""
+    """Turn another package's exceptions (of these kinds or any) into a `PingLlmError`: `what`, then their message."""
     expected = kinds or (Exception,)
     try:
         yield
@@ -47,7 +47,7 @@ def explained(what: str, *kinds: type[Exception], limit: int = 200) -> Iterator[
 
 @contextmanager
 def options_as_arguments() -> Iterator[None]:
-    """Errors name the options of commands as those who call from Python write them: `--rtt-unit` is rtt_unit."""
+    """Rewrite options in error messages as arguments, for callers from Python: `--rtt-unit` becomes rtt_unit."""
     try:
         yield
     except PingLlmError as error:
@@ -61,11 +61,11 @@ _EXTRAS: Final = {
     "train": ("flax", "grain", "jax", "optax", "orbax"),
     "remote": ("fsspec", "tenacity"),
 }
-"""Packages that only some installations have, imported by many modules. The others are asked for by `need`."""
+"""Top-level packages of the extras that many modules import. Other optional packages are imported by `need`."""
 
 
 def missing_extra(error: ModuleNotFoundError, what: str, extra: str = "") -> PingLlmError | None:
-    """How to install what was not there, if it belongs to an extra."""
+    """An error that says how to install the missing package, if it belongs to an extra."""
     package = (error.name or "").partition(".")[0]
     extra = extra or next((name for name, packages in _EXTRAS.items() if package in packages), "")
     if not extra:
@@ -75,7 +75,7 @@ def missing_extra(error: ModuleNotFoundError, what: str, extra: str = "") -> Pin
 
 @contextmanager
 def extras_needed(what: str) -> Iterator[None]:
-    """Imports that only work where one of these extras is installed, or an error that says so."""
+    """For a block of imports that need one of these extras: if it is not installed, raise an error that says so."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -85,7 +85,7 @@ def extras_needed(what: str) -> Iterator[None]:
 
 
 def need(module: str, extra: str, what: str) -> Any:
-    """A module that only some installations have; an error that says how to install it, if it is not there."""
+    """Import a module that is optional; if it is missing, raise an error that says how to install it."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:

@@ -4,8 +4,8 @@ A file or a folder appears whole under its name, or not at all: everything is wr
 target, synced to the disk, and renamed. A crash at any moment leaves either what was there before or what is new; a
 hidden name that a killed process left behind is never read.
 
-Manifests, mirrors and model folders may come from strangers. A name or a digest in one of them becomes part of a path
-only after `relative_name` or `sha256_digest` has checked it, where the file is parsed.
+Manifests, mirrors and model folders may come from untrusted sources. Where such a file is parsed, `relative_name` and
+`sha256_digest` check every name and digest in it before any becomes part of a path.
 """
 
 import ctypes
@@ -41,7 +41,7 @@ def unfinished_name(path: Path) -> Path:
 
 @contextmanager
 def atomic_file(path: Path) -> Iterator[Path]:
-    """A path to write to. When the block ends well, what was written there replaces `path`; otherwise it is gone."""
+    """A temporary file to write to. It replaces `path` when the block succeeds, and is removed otherwise."""
     unfinished = unfinished_name(path)
     try:
         yield unfinished
@@ -54,9 +54,10 @@ def atomic_file(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def atomic_folder(path: Path) -> Iterator[Path]:
-    """An empty folder to write to, which takes the place of `path` (and of all that was in it) when the block ends.
+    """An empty folder to write to. It replaces `path`, and all that was in it, when the block succeeds.
 
-    What a killed process had begun for the same `path` is removed. One that replaces it meanwhile ends in an `OSError`.
+    What a killed process left of an earlier attempt is removed. If another process creates `path` meanwhile, this is an
+    `OSError`.
     """
     existed = path.exists()
     unfinished, lock = _claimed_folder(path)
@@ -71,7 +72,7 @@ def atomic_folder(path: Path) -> Iterator[Path]:
 
 
 def _claimed_folder(path: Path) -> tuple[Path, int]:
-    """A new hidden folder beside `path`, and the descriptor that locks it as long as its process lives."""
+    """A new hidden folder beside `path`, and a descriptor that locks it as long as this process lives."""
     path.parent.mkdir(parents=True, exist_ok=True)
     for leftover in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
         if _UNFINISHED.fullmatch(leftover.name) and leftover.is_dir():
@@ -83,15 +84,15 @@ def _claimed_folder(path: Path) -> tuple[Path, int]:
         unfinished.mkdir()
         with suppress(FileNotFoundError):
             descriptor = os.open(unfinished, os.O_RDONLY)
-            with suppress(OSError):  # a network file system may have no locks; then nobody takes it away, either
+            with suppress(OSError):  # a network file system may have no locks; then no process removes it, either
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
-            if unfinished.exists():  # nobody took it for a leftover before it was locked
+            if unfinished.exists():  # no process removed it as a leftover before it was locked
                 return unfinished, descriptor
             os.close(descriptor)
 
 
 def _exchange(new: Path, old: Path) -> None:
-    """Let two folders change names in one step, or in two where the system cannot."""
+    """Swap the names of two folders in one step, or in two where the system cannot."""
     try:
         swap = ctypes.CDLL(None, use_errno=True).renameat2
         if swap(_HERE, os.fsencode(new), _HERE, os.fsencode(old), _EXCHANGE) == 0:
@@ -112,10 +113,10 @@ def _exchange(new: Path, old: Path) -> None:
 
 @contextmanager
 def staged_files(folder: Path, *patterns: str, overwrite: bool) -> Iterator[Path]:
-    """A folder inside `folder` to write to. When the block ends well, its files replace those that match a pattern.
+    """A folder inside `folder` to write to. When the block succeeds, its files replace those that match a pattern.
 
-    They are moved one by one, in the order of their names. Where a killed process had begun to do so, what it had
-    published is replaced, too. One process at a time.
+    They are moved one by one, in the order of their names. If a process was killed while it moved files, the next one
+    replaces them. Only one process at a time can do this.
     """
     if folder.exists() and not folder.is_dir():
         raise PingLlmError(f"{folder} is a file; the output must be a folder")
@@ -175,10 +176,10 @@ def file_sha256(path: Path) -> str:
 
 @contextmanager
 def exclusive(lock: Path, what: str) -> Iterator[None]:
-    """Holds the lock file; a second process gets an error that names the host and process of the first.
+    """Holds a lock file; a second process gets an error that names the host and process of the first.
 
-    The lock ends with the process that holds it, however that ends. The file is removed by whoever holds it last.
-    `what`: what is locked, for people.
+    The lock ends with its process, even if that is killed. Whoever holds it last removes the file. `what` is locked, in
+    words for the error.
     """
     lock.parent.mkdir(parents=True, exist_ok=True)
     with lock.open("a+") as file:
@@ -203,9 +204,9 @@ def exclusive(lock: Path, what: str) -> Iterator[None]:
 
 @contextmanager
 def sole_writer(folder: Path) -> Iterator[None]:
-    """Locks a folder against other writers, and removes unfinished files at the end and those that a killed one left.
+    """Locks a folder against other writers, after removing the unfinished files of writers that were killed.
 
-    A folder that was not there before, and has nothing in it afterwards, is removed again.
+    A folder that did not exist before and is empty afterwards is removed.
     """
     existed = folder.exists()
     try:
@@ -219,28 +220,28 @@ def sole_writer(folder: Path) -> Iterator[None]:
 
 
 def remove_unfinished(folder: Path) -> None:
-    """What was begun in a folder and not renamed. Nobody else may be writing there."""
+    """Remove files that were begun in a folder and never renamed. No other process may be writing there."""
     for path in folder.iterdir() if folder.is_dir() else ():
         if _UNFINISHED.fullmatch(path.name) and path.is_file():
             path.unlink()
 
 
 def relative_name(name: Any, where: object) -> str:
-    """A name that `where` (a manifest, a mirror, …) gives a file of its own folder: never outside of that folder."""
+    """Check the name that `where` (a manifest, a mirror, …) has for a file: it must not lead out of its folder."""
     if not isinstance(name, str) or not _NAME.fullmatch(name) or {".", ".."} & set(name.split("/")):
         raise PingLlmError(f"{where} names the file {str(name)[:80]!r}, which is not inside its folder; do not use it")
     return name
 
 
 def sha256_digest(digest: Any, where: object) -> str:
-    """A SHA-256 digest that stands in `where`, in hexadecimal digits."""
+    """Check a SHA-256 digest from `where`: 64 hexadecimal digits."""
     if not isinstance(digest, str) or not _SHA256.fullmatch(digest):
         raise PingLlmError(f"{where} holds {str(digest)[:80]!r} where a SHA-256 digest should be; do not use it")
     return digest
 
 
 def sealed(values: dict[str, Any]) -> dict[str, Any]:
-    """What is stored as JSON, with a checksum of it."""
+    """Values to be stored as JSON, with a checksum; `unsealed` checks and removes it."""
     return {**values, "sha256": hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()}
 
 

@@ -1,11 +1,11 @@
-"""The measurement schema, and what every measurement passes on its way in: parsing of addresses, and validation.
+"""The measurement schema, the parsing of addresses, and the validation that every measurement passes.
 
-A *measurement* says that at `event_time` the host `src_addr` probed `dst_addr` and an answer came after `rtt`
-milliseconds, or none came (`rtt` is null: the probe *failed*).
+A *measurement* states that at `event_time` the host `src_addr` probed `dst_addr`, and that the answer took `rtt`
+milliseconds, or that there was none (`rtt` is null: the probe *failed*).
 
-What people really have in these columns is read leniently (`cells.py`) and becomes one type. A row that still cannot
-be used is dropped and counted by reason; it is never repaired into something that was not measured. Only a column of a
-wrong *type* raises (`TypeError`).
+Columns of many types and spellings are accepted (`cells.py`) and become one type. A row that cannot be used is dropped
+and counted by reason; it is never repaired into something that was not measured. Only a column of a wrong *type* raises
+an error (`TypeError`).
 
 Nodes are addresses or names. They become fixed-width bytes, a whole column at a time: a column has few distinct values,
 so it is dictionary-encoded first and only the distinct strings are parsed. An `AddressColumn` keeps that shape: a table
@@ -39,10 +39,10 @@ SCHEMA: Final = pa.schema(
 )
 
 MAX_RTT_MS: Final = 600_000.0
-"""Ten minutes. No ping tool waits that long, so a larger value is a unit error or garbage and the row is dropped."""
+"""Ten minutes. No ping tool waits that long, so a larger value has another unit or is garbage; the row is dropped."""
 
 MAX_TIME_US: Final = 4_102_444_800_000_000
-"""The year 2100. A later time, like one before 1970, is a unit error or garbage."""
+"""The year 2100. A later time, like one before 1970, is in another unit or garbage."""
 
 DROP_REASONS: Final = {
     "malformed_row": "the line does not have the columns its header promises, or is not a JSON object",
@@ -75,15 +75,15 @@ STAND_IN_PREFIX: Final = bytes.fromhex("20010db8")  # 2001:db8::/32 is reserved 
 class AddressColumn:
     """The nodes of many measurements: `packed[codes[i]]` are the bytes of the i-th, `families[codes[i]]` its family.
 
-    IPv4 addresses fill the first 4 of the 16 bytes. A name has those of its stand-in. A missing node has the code of an
-    unusable one.
+    IPv4 addresses fill the first 4 of the 16 bytes. A name has the address that stands in for it. A missing node counts
+    as an unusable one.
     """
 
     families: npt.NDArray[np.uint8]
     packed: npt.NDArray[np.uint8]
     codes: npt.NDArray[np.int32]
     names: Mapping[bytes, str] = field(default_factory=dict)
-    """Of stand-ins."""
+    """Names, by the bytes of the addresses that stand in for them."""
 
     @property
     def family_of_each(self) -> npt.NDArray[np.uint8]:
@@ -115,7 +115,7 @@ _MAX_NAME: Final = 255
 
 
 def parse_nodes(strings: Sequence[str]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8], dict[bytes, str]]:
-    """Addresses, perhaps with a port, and names: family (4, 6, `NAMED` or `UNPARSABLE`), 16 bytes, and the names."""
+    """Parse addresses (also with a port) and names: family (4, 6, `NAMED` or `UNPARSABLE`), 16 bytes, and the names."""
     families, packed = parse_addresses(strings)
     names: dict[bytes, str] = {}
     for i in np.flatnonzero(families == UNPARSABLE).tolist():
@@ -148,7 +148,7 @@ def spelled_addresses(nodes: Sequence[str]) -> list[str]:
 
 
 def can_measure(nodes: Sequence[str], other: str) -> npt.NDArray[np.bool_]:
-    """Which nodes may measure another one: not those with an address of the other family."""
+    """Which nodes can measure `other`: those without an address of the other family."""
     families, _, _ = parse_nodes([*nodes, other])
     return ~of_two_families(families[:-1], families[-1:])
 
@@ -184,9 +184,9 @@ def _pton_or_none(kind: socket.AddressFamily, string: str) -> bytes | None:
 
 
 def prefix_numbers(strings: Sequence[str], lengths: Mapping[int, Sequence[int]]) -> npt.NDArray[np.int64]:
-    """[levels, strings]: equal numbers where addresses share a prefix. `lengths` are bits, a level each, by family.
+    """[levels, strings]: equal numbers where addresses share a prefix. `lengths`: bits of each level, by family.
 
-    A name shares nothing.
+    A name shares no prefix.
     """
     families, packed, _ = parse_nodes(strings)
     bits = np.unpackbits(packed, axis=1)
@@ -227,7 +227,7 @@ class ValidMeasurements:
     rtt_ms: npt.NDArray[np.float32]
     dropped: Counter[str] = field(default_factory=Counter)
     first_dropped: Mapping[str, int] = field(default_factory=dict)
-    """Of each reason, the position in the batch of the first row that was dropped."""
+    """For each reason, the position in the batch of the first row that was dropped."""
 
     def __len__(self) -> int:
         return len(self.time_us)
@@ -239,9 +239,9 @@ class ValidMeasurements:
         return {name: format_address(6, stand_in) for stand_in, name in named.items()}
 
     def with_addresses(self, known: Mapping[str, str]) -> "ValidMeasurements":
-        """The same with an address for every name: the one that is known of it, else an IPv6 address that stands in.
+        """The same with an address for every name: the known one, or else an IPv6 address that stands in for it.
 
-        An IPv4 address at the other end of an IPv6 address is mapped.
+        An IPv4 address measured with an IPv6 address becomes an IPv4-mapped one.
         """
         if not self.src.names and not self.dst.names:
             return self
@@ -252,7 +252,7 @@ class ValidMeasurements:
 
 
 def _addressed(column: AddressColumn, known: Mapping[str, str]) -> AddressColumn:
-    """With addresses for names. Of `names`, those stay that have none but a stand-in."""
+    """The column with known addresses for names. `names` keeps those that have only a stand-in."""
     families, packed = np.where(column.families == NAMED, np.uint8(6), column.families), column.packed.copy()
     for i in np.flatnonzero(column.families == NAMED).tolist():
         if address := known.get(column.names[packed[i].tobytes()]):
@@ -262,7 +262,7 @@ def _addressed(column: AddressColumn, known: Mapping[str, str]) -> AddressColumn
 
 
 def _mapped(column: AddressColumn, where: npt.NDArray[np.bool_]) -> AddressColumn:
-    """With IPv4-mapped addresses for some of the measurements: the table has an entry of each kind."""
+    """The column with IPv4-mapped addresses for some measurements: the table gets a second entry for each address."""
     if not where.any():
         return column
     families = np.concatenate([column.families, np.full_like(column.families, 6)])
@@ -273,14 +273,14 @@ def _mapped(column: AddressColumn, where: npt.NDArray[np.bool_]) -> AddressColum
 
 
 def ipv4_mapped(families: npt.NDArray[np.uint8], packed: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-    """IPv4 addresses as IPv6 writes them (`::ffff:192.0.2.1`), all others as they are."""
+    """IPv4 addresses as IPv4-mapped IPv6 addresses (`::ffff:192.0.2.1`), all others unchanged."""
     mapped = np.pad(packed[:, :4], ((0, 0), (12, 0)))
     mapped[:, 10:12] = 255
     return np.where(families[:, None] == 4, mapped, packed)
 
 
 def of_two_families(one: npt.NDArray[np.uint8], other: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
-    """Where no ping goes from one node to the other: one has an IPv4 address, the other an IPv6 address."""
+    """Where one node has an IPv4 address and the other an IPv6 address, so that neither can ping the other."""
     return (one != other) & (one != NAMED) & (other != NAMED)
 
 

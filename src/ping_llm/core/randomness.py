@@ -1,9 +1,9 @@
-"""Random numbers that are a function of their key, not of what was drawn before.
+"""Counter-based random numbers: each is a function of its key, not of what was drawn before.
 
 Every choice in the pipeline is drawn from a key such as (seed, epoch, sample, purpose). So any batch can be made alone,
-in any order, in any process, and comes out the same. The numbers are those of splitmix64. NumPy's own generators are
-not used: their streams may change between releases, and a run must be reproducible for years. `draws.py` has the same
-draws for use within compiled kernels.
+in any order and in any process, with the same result. The hash is that of splitmix64. NumPy's generators are not used,
+since their streams may change between releases, and a run must be reproducible for years. `draws.py` has the same draws
+for compiled kernels.
 """
 
 from enum import IntEnum
@@ -20,7 +20,7 @@ GOLDEN: Final = np.uint64(0x9E3779B97F4A7C15)
 
 
 class Purpose(IntEnum):
-    """What a number is drawn for. Values are part of the contract: another value is another draw."""
+    """What a number is drawn for, as part of its key. Changing a value would change the batches of all runs."""
 
     EPOCH_ORDER = 1
     MODE = 2
@@ -63,10 +63,10 @@ def uniform(words: Words) -> npt.NDArray[np.float64]:
 
 
 def permute(words: Words, size: Any, position: Any) -> Ints:
-    """Where a random permutation of range(size) takes each position; `words` says which permutation, one for each.
+    """The image of each position under a random permutation of range(size). `words` are the keys of the permutations.
 
-    A Feistel network over the smallest power of two that holds the range, walked until it lands inside: any element of
-    any permutation can be had alone, so that sampling without replacement is taking the first k positions.
+    The permutation is a Feistel network over the smallest power of two that holds the range, with cycle walking. Any
+    element can be computed alone, so sampling k numbers without replacement is to permute the first k positions.
     """
     from ping_llm.core.draws import permute_each  # importing Numba takes half a second
 
@@ -78,7 +78,7 @@ def permute(words: Words, size: Any, position: Any) -> Ints:
     return result.reshape(shape)
 
 
-# 32-bit words, of NumPy or of JAX: for what is computed within a model. Integer arithmetic, the same on every machine.
+# 32-bit words of NumPy or JAX, for use within models. Integer arithmetic is the same on every machine.
 
 _GOLDEN_32: Final = 0x9E3779B9
 

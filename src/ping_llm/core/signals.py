@@ -1,8 +1,7 @@
-"""Ctrl-C and SIGTERM end a program once, wherever it is: each is an exception in the main thread.
+"""Ctrl-C and SIGTERM as exceptions in the main thread, of which none is lost.
 
 Python discards an exception that is raised while an object is being finalised, and a loader finalises an array with
-every batch: one signal in twenty would be lost, and the program would simply continue. So a signal that was discarded
-is sent again, a moment later.
+every batch: one signal in twenty would be lost, and the program would continue. So a discarded signal is sent again.
 """
 
 import signal
@@ -16,7 +15,7 @@ _SIGNALS: Final = {KeyboardInterrupt: signal.SIGINT, SystemExit: signal.SIGTERM}
 
 
 def stop_on_signals() -> None:
-    """From now on SIGTERM exits as Ctrl-C does, cleaning up on the way, and neither is ever lost."""
+    """From now on, SIGTERM ends the program like Ctrl-C, with all cleanup, and neither is ever lost."""
     report = sys.unraisablehook
 
     def terminate(number: int, frame: FrameType | None) -> None:

@@ -33,14 +33,14 @@ _PYTHON: Final = "3.12"
 _LOCK: Final = Path(__file__).resolve().parents[3] / "requirements.lock"
 _DAY_S: Final = 24 * 3600
 _MARGIN_S: Final = 900
-"""Before the time that a call may take is over, a run saves and ends by itself."""
+"""A run saves and ends this long before the time limit of its call."""
 _POLL_S: Final = 2.0
 _SAVING_S: Final = 25.0
 """For the last checkpoint when the machine is taken away; Modal gives 30 s."""
 
 
 def _image(*more: str) -> Any:
-    """What ping-llm needs, in the versions of the lock file if there is one, and the package as it is here."""
+    """An image with this copy of the package and its dependencies, in the versions of the lock file if there is one."""
     try:
         found = [(line, line.partition("extra == ")[2].strip("'\"")) for line in requires("ping-llm") or []]
         needed = [line.partition(";")[0] for line, extra in found if extra in ("", "data", "train", "remote")]
@@ -117,7 +117,7 @@ def plan_run(
     project: str = "ping-llm",
     wandb: bool = False,
 ) -> dict[str, Any]:
-    """The arguments of `train_on_gpu`. What is wrong with them is said here."""
+    """Check the options and return the arguments of `train_on_gpu`."""
     if not run_name or "/" in run_name:
         raise PingLlmError(f"--run-name {run_name!r}: write a name for the run, without /")
     given = ["wandb_mode=offline"] if wandb else []
@@ -136,7 +136,7 @@ def plan_run(
 
 
 def on_volume(volume: str, name: str) -> str:
-    """Names in a bucket and absolute ones stay as they are.
+    """The path of a name on a volume. Names in a bucket and absolute paths stay as they are.
 
     >>> on_volume("/data", "rows"), on_volume("/data", "s3://bucket/rows")
     ('/data/rows', 's3://bucket/rows')
@@ -162,14 +162,14 @@ def _one_line_errors() -> Iterator[None]:
 
 
 class NotFinishedError(Exception):
-    """The run has been saved, and there is more to do: call again, and it resumes."""
+    """The run was saved before its end: another call resumes it."""
 
 
 @app.function(  # type: ignore[untyped-decorator]
     image=_image(), cpu=8.0, memory=16 * 1024, volumes={DATA: _data}, timeout=_DAY_S
 )
 def prepare_on_cpus(inputs: list[str], output: str) -> dict[str, Any]:
-    """Make probe rows. If it is interrupted, call it again: it continues."""
+    """Make probe rows. After an interruption, another call continues."""
     from ping_llm.rows.prepare import PrepareSettings
     from ping_llm.rows.prepare import prepare as make_rows
     from ping_llm.storage import locate
@@ -195,7 +195,7 @@ def prepare_on_cpus(inputs: list[str], output: str) -> dict[str, Any]:
 def train_on_gpu(
     config: str, options: list[str], run: str, wandb: bool = False, seconds: float = _DAY_S - _MARGIN_S
 ) -> dict[str, Any]:
-    """Train, or resume: the summary, or `{"error": …}`. It raises where Modal is to call it again."""
+    """Train or resume. Returns the summary or `{"error": …}`; raises an exception if Modal should call it again."""
     folder = Path(run)
     with _volumes(_data, _runs, writes=_runs) as commit:
         try:
@@ -210,7 +210,7 @@ def train_on_gpu(
 
 @contextmanager
 def _volumes(*reads: Any, writes: Any) -> Iterator[Callable[[], None]]:
-    """See what is new on the volumes; at the end, and whenever the function given is called, keep what was written."""
+    """Reload the volumes. The function that the block gets commits what was written; so does the end of the block."""
 
     def commit() -> None:
         if not modal.is_local():
@@ -228,11 +228,11 @@ def _volumes(*reads: Any, writes: Any) -> Iterator[Callable[[], None]]:
 def train_rented(
     config: str, options: list[str], run: Path, seconds: float, commit: Callable[[], None]
 ) -> dict[str, Any]:
-    """Train until it is done, and return the summary. `config` is YAML, `options` are more of `ping-llm train`.
+    """Train to the end, and return the summary. `config` is YAML, `options` are further ones of `ping-llm train`.
 
-    Training is a program of its own, so that it can be asked to save (SIGTERM) when the `seconds` are over or the
-    machine is taken away. Whenever it has saved, `commit` makes that safe. What the user must mend is a `PingLlmError`:
-    trying again does not help. Everything else, from the end of the allotted time to a crash, is a `NotFinishedError`.
+    Training runs in a process of its own, which can be made to save (by SIGTERM) when the `seconds` are over or the
+    machine is taken away. `commit` makes each checkpoint durable. A `PingLlmError` is for the user to correct:
+    another call would not help. Anything else, from the end of the time to a crash, is a `NotFinishedError`.
     """
     file = run.parent / f".{run.name}.yml"
     file.parent.mkdir(parents=True, exist_ok=True)

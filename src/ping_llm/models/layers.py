@@ -1,7 +1,7 @@
-"""What both models are made of: RMSNorm and SwiGLU layers around attention, on JAX and on NumPy arrays alike.
+"""The layers of both models, RMSNorm and SwiGLU around attention, for JAX and NumPy arrays alike.
 
-A layer computes with whatever its arrays are: JAX traces it for training and for accelerators, and prediction on a CPU
-runs it on NumPy, which needs no compiling and no JAX. `functions_of` has what the two spell differently.
+JAX traces them for training and for accelerators; prediction on a CPU runs them on NumPy, which needs no compiling and
+no JAX. `functions_of` returns the functions that the two libraries name differently.
 
 Layers are unrolled, not scanned: compiling takes longer, but the compiler then fuses across layers and keeps no stacked
 copies, which makes a training step a quarter faster. Query, key and value come from one matrix, as do gate and up of
@@ -24,7 +24,7 @@ import numpy.typing as npt
 from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped]
 
 Array = Any
-"""Of JAX or of NumPy."""
+"""An array of JAX or of NumPy."""
 Singles = npt.NDArray[np.float32]
 
 _EPSILON: Final = 1e-6
@@ -32,7 +32,7 @@ _EPSILON: Final = 1e-6
 
 @dataclass(frozen=True, kw_only=True)
 class LayerSettings:
-    """What every model's layers are made of. The defaults are `latency_network`."""
+    """The sizes and number formats of a model's layers. The defaults are `latency_network`."""
 
     layers: int = 20
     width: int = 640
@@ -40,7 +40,7 @@ class LayerSettings:
     head_dim: int = 64
     mlp_width: int = 2048
     dtype: str = "bfloat16"
-    """Of activations and of the matrices they are multiplied with. RMSNorm, RoPE, logits and the loss are float32."""
+    """Number format of activations and matmuls. RMSNorm, RoPE, logits and the loss are always float32."""
     weight_dtype: str = "float32"
     attention: str = "auto"
 
@@ -50,7 +50,7 @@ class LayerSettings:
 
 
 class Linear(Protocol):
-    """Of Flax, or `Matrix`."""
+    """A linear map: Flax's `nnx.Linear`, or `Matrix`."""
 
     kernel: Any
 
@@ -68,7 +68,7 @@ class Matrix:
 
 
 class LayerFunctions:
-    """Attention, then a SwiGLU MLP, each added to its input. A model's own layer says who attends to what."""
+    """Attention, then a SwiGLU MLP, each added to its input. Subclasses define which positions attend to which."""
 
     settings: LayerSettings
     qkv: Linear
@@ -98,12 +98,12 @@ class LayerFunctions:
 
 
 def rms_norm(x: Array) -> Array:
-    """To a root mean square of 1 over the last axis, without a learned scale: the matrix that follows can hold it."""
+    """Scale the last axis to a root mean square of 1. There is no learned scale: the next matrix can absorb it."""
     return (x.astype(np.float32, copy=False) * rms_factor(x)).astype(x.dtype, copy=False)
 
 
 def rms_factor(x: Array) -> Array:
-    """What `rms_norm` multiplies with: float32 [..., 1]."""
+    """The factor that `rms_norm` multiplies by: float32 [..., 1]."""
     f, wide = functions_of(x), x.astype(np.float32, copy=False)
     return f.rsqrt(f.mean_square(wide) + np.float32(_EPSILON))
 
@@ -123,13 +123,13 @@ def _of_jax() -> SimpleNamespace:
 
 
 def functions_of(x: Array) -> Any:
-    """What JAX has and NumPy has not, or elsewhere, or slower."""
+    """Functions that NumPy lacks, has under another name, or computes more slowly than need be, for arrays like `x`."""
     return _NumPy if isinstance(x, np.ndarray) else _of_jax()
 
 
 class _NumPy:
-    """The same as in JAX, where arguments are those that models use. In place as far as can be: a pass over a fresh
-    array takes several times that over one in the cache."""
+    """JAX's functions of these names, for the arguments that the models use. They work in place where possible: a pass
+    over a newly allocated array takes several times as long as one over an array in the CPU's cache."""
 
     @staticmethod
     def erf_inv(x: Singles) -> Singles:
@@ -170,9 +170,9 @@ class _NumPy:
 
 
 def attend(query: Singles, key: Singles, value: Singles, length: npt.NDArray[np.integer[Any]]) -> Singles:
-    """To the first `length` keys of each context: [contexts, positions, heads, size] arrays, in NumPy.
+    """Attention to the first `length` keys of each context: [contexts, positions, heads, size] arrays, in NumPy.
 
-    A head at a time, so that the scores of a few hundred queries do not leave the cache.
+    One head at a time, so that the scores of a few hundred queries fit in the CPU's cache.
     """
     attended = np.empty(query.shape, np.float32)
     for context, keys in enumerate(length.tolist()):
@@ -188,15 +188,15 @@ def attend(query: Singles, key: Singles, value: Singles, length: npt.NDArray[np.
     return attended
 
 
-# Threads of ours instead of those of BLAS, which wait for each other by spinning: on a machine where others compute,
-# too, that multiplies the CPU time by eight.
+# Our own threads instead of those of BLAS, which wait for each other by spinning: on a machine where other programs
+# compute as well, that takes eight times the CPU time.
 
 _POSITIONS_AT_ONCE: Final = 256
-"""What a layer makes of so many fits the second-level cache."""
+"""The activations of this many positions fit in the second-level cache."""
 
 
 class _Threads:
-    """As many as BLAS would use, and the switch of its own."""
+    """A pool of as many threads as BLAS would use, and the handle that limits BLAS to one."""
 
     def __init__(self) -> None:
         self.blas = ThreadpoolController()
@@ -211,14 +211,15 @@ os.register_at_fork(after_in_child=_threads.cache_clear)
 
 @contextmanager
 def single_threaded_blas() -> Iterator[None]:
-    """One computation at a time: it has all cores, and the switch is the process's."""
+    """One computation at a time: it uses all cores, and the limit of BLAS holds for the whole process."""
     threads = _threads()
     with threads.computing, threads.blas.limit(limits=1, user_api="blas"):
         yield
 
 
 def by_rows(function: Callable[..., Any], *arrays: Singles) -> Any:
-    """The arrays that a function makes of [contexts, positions, …] arrays, from blocks of positions, in threads."""
+    """Apply a function that treats all positions alike to [contexts, positions, …] arrays: by blocks of positions, in
+    threads."""
     threads, positions = _threads(), arrays[0].shape[1]
     if positions <= _POSITIONS_AT_ONCE:
         return function(*arrays)

@@ -1,7 +1,4 @@
-"""Layers that train: Flax modules of what `layers` computes, their initial weights, and arrays by name.
-
-`linear` and `Layer` hold matrices; `choose_attention` says which attention runs here.
-"""
+"""The layers of `layers.py` as Flax modules for training: initial weights, choice of attention, weights by name."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,11 +12,9 @@ from ping_llm.core.errors import PingLlmError
 from ping_llm.models.layers import LayerFunctions, LayerSettings
 from ping_llm.storage.cache import cache_folder
 
-# mypy: disallow-untyped-calls=False
-
 
 class Layer(LayerFunctions, nnx.Module):
-    """The matrices of a layer."""
+    """The matrices of one layer, as they are before training."""
 
     def __init__(self, settings: LayerSettings, rngs: nnx.Rngs) -> None:
         heads = settings.heads * settings.head_dim
@@ -33,7 +28,8 @@ class Layer(LayerFunctions, nnx.Module):
 def linear(
     settings: LayerSettings, inputs: int, outputs: int, rngs: nnx.Rngs, *, into_residual: bool = False
 ) -> nnx.Linear:
-    """A matrix that keeps the size of what it multiplies, or that of the sum of all that goes into the residual."""
+    """A matrix without bias whose outputs have the variance of its inputs; `into_residual`: whose outputs, summed over
+    all layers, have it."""
     scale = inputs**-0.5
     if into_residual:  # 2 × layers of them are added up
         scale *= (2 * settings.layers) ** -0.5
@@ -42,7 +38,7 @@ def linear(
 
 
 def choose_attention(name: str, dtype: str) -> str:
-    """What `auto` stands for on this machine; what cannot run here is an error."""
+    """The attention to use on this machine: resolves `auto`, and raises an error for one that cannot run here."""
     possible = dtype in ("bfloat16", "float16") and is_hopper_or_newer()
     if name == "cudnn" and not possible:
         raise PingLlmError(
@@ -65,13 +61,13 @@ def by_name(weights: Any) -> dict[str, Any]:
 
 
 def with_arrays(weights: Any, arrays: Mapping[str, Any]) -> Any:
-    """A tree of weights with other arrays, which are given by name."""
+    """The same tree of weights with the arrays given by name."""
     leaves = [jnp.asarray(arrays[name], leaf.dtype) for name, leaf in by_name(weights).items()]
     return jax.tree.unflatten(jax.tree.structure(weights), leaves)
 
 
 def keep_compiled(folder: Path | None = None) -> None:
-    """Compiled programs, where the next process finds them: it takes seconds less. What was set before stays."""
+    """Keep compiled programs on disk, which saves the next process some seconds. A folder that was set before stays."""
     config: Any = jax.config
     if config.jax_compilation_cache_dir:
         return

@@ -6,7 +6,6 @@ of that kind by in-context learning, without a gradient step. Here a data set is
 prng          random numbers of one world
 internet      where nodes are, how far apart, and what time does to their RTTs
 selection     which measurements make the context of a question: the rule, also of prediction
-ranking       the same rule over every measurement of a world, compiled
-worlds        batches of simulated worlds, a pure function of (settings, seed, step)
+worlds        batches of simulated worlds, a pure function of (settings, seed, step), with the same rule compiled
 fine_tuning   the same batches from real measurements
 """

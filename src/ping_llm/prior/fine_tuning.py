@@ -1,10 +1,10 @@
-"""Contexts and questions from real measurements, for fine-tuning: what `worlds` shows of a simulated Internet.
+"""Contexts and questions from real measurements, for fine-tuning, in the same form as those of `worlds`.
 
-A measurement is drawn, each pair as often as any other; its moment is now, one of its ends the source of the questions,
-and up to eight nodes that were measured with it are queried. What is known was measured before now. In half of the
-cases (in all of them where there are no times) the queried pairs were never measured at all, and some of the other
-pairs are forgotten, so that the model meets as little knowledge as it may be given later. Questions are what was
-measured next, or, without times, what is not known.
+A pair is drawn at random, then one of its measurements. Its time is "now", one of its ends the source of questions, and
+some nodes that were measured with it are queried. Only earlier measurements are known. In half of the contexts (in all
+if there are no times) measurements of the queried pairs are hidden, and in half, some of the other pairs are, so that
+the model also learns to answer from few measurements. Questions are about what was measured next, or, without times,
+about what is not known.
 
 The measurements lie on the device; a batch is made there from three numbers per row, as in `worlds`.
 """
@@ -19,27 +19,25 @@ import numpy as np
 
 from ping_llm.core.errors import PingLlmError
 from ping_llm.core.rtt import MIN_RTT_MS, Observations
-from ping_llm.prior.prng import Columns, Draws
-from ping_llm.prior.ranking import first_equal
+from ping_llm.prior.prng import Columns, Draws, first_equal
 from ping_llm.prior.selection import LEVELS, UNKNOWN_AGE, node_words, pair_distance
 from ping_llm.prior.worlds import QUESTION_REACH_MS, Batch, WorldSettings, batch_of, make_context, words_of_groups
-
-# mypy: disallow-untyped-calls=False
 
 _UNSEEN: Final = 0.5
 _FORGETFUL: Final = 0.5
 _LEAST_REMEMBERED: Final = 0.1
-"""Share of the contexts whose queried pairs were never measured; of those where pairs are forgotten; and of pairs that
-are remembered there, at least."""
+"""Share of the contexts whose queried pairs are hidden; of those where other pairs are; and of the other pairs that are
+not hidden there, at least."""
 _TICKS: Final = 1 << 30
+"""Time between the first and the last measurement, in units of the integer times on the device."""
 _SOON: Final = 512
-"""Of all that was measured from now on, so many are considered as questions."""
+"""Questions are drawn from this many measurements, counted from now on."""
 
 
 def on_device_measurements(known: Observations, addresses: Sequence[str]) -> Columns:
-    """All of them, numbered anew; `addresses` are those of the nodes' numbers.
+    """The measurements as columns on the device, with nodes renumbered; `addresses[i]` is the address of node i.
 
-    They must fit the device's memory a few hundred times over: some millions do.
+    Training needs a few hundred times their memory: some millions of measurements are possible.
     """
     if len(known) < 2:
         raise PingLlmError("at least two measurements are needed to learn one from the other")
@@ -81,7 +79,7 @@ def on_device_measurements(known: Observations, addresses: Sequence[str]) -> Col
 
 
 def measured_batch(s: WorldSettings, data: Columns, seed: Any, step: Any, row: Any) -> Batch:
-    """The contexts of these numbers, [contexts] each."""
+    """One context for each (seed, step, row), [contexts] each."""
     return batch_of(partial(_shown, s, data), seed, step, row)
 
 
@@ -126,7 +124,7 @@ def _shown(s: WorldSettings, data: Columns, key: jax.Array) -> Batch:
 
 
 def _queried_nodes(s: WorldSettings, draw: Draws, data: Columns, centre: jax.Array, other: jax.Array) -> jax.Array:
-    """A mask over nodes: the other end, and more of those that the centre was measured with."""
+    """A mask over nodes: `other`, and further nodes that were measured with `centre`."""
     nodes = data.groups.shape[0]
     partner = jnp.zeros(nodes, bool).at[data.destination].max(data.source == centre)
     partner = partner.at[data.source].max(data.destination == centre)
@@ -140,7 +138,7 @@ def _queried_nodes(s: WorldSettings, draw: Draws, data: Columns, centre: jax.Arr
 def _questions(
     s: WorldSettings, draw: Draws, seen: Columns, now: jax.Array, is_queried_pair: jax.Array, near: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Measurements to predict: the queried pairs first, then others by how near they are."""
+    """Measurements to predict: those of the queried pairs first, then others by distance."""
     distance = pair_distance(near, seen.source, seen.destination)
     late = jnp.where(is_queried_pair, 0.0, draw.exponential(distance.shape) * (distance + QUESTION_REACH_MS))
     first = jnp.searchsorted(seen.tick, seen.tick[now])

@@ -1,17 +1,17 @@
-"""A simulated Internet: where its nodes are, the RTT of any pair when nothing disturbs it, and what time does to it.
+"""A simulated Internet: the location of its nodes, the undisturbed RTT of each pair, and its disturbances over time.
 
-Continents hold cities, cities hold sites, sites hold nodes: a site is a campus or a rack, whose nodes see nearly the
-same delays to everybody else and fractions of a millisecond among each other. A path is fibre along a detour that
-depends on the world, the pair of networks and the pair of cities; some pairs of networks meet only in a distant hub,
-which is where most violations of the triangle inequality come from. To that come the delays of both ends, noise of the
-pair, and outliers. Some nodes are far from everybody (a satellite, a slow line, seconds away in a few worlds), and
-anycast nodes are near everybody. Some worlds are backbones, with next to nothing between their nodes but fibre.
+Continents hold cities, cities hold sites, sites hold nodes. A site is a campus or a rack, whose nodes have nearly the
+same delays to all others and fractions of a millisecond among each other. A path is fibre along a detour that depends
+on the world, the pair of networks and the pair of cities; some pairs of networks meet only in a distant hub, which
+causes most violations of the triangle inequality. Added to this are the delays of both ends, noise of the pair, and
+outliers. Some nodes are far from all others (a satellite, a slow line; seconds away in a few worlds), and anycast nodes
+are near all others. Some worlds are backbones, with hardly any delay but that of fibre.
 
 Single pings are then disturbed by load that follows the time of day, route changes, levels that drift, jitter, packet
-loss and the resolution of the clock. A world either reports one value for each pair with little or nothing of this (as
-PlanetLab's matrix does), or single pings with all of it. Ages are seconds before the questions, which have age 0.
+loss and the resolution of the clock. A world reports either one value per pair with little or nothing of this (like
+PlanetLab's matrix), or single pings with all of it. Ages are seconds before the questions, which have age 0.
 
-Everything here is of one world; `jax.vmap` makes many.
+The functions are for one world; `jax.vmap` makes many.
 """
 
 from typing import TYPE_CHECKING, Final
@@ -20,20 +20,17 @@ import jax
 import jax.numpy as jnp
 
 from ping_llm.core.randomness import hash32, hash_with, unit_interval
-from ping_llm.prior.prng import Columns, Draws, symmetric
-from ping_llm.prior.ranking import first_equal
+from ping_llm.prior.prng import Columns, Draws, first_equal, symmetric
 
 if TYPE_CHECKING:
     from ping_llm.prior.worlds import WorldSettings
 
-# mypy: disallow-untyped-calls=False
-
 _EARTH_KM: Final = 6371.0
 _KM_PER_MS: Final = 100.0
-"""Of fibre there and back: light in glass covers 200 km in a millisecond."""
+"""Length of fibre per ms of RTT: light in glass covers 200 km in a millisecond, one way."""
 _CONTINENTS: Final = 6
 _REGION: Final = 8
-"""Cities of the region that all probes of a regional world are in."""
+"""Cities in the region that holds all probes of a regional world."""
 _HUBS: Final = 4
 _OPERATORS: Final = 4
 """Anycast services: their nodes answer from the same cities."""
@@ -47,9 +44,9 @@ _ROUGHNESS: Final = 0.4
 
 
 def make_nodes(draw: Draws, s: "WorldSettings", count: jax.Array, is_probe: jax.Array) -> tuple[Columns, Columns]:
-    """Columns of length `most_nodes`, of which those from `count` on do not exist; and what their paths depend on.
+    """Columns of `most_nodes` nodes, of which the first `count` exist, and columns on which their paths depend.
 
-    `is_probe` is a column of nodes: in worlds where it is not all false, probes may share a region of their own.
+    `is_probe` is a column of nodes: in worlds with probes, these may share a region of their own.
     """
     most, cities = s.most_nodes, s.most_cities
     continents = _unit_vectors(draw.normal((_CONTINENTS, 3)))
@@ -120,7 +117,7 @@ def make_nodes(draw: Draws, s: "WorldSettings", count: jax.Array, is_probe: jax.
 
 
 def undisturbed_ms(draw: Draws, nodes: Columns, paths: Columns, one: jax.Array, other: jax.Array) -> jax.Array:
-    """RTTs of pairs of nodes. No pair may be given twice: its own noise would be drawn twice."""
+    """RTTs of pairs of nodes. Each pair may occur only once, since its noise is drawn here."""
     shape = one.shape
     distance = _distance_km(nodes.position[one], nodes.position[other])
     hub = paths.hub[nodes.network[one], nodes.network[other]]
@@ -146,7 +143,7 @@ def undisturbed_ms(draw: Draws, nodes: Columns, paths: Columns, one: jax.Array, 
 
 
 def _popular(draw: Draws, count: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """Which of `count` things each picks, some more popular than others."""
+    """Random indices below `count`, small ones more often."""
     skew = draw.uniform(0.7, 2.0)
     return jnp.minimum(draw.uniform(shape=shape) ** skew * count, count - 1).astype(jnp.int32)
 
@@ -156,13 +153,13 @@ def _unit_vectors(vectors: jax.Array) -> jax.Array:
 
 
 def _distance_km(one: jax.Array, other: jax.Array) -> jax.Array:
-    """Along the surface, from the chord: the cosine would lose short distances to rounding."""
+    """Distance along the surface, computed from the chord: by the cosine, short distances would be lost to rounding."""
     chord = jnp.sqrt(jnp.sum((one - other) ** 2, axis=-1))
     return 2.0 * _EARTH_KM * jnp.arcsin(jnp.minimum(chord / 2.0, 1.0))
 
 
 def _nearest_instance_km(nodes: Columns, paths: Columns) -> jax.Array:
-    """[nodes, operators]: to the nearest instance of each anycast operator; half way around the world without any."""
+    """[nodes, operators]: distance to the nearest instance of each anycast operator, half the equator without any."""
     distance = _distance_km(nodes.position[:, None], paths.instance_position[None])
     mine = paths.instance_operator == jnp.arange(_OPERATORS)[:, None]
     farthest = jnp.pi * _EARTH_KM
@@ -170,11 +167,11 @@ def _nearest_instance_km(nodes: Columns, paths: Columns) -> jax.Array:
 
 
 def make_prefix_groups(draw: Draws, nodes: Columns) -> jax.Array:
-    """[nodes, levels]: whose addresses share a prefix with whose (see `selection.prefix_groups`).
+    """[nodes, levels]: the first node whose address shares a prefix of each length.
 
-    In a third of the worlds nobody does, and in a few it means nothing. Otherwise a site has one or two prefixes,
-    within one of its network (everywhere, on its continent or in its city) or of its city, within a block that belongs
-    to a continent, to a network, or to nothing in particular. Some nodes have addresses from elsewhere.
+    In a third of the worlds no addresses share prefixes, and in a few, prefixes are random. Otherwise a site has one or
+    two prefixes, within a larger block of its network (everywhere, on its continent or in its city) or of its city,
+    within a block of a continent, of a network, or of neither. Some nodes have unrelated addresses.
     """
     count = nodes.site.shape[0]
     several = jnp.floor(draw.log_uniform(1, 40))
@@ -195,16 +192,16 @@ def make_prefix_groups(draw: Draws, nodes: Columns) -> jax.Array:
     return first_equal(groups).T
 
 
-# What time does to a pair.
+# Disturbances over time.
 
 
 def drift(who: jax.Array, age_s: jax.Array, shortest_step_s: jax.Array, salt: jax.Array) -> jax.Array:
-    """How far levels have drifted: the longer ago a measurement was made, the less it says.
+    """The drift of levels at an age: the older a measurement, the less it is worth.
 
     Between pings of one pair of the MENOG study that lie one, five, or forty measurements apart, the median difference
     is 1.0, 1.9, or 3.8 %: it grows like a power of the time between them, about 0.4. So a level is a sum of octaves,
     step functions each twice as slow and 2^0.4 times as high as the one before; the first has a mean height of 1. The
-    height of a step is a hash of who drifts, octave and number of the step, so any moment can be computed alone.
+    height of a step is a hash of (`who`, octave, number of the step), so the level at any age can be computed alone.
     """
     total = jnp.zeros(age_s.shape)
     of_node = hash32(who.astype(jnp.uint32) * jnp.uint32(OCTAVES) ^ salt)
@@ -218,7 +215,7 @@ def drift(who: jax.Array, age_s: jax.Array, shortest_step_s: jax.Array, salt: ja
 
 
 def make_disturbances(draw: Draws, nodes: int, pairs: int, *, noisy: jax.Array, interval_s: jax.Array) -> Columns:
-    """Columns of nodes, columns of pairs, and numbers of the world. Ratios are in ln RTT.
+    """The parameters of all disturbances: of nodes, of pairs, and of the world. Ratios are differences in ln RTT.
 
     Of the pairs of the MENOG study the median spread within a pair is 2.4 % (5 % of pairs: 0.4 %, 95 %: 12 %), the
     median share of pings that take half as long again is 0.7 % (95 %: 11 %), and 36 % of pairs never failed while 1 %
@@ -276,8 +273,8 @@ def make_disturbances(draw: Draws, nodes: int, pairs: int, *, noisy: jax.Array, 
 
 
 def _dead(draw: Draws, nodes: int) -> jax.Array:
-    """Loss of nodes that hardly ever answer, or never: in a quarter of the worlds, and more often of the first nodes,
-    which the questions are about."""
+    """Packet loss of nodes that answer hardly ever, or never. They are in a quarter of the worlds, and more often among
+    the first nodes, which questions are about."""
     share = draw.log_uniform(0.005, 0.2)
     is_dead = draw.chance(0.25) & draw.chance(
         jnp.where(jnp.arange(nodes) < 9, jnp.maximum(share, 0.15), share), (nodes,)
@@ -286,7 +283,7 @@ def _dead(draw: Draws, nodes: int) -> jax.Array:
 
 
 def disturbed(draw: Draws, d: Columns, undisturbed_ms: jax.Array, m: Columns) -> tuple[jax.Array, jax.Array]:
-    """RTT in ms and whether it failed, of measurements of `pair` (whose nodes are `one` and `other`)."""
+    """RTT in ms, and whether the probe failed, of the measurements `m` of pairs (whose nodes are `one` and `other`)."""
     one, other, pair, age_s, shape = m.one, m.other, m.pair, m.age_s, m.pair.shape
     before = age_s > d.pair_change_s[:, pair]
     route = jnp.sum(jnp.where(before, d.pair_before[:, pair], 0.0), axis=0)

@@ -1,4 +1,4 @@
-"""Random numbers of one simulated world: each is a hash of the world's key, the number of its draw, and its index.
+"""Random numbers of one simulated world, each a hash of (key of the world, number of the draw, index); named arrays.
 
 Words come from a 32-bit hash (`core.randomness`) instead of JAX's Threefry: a world makes some 120 different draws, and
 compiling that many Threefry kernels takes 16 s on a CPU where the hash takes a quarter of it.
@@ -13,8 +13,6 @@ import jax.numpy as jnp
 
 from ping_llm.core.randomness import hash32, hash_with, unit_interval
 
-# mypy: disallow-untyped-calls=False
-
 Shape = tuple[int, ...]
 
 _POOL: Final = 4
@@ -22,7 +20,7 @@ _SCALAR_POOL: Final = 32
 
 
 class Columns(SimpleNamespace):
-    """Named arrays of one world, explained where they are made. JAX sees the arrays."""
+    """Named arrays of one world, as a JAX pytree. The functions that make them explain them."""
 
 
 jax.tree_util.register_pytree_node(
@@ -33,7 +31,7 @@ jax.tree_util.register_pytree_node(
 
 
 class Draws:
-    """Draws come from pools of several of one shape, each computed once: a third of the time to compile."""
+    """A source of random arrays. Several of one shape are computed together, which compiles in a third of the time."""
 
     def __init__(self, key: jax.Array) -> None:
         self._words = jax.random.key_data(key).astype(jnp.uint32)
@@ -88,3 +86,8 @@ class Draws:
 def symmetric(square: jax.Array) -> jax.Array:
     """The upper half of a matrix, mirrored."""
     return jnp.triu(square) + jnp.triu(square, 1).T
+
+
+def first_equal(numbers: jax.Array) -> jax.Array:
+    """For each number, the index of the first number in its row that equals it."""
+    return jnp.argmax(numbers[..., :, None] == numbers[..., None, :], axis=-1).astype(jnp.int32)

@@ -1,27 +1,27 @@
-"""Which measurements a question is answered from, and how they are laid out: for training and prediction.
+"""How the measurements of a context are chosen and laid out, in training and in prediction.
 
-A history that fits is looked at whole. Of a larger one, measurements are chosen for the pairs between some nodes and
-some others. In training, and for a single question, the first are one node:
+A history that fits becomes the context as a whole. From a larger one, measurements are chosen for the pairs between two
+sets of nodes, of which the first is a single node in training and for a single question:
 
-    source, queried   the first of these nodes, and the others
+    source, queried   the first set of nodes, and the second
     distance          of a node to the source (or to the nearest queried one): the least RTT measured between the two,
                       or what a common prefix of their addresses suggests; if there is neither, the shortest way over a
                       third node
     round             of a measurement, how many later ones its pair has
 
-1. Measurements of the queried pairs, latest first, up to a quarter of the room.
-2. Measurements that share one end with them, up to half of the room: first those whose other end is near both the
-   source and a queried node, nearest to either first; no way over a third node counts here.
+1. Measurements of the queried pairs, latest first, in up to a quarter of the slots.
+2. Measurements that share one end with them, in up to half of the slots: first those whose other end is near both the
+   source and a queried node, nearest to either first. Distances over a third node do not count here.
 3. All others, by how well they stand in for a queried pair: one end near the source, the other near a queried node.
-   The first of them are between nodes of the same prefixes, or between nodes that were measured with both.
-4. If there is still room, what was left over from 2, then from 1.
+   The best are between nodes of the same prefixes, or between nodes that were measured with both.
+4. If slots remain, the rest of 2, then the rest of 1.
 
-In 2 and 3 every later round counts as twice the distance, so many measurements of one pair do not displace the others.
-Answers of the questions play no part, nor does anything that was measured after them.
+In 2 and 3 the distance is doubled for each round, so many measurements of one pair do not displace the others. Neither
+the answers to the questions nor anything measured after them plays a part.
 
 `score_pairs`, `quotas` and `slot_columns` are the rule, on NumPy and on JAX arrays alike. `ContextIndex` applies it in
-NumPy to the pairs of a history of any size; `ranking` to every measurement of a small world, compiled. A test holds the
-two to the same choice.
+NumPy to the pairs of a history of any size; `worlds.rank_measurements` to every measurement of a small world, compiled.
+A test checks that both choose the same.
 """
 
 import zlib
@@ -39,7 +39,7 @@ from ping_llm.core.randomness import mix64
 from ping_llm.core.rtt import MIN_RTT_MS, Floats, Ints, Observations
 
 Array = Any
-"""Of NumPy or of JAX."""
+"""An array of NumPy or of JAX."""
 Arrays = dict[str, npt.NDArray[Any]]
 Singles = npt.NDArray[np.float32]
 Words = npt.NDArray[np.uint32]
@@ -47,38 +47,38 @@ Words = npt.NDArray[np.uint32]
 ANSWERED: Final = 0
 FAILED: Final = 1
 EMPTY: Final = 2
-"""Kinds of slots of a context."""
+"""Kinds of slots."""
 UNKNOWN_AGE: Final = -1.0
 
 OWN, SHARED, OTHERS, UNKNOWN = range(4)
-"""Classes of measurements: the first three steps of the rule, and what may not be used."""
+"""Classes of measurements: those of steps 1, 2 and 3 of the rule, and those that may not be used."""
 FAR_MS: Final = 1e4
-"""Distance of what was never measured. Longer RTTs count as this."""
+"""Distance between nodes that were never measured. Longer RTTs count as this."""
 HALF_MS: Final = 5.0
-"""Added to distances before they are doubled for each round, so that neighbours at 0.1 ms do not fill everything."""
+"""Added to distances before they are doubled for each round, so that neighbours at 0.1 ms do not fill all slots."""
 MAX_ROUNDS: Final = 20
 
 PREFIX_BITS: Final = {4: (24, 16, 8), 6: (48, 32, 16)}
-"""Levels of shared prefixes, by family, longest first: those of a site, of a network, of a registry's block."""
+"""Lengths of shared prefixes, by family: those of a site, of a network, of a registry's block."""
 LEVELS: Final = len(PREFIX_BITS[4])
 PREFIX_MS: Final = (2.0, 10.0, 50.0)
-"""How far apart nodes that share a prefix count as being, as long as nothing shorter was measured."""
+"""Distance of nodes that share a prefix of each length, unless less was measured."""
 
 
 class Target(NamedTuple):
-    """One side of the questions: the source, or the queried nodes. Columns of nodes."""
+    """One end of the questions, the source or the queried nodes, as columns over all nodes."""
 
     is_target: Array
     prefix_ms: Array
-    """Distance that a common prefix with the nearest target suggests."""
+    """Distance to the nearest target as suggested by a common prefix."""
 
 
 def score_pairs(one: Array, other: Array, rtt_ms: Array, source: Target, queried: Target) -> tuple[Array, ...]:
     """The class of each pair and its distances: (class, shared, stand-in, near).
 
-    `rtt_ms` is the least RTT known of a pair, `FAR_MS` where there is none. `shared` is a column of nodes: how far a
-    measurement between an end of the questions and this node counts as being. `stand-in` is a column of pairs for those
-    that share no end, and `near` are the columns of nodes it is made of, [2, nodes].
+    `rtt_ms` is the least RTT known of a pair, `FAR_MS` where there is none. Distances of pairs in class SHARED are in
+    `shared`, by their node that is no end of the questions; those of class OTHERS in `stand-in`, by pair. `near`
+    are the distances of nodes to the source and to the queried nodes, [2, nodes], of which `stand-in` is made.
     """
     xp = rtt_ms.__array_namespace__()
     direct_source, near_source = _near(one, other, rtt_ms, source)
@@ -94,15 +94,15 @@ def score_pairs(one: Array, other: Array, rtt_ms: Array, source: Target, queried
 
 
 def pair_distance(near: Array, one: Array, other: Array) -> Array:
-    """How far measurements between these nodes are from one between the source and a queried node."""
+    """Distance between a measurement of these two nodes and one between the source and a queried node."""
     return near.__array_namespace__().minimum(near[0, one] + near[1, other], near[0, other] + near[1, one])
 
 
 def quotas(count: Any, room: Any, xp: Any = np, *, is_shared: bool = False) -> list[Any]:
-    """How many are chosen, from how many there are of the three classes: own, shared, others, more shared, more own.
+    """The numbers to choose (own, shared, others, more shared, more own), from the `count` there is of each class.
 
-    A context that many pairs share has room for more of their own: with half of PlanetLab known, its median RE is .006
-    instead of .009.
+    A context that many pairs share gets more of their own measurements: with half of PlanetLab known, the median RE is
+    .006 instead of .009.
     """
     own = xp.minimum(count[OWN], room // 2 if is_shared else (room + 3) // 4)
     shared = xp.minimum(count[SHARED], (room - own) * 2 // 3 if is_shared else room // 2)
@@ -115,10 +115,10 @@ def quotas(count: Any, room: Any, xp: Any = np, *, is_shared: bool = False) -> l
 def slot_columns(
     length: Any, source: Array, destination: Array, failed: Array, log_rtt: Array, age_s: Array
 ) -> dict[str, Any]:
-    """Slots of which the first is empty, the next `length` hold measurements, and the others nothing again.
+    """Columns of slots: the first is empty, the next `length` hold measurements, and the rest is padding.
 
-    Attention has to go somewhere. Without an empty slot that counts it cannot tell a context in which everything
-    matches from one in which nothing does, and a history of a single pair would say nothing.
+    Attention weights sum to 1. Without an empty slot to attend to, a context in which every measurement matches the
+    query would look like one in which none does, and a history of a single pair would be of no use.
     """
     xp = log_rtt.__array_namespace__()
     counts = xp.arange(log_rtt.shape[0]) < length
@@ -136,7 +136,7 @@ def slot_columns(
 
 
 def _near(one: Array, other: Array, rtt_ms: Array, target: Target) -> tuple[Array, Array]:
-    """Of each node, the distance to the nearest target: directly, and over at most one third node."""
+    """For each node, the distance to the nearest target: direct, and over at most one third node."""
     xp, is_target = rtt_ms.__array_namespace__(), target.is_target
     start = xp.where(is_target, 0.0, FAR_MS).astype(np.float32)
     touching: Any = slice(None)
@@ -148,7 +148,7 @@ def _near(one: Array, other: Array, rtt_ms: Array, target: Target) -> tuple[Arra
 
 
 def _shortened(distance: Array, one: Array, other: Array, rtt_ms: Array) -> Array:
-    """Distances of nodes, after one more hop."""
+    """Distances of nodes if one more hop is allowed."""
     xp = distance.__array_namespace__()
     if xp is np:
         further = distance.copy()
@@ -161,16 +161,16 @@ def _shortened(distance: Array, one: Array, other: Array, rtt_ms: Array) -> Arra
 
 # Shared-prefix groups: nodes whose addresses share a prefix are often near each other.
 #
-# A node is known by words: one of its own, and one for each level of prefixes, which it has in common with the nodes of
-# its group. In simulated worlds, and where the device needs indices, groups are [nodes, levels]: the first node that
-# has the same prefix; a node itself, where no earlier one has it.
+# A node is represented by words: one of its own, and one for each length of prefix, which all nodes of a group share.
+# In simulated worlds, and where the device needs indices, groups are [nodes, levels]: the index of the first node with
+# the same prefix.
 
 
 def node_words(nodes: Sequence[str], is_known: npt.NDArray[np.bool_] | None = None) -> Words:
-    """[nodes, 1 + levels]: stable hashes of addresses and of their prefixes. What is not an address shares nothing.
+    """[nodes, 1 + levels]: stable hashes of addresses and of their prefixes. A name shares no prefix.
 
-    A prefix that most of the known nodes share (a laboratory's 10.0.0.0/8, say) distinguishes none of them and makes no
-    group. Nothing else of an address reaches the model.
+    A prefix that most of the known nodes share (such as 10.0.0.0/8 in a laboratory) does not distinguish them and makes
+    no group. These words are all that the model sees of an address.
     """
     families, packed = parse_addresses(nodes)
     is_address = families != UNPARSABLE
@@ -192,15 +192,15 @@ def node_words(nodes: Sequence[str], is_known: npt.NDArray[np.bool_] | None = No
 # The rule over the pairs of a history of any size.
 
 _TWICE: Final = 1 << 22
-"""What doubling a distance adds to its key."""
+"""Doubling a distance adds this to its key."""
 _WORST_KEY: Final = 1 << 31
 
 
 class ContextIndex:
-    """All known measurements, ordered by pair and time: what a question may see of a pair are its first ones.
+    """All known measurements, ordered by pair and time: those of a pair that are older than a question come first.
 
-    Most of the rule is about pairs, of which there are far fewer than measurements. Single measurements are looked at
-    only where they may be chosen.
+    Most of the rule is computed for pairs, of which there are far fewer than measurements, and only then for the
+    measurements that may be chosen.
     """
 
     def __init__(self, known: Observations, words: Words) -> None:
@@ -222,7 +222,7 @@ class ContextIndex:
         some = given[equal]  # in an order that is not that of the history: it decides between equals
         given[equal] = some[np.lexsort((known.rtt_ms[some], words[known.source[some], 0], time[some], pair[some]))]
         self.given = given
-        """Of each row here, which of the known measurements it is."""
+        """For each row of the index, its row in the known measurements."""
         self.time_s = time[self.given]
         self.source, self.destination = source[self.given], destination[self.given]
         self.rtt_ms = known.rtt_ms[self.given].astype(np.float64)
@@ -233,13 +233,13 @@ class ContextIndex:
         self.fastest = _least_so_far(np.fmin(self.rtt_ms, FAR_MS).astype(np.float32), self.pair)  # failed: far
         self._usable = np.zeros(len(self.starts), np.int64)
         self._counted = 0
-        """Of the rows in time order, how many are counted there."""
+        """The number of rows, in order of time, that are counted in `_usable`."""
 
     def __len__(self) -> int:
         return len(self.pair)
 
     def usable(self, time_s: float) -> Ints:
-        """Of each pair, how many measurements were made strictly before."""
+        """For each pair, the number of measurements strictly before a time."""
         if np.isnan(time_s):
             return self.counts
         before = int(np.searchsorted(self._times, time_s))
@@ -258,8 +258,8 @@ class ContextIndex:
         return self.time_s[self._in_time_order]
 
     def sample(self, time_s: float, room: int) -> Ints:
-        """Rows of the whole or of a part drawn for nobody: the latest of each pair, in an order that depends on the
-        nodes only, then those before them, as far as there is room."""
+        """At most `room` rows that are not chosen for particular pairs: the latest of each pair, in an order that
+        depends on the nodes only, then the ones before."""
         usable = self.usable(time_s)
         one, other = np.sort(self.words[self.nodes[np.stack([self.low, self.high])], 0].astype(np.uint64), axis=0)
         order = np.argsort(mix64(one << 32 | other), kind="stable")
@@ -274,10 +274,10 @@ class ContextIndex:
         return np.concatenate(chosen) if chosen else np.zeros(0, np.int64)
 
     def clusters(self, most: int, size: int) -> Ints:
-        """Of each measured node, the number of its cluster: at most so many, and of about so many nodes or more.
+        """The cluster of each measured node: at most `most` clusters, of about `size` nodes or more.
 
-        Nodes are halved again and again: the nearer ones to one of two far nodes, over chains of measurements, and the
-        nearer ones to the other. Nothing but the measurements decides.
+        Each part is divided between two nodes that are far apart, by which of them is nearer along chains of
+        measurements. Nothing but the measurements decides.
         """
         cluster = np.zeros(len(self.nodes), np.int64)
         rtt, word = self.fastest[self.starts + self.counts - 1], self.words[self.nodes, 0]
@@ -309,8 +309,8 @@ class ContextIndex:
         if_measured: int | None = None,
         is_shared: bool = False,
     ) -> Ints:
-        """Rows of the context of questions between some nodes and others, in either direction, best first: as many as
-        there is `room` for, or `if_measured` if any is of their own pairs."""
+        """At most `room` rows (`if_measured`, if any row is of a queried pair) for the context of questions between two
+        sets of nodes, in either direction, best first."""
         usable = self.usable(time_s)
         pairs = np.flatnonzero(usable)
         usable = usable[pairs]
@@ -329,8 +329,8 @@ class ContextIndex:
     def _distances(
         self, pairs: Ints, usable: Ints, sources: Ints, destinations: Ints
     ) -> tuple[list[Ints], tuple[Singles | None, ...]]:
-        """Rows of the pairs of each class, and how far their measurements count as being: from low to high, from high
-        to low."""
+        """The pairs of each class, as indices into `pairs`, and the distances of their measurements: [low to high, high
+        to low]."""
         low, high, rtt = self.low[pairs], self.high[pairs], self.fastest[self.starts[pairs] + usable - 1]
         ends = self._target(sources), self._target(destinations)
         class_, shared, stand_in, _ = score_pairs(low, high, rtt, *ends)
@@ -344,7 +344,7 @@ class ContextIndex:
         )
 
     def _target(self, targets: Ints) -> Target:
-        """Arrays of the measured nodes."""
+        """These nodes as a `Target`, whose columns are of the measured nodes."""
         targets = targets[targets >= 0]
         distance = np.full(len(self.nodes), FAR_MS, dtype=np.float32)
         for level in reversed(range(1, 1 + LEVELS)):
@@ -352,9 +352,9 @@ class ContextIndex:
         return Target(np.isin(self.nodes, targets), distance)
 
     def _best(self, pairs: Ints, usable: Ints, distance: Singles | None, count: int) -> Ints:
-        """Measurements of these pairs, best first: by distance, or, where that does not count, the latest ones.
+        """Measurements of these pairs, best first: by distance, or without distances the latest first.
 
-        Equal ones in an order that is not that of the history.
+        Ties are broken by their contents, so the order of the history does not matter.
         """
         if count == 0:
             return np.zeros(0, np.int64)
@@ -381,8 +381,7 @@ class ContextIndex:
         return rows[np.lexsort((self.rtt_ms[rows], time, destination, source, keys))][:count]
 
     def columns(self, rows: Ints, time_s: float, slots: int) -> Arrays:
-        """Slots that hold these rows; ends are numbers of nodes. Ages count from a moment, or (NaN) from the latest of
-        the rows."""
+        """Slots that hold these rows. Ends are node numbers; ages count from `time_s`, or (NaN) from the latest row."""
         rtt, failed = self.rtt_ms[rows], np.isnan(self.rtt_ms[rows])
         log_rtt = np.log(np.maximum(np.where(failed, 1.0, rtt), MIN_RTT_MS))
         times = self.time_s[rows]
@@ -398,12 +397,12 @@ class ContextIndex:
 
 
 def _keys(distance: Singles) -> Ints:
-    """Numbers that order distances as `selection` does: all but the last bit of the sum with `HALF_MS`."""
+    """Integers in the order of the distances: all but the last bit of their sum with `HALF_MS`, as in `worlds`."""
     return ((distance + np.float32(HALF_MS)).view(np.uint32) >> 1).astype(np.int64)
 
 
 def _least_so_far(values: Singles, group: Ints) -> Singles:
-    """The least of each value and those before it in its group; groups lie one after the other."""
-    falling = group.astype(np.int64) << 32  # bits of floats that are not negative are ordered as these
+    """The running minimum within each group of consecutive values."""
+    falling = group.astype(np.int64) << 32  # the bits of non-negative floats are ordered like the floats
     least = np.minimum.accumulate(values.view(np.uint32).astype(np.int64) - falling) + falling
     return least.astype(np.uint32).view(np.float32)

@@ -1,15 +1,15 @@
 """Batches of simulated worlds: a pure function of (settings, seed, step), of which any rows can be made alone.
 
-    world      a simulated Internet, part of whose pairs were measured
-    context    measurements of a world that a question may look at: chosen by the rule of prediction (`selection`) for
-               one source and a few destinations, the queried ones; or a random part of all, or all
-    question   a pair of the same world, at a moment after all of its measurements
+    world      a simulated Internet, some of whose pairs were measured
+    context    measurements of a world from which questions are answered: chosen by the rule of prediction (`selection`)
+               for one source and a few queried destinations, or else all measurements, or a random part of them
+    question   a pair of the same world, at a time after all of its measurements
 
-Everything is made on the device, by vectorised arithmetic on counted keys: no files, no host work, nothing to wait for.
-A world of the default settings takes some 250 k random numbers and one sort of 7 k keys.
+Everything is computed on the device from keys: no files, no work for the host, nothing to wait for. A world of the
+default settings takes some 250 k random numbers and one sort of 7 k keys.
 
-The queried pairs are among the questions, and so are others, those near the queried ones more often: the same context
-then teaches a hundred answers instead of one. Where nothing was chosen for anybody, questions are about any pair.
+Questions are about the queried pairs and about others, more often those near the queried ones: a context then teaches
+a hundred answers instead of one. If the context was not chosen for particular pairs, questions are about any pair.
 """
 
 from collections.abc import Callable
@@ -23,27 +23,39 @@ import jax.numpy as jnp
 from ping_llm.core.randomness import hash32
 from ping_llm.prior import internet
 from ping_llm.prior.prng import Columns, Draws
-from ping_llm.prior.ranking import rank_measurements, select
-from ping_llm.prior.selection import UNKNOWN_AGE, pair_distance, slot_columns
-
-# mypy: disallow-untyped-calls=False
+from ping_llm.prior.selection import (
+    FAR_MS,
+    HALF_MS,
+    LEVELS,
+    MAX_ROUNDS,
+    OTHERS,
+    OWN,
+    PREFIX_MS,
+    UNKNOWN,
+    UNKNOWN_AGE,
+    Target,
+    pair_distance,
+    quotas,
+    score_pairs,
+    slot_columns,
+)
 
 Batch = dict[str, jax.Array]
 
 QUESTION_REACH_MS: Final = 20.0
-"""Questions about farther pairs are drawn less often."""
+"""Distance from the queried pairs at which a pair is drawn for a question half as often."""
 _SEEN_WEIGHT: Final = 6.0
-"""Pairs that were measured before, where noise allows questions about them, are drawn so much more often."""
+"""Factor by which pairs that were measured before are drawn more often (in worlds that allow questions about them)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorldSettings:
-    """The prior, and how much of each world a batch shows."""
+    """The parameters of the prior, and the sizes of contexts and questions."""
 
     context: int = 1024
     """Slots of a context. One of them is empty, the others hold measurements."""
     questions: int = 256
-    """Questions about each world."""
+    """Questions per world."""
     fewest_nodes: int = 2
     most_nodes: int = 400
     """Sizes are log-uniform, tilted to the larger. Without very small worlds, training stays on a plateau for thousands
@@ -51,7 +63,7 @@ class WorldSettings:
     most_asked: int = 16
     """Queried destinations, for which a context is chosen: 1 to this many, log-uniform."""
     pairs_per_slot: int = 8
-    """Pairs drawn in a world for each slot of its context; what the context is then chosen from."""
+    """Pairs drawn in a world per slot of its context; the context is chosen from their measurements."""
     most_cities: int = 64
     most_networks: int = 24
     least_known: float = 0.005
@@ -72,17 +84,17 @@ class WorldSettings:
 
     @property
     def repeats(self) -> int:
-        """Further measurements of pairs that were measured already."""
+        """The number of further measurements of pairs that were measured already."""
         return self.context
 
 
 def worlds_of(s: WorldSettings, seed: jax.Array, step: jax.Array, row: jax.Array) -> Batch:
-    """The worlds of these numbers, [worlds] each: a world is made from its own three numbers alone."""
+    """One world for each (seed, step, row), [worlds] each: a function of these three numbers alone."""
     return batch_of(partial(_shown, s), seed, step, row)
 
 
 def batch_of(make: Callable[[jax.Array], Batch], seed: Any, step: Any, row: Any) -> Batch:
-    """What `make` makes from the keys of these numbers."""
+    """`make` applied to the random key of each (seed, step, row)."""
 
     def one(seed: jax.Array, step: jax.Array, row: jax.Array) -> Batch:
         return make(jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), step), row))
@@ -91,7 +103,7 @@ def batch_of(make: Callable[[jax.Array], Batch], seed: Any, step: Any, row: Any)
 
 
 def _shown(s: WorldSettings, key: jax.Array) -> Batch:
-    """What a batch shows of one world: its measurements and its questions."""
+    """The context and questions of one world."""
     w = _computed_once(make_world(s, jax.random.fold_in(key, 1)))
     draw = Draws(jax.random.fold_in(key, 2))
     one, other = w.one[w.pair], w.other[w.pair]
@@ -114,10 +126,11 @@ def _shown(s: WorldSettings, key: jax.Array) -> Batch:
 def make_context(
     s: WorldSettings, draw: Draws, m: Columns, groups: jax.Array, query_source: int | jax.Array, is_queried: jax.Array
 ) -> tuple[Batch, jax.Array, jax.Array]:
-    """A context, as large as there is room, or smaller; how near nodes are to its queries; and whether it was chosen
-    for them. What is not chosen for anybody is the latest of each pair in random order, then those before them.
+    """A context; the distances of nodes to the queried ones; and whether the context was chosen for the queries.
 
-    Columns of measurements are those that `rank_measurements` and `slot_columns` need.
+    Three of four contexts use all slots, the others fewer. A context that is not chosen holds the latest measurement of
+    each pair, in random order, then the ones before. `m` has the columns of measurements that `rank_measurements` and
+    `slot_columns` need.
     """
     class_, keys, near = rank_measurements(m, groups, query_source, is_queried)
     slots = s.context - 1
@@ -133,15 +146,60 @@ def make_context(
     return context, near, is_chosen
 
 
+def rank_measurements(
+    m: Columns, groups: jax.Array, query_source: int | jax.Array, is_queried: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Classes and sortable keys of measurements by the rule of `selection`, compiled; and the distances of nodes to the
+    source and to the queried nodes.
+
+    Columns of measurements are source, destination, rtt_ms, failed, round, known; `is_queried` is a mask of nodes.
+    """
+    rtt = jnp.where(m.known & ~m.failed, jnp.minimum(m.rtt_ms, FAR_MS), FAR_MS)
+    is_source = jnp.arange(is_queried.shape[0]) == query_source
+    targets = [Target(mask, prefix_distance(groups, mask)) for mask in (is_source, is_queried)]
+    class_, shared, stand_in, near = score_pairs(m.source, m.destination, rtt, *targets)
+    third = jnp.where((is_source | is_queried)[m.source], m.destination, m.source)
+    distance = jnp.where(class_ == OTHERS, stand_in, shared[third])
+    doubled = (distance + HALF_MS) * jnp.exp2(jnp.minimum(m.round, MAX_ROUNDS).astype(jnp.float32))
+    score = jnp.where(class_ == OWN, m.round.astype(jnp.float32), doubled)
+    class_ = jnp.where(m.known, class_, UNKNOWN)
+    bits = jax.lax.bitcast_convert_type(score, jnp.uint32)  # of positive numbers: ordered like them
+    return class_, (class_.astype(jnp.uint32) << 30) | (bits >> 1), near
+
+
+def select(class_: jax.Array, keys: jax.Array, slots: int, room: Any) -> tuple[jax.Array, jax.Array]:
+    """Indices of measurements for the slots, best first, and how many of them count: at most `room`."""
+    rows = jnp.arange(keys.shape[0], dtype=jnp.int32)
+    _, order = jax.lax.sort((keys, rows), num_keys=1, is_stable=True)
+    count = jnp.sum(class_[:, None] == jnp.arange(UNKNOWN), axis=0)
+    own, shared, *_ = parts = quotas(count, room, jnp)
+    lengths = jnp.stack(parts)
+    starts = jnp.stack([jnp.zeros_like(own), count[0], count[0] + count[1], count[0] + shared, own])
+    ends = jnp.cumsum(lengths)
+    slot = jnp.arange(slots)
+    part = jnp.minimum(jnp.sum(slot[:, None] >= ends, axis=1), len(parts) - 1)
+    at = starts[part] + slot - (ends - lengths)[part]
+    return order[jnp.minimum(at, len(rows) - 1)], ends[-1].astype(jnp.int32)
+
+
+def prefix_distance(groups: jax.Array, is_target: jax.Array) -> jax.Array:
+    """For each node, the distance suggested by the longest prefix it shares with a target."""
+    distance = jnp.full(is_target.shape, FAR_MS, jnp.float32)
+    for level in reversed(range(LEVELS)):
+        has_target = jnp.zeros(is_target.shape, bool).at[groups[:, level]].max(is_target)
+        distance = jnp.where(has_target[groups[:, level]], PREFIX_MS[level], distance)
+    return distance
+
+
 def words_of_groups(groups: jax.Array, key: jax.Array) -> jax.Array:
-    """Numbers that stand for nodes and their shared-prefix groups in the context of this key."""
+    """Numbers that stand for nodes and their prefix groups in the context with this random key."""
     own = jnp.arange(len(groups))[:, None]
     salt = hash32(jax.random.key_data(key).astype(jnp.uint32))
     return hash32(jnp.concatenate([own, groups], axis=1).astype(jnp.uint32) ^ salt[0]) ^ salt[1]
 
 
 def make_world(s: WorldSettings, key: jax.Array) -> Columns:
-    """One world: its pairs, the measurements that are known of it, and what a measurement right now would give."""
+    """One world: its pairs, its known measurements, and the results of measuring every pair now."""
     draw = Draws(key)
     log_size = jnp.log(jnp.array([s.fewest_nodes, s.most_nodes + 0.999]))
     count = jnp.exp(log_size[0] + (log_size[1] - log_size[0]) * draw.uniform() ** 0.4).astype(jnp.int32)
@@ -214,15 +272,15 @@ def make_world(s: WorldSettings, key: jax.Array) -> Columns:
 
 
 def _computed_once(made: Any) -> Any:
-    """Compute it once: otherwise the compiler draws columns of nodes again wherever they are looked up."""
+    """Keep the compiler from computing columns of nodes again wherever they are looked up."""
     return jax.lax.optimization_barrier(made)
 
 
 def _pairs(draw: Draws, s: WorldSettings, count: jax.Array, queried: jax.Array) -> tuple[jax.Array, ...]:
-    """All pairs of the source and of the queried nodes, source first, then pairs of the others as far as there is room.
+    """All pairs of the source and of the queried nodes, source first, then pairs of the others up to `s.pairs`.
 
-    No pair comes twice. Pairs of the others go around a circle of nodes by offsets in random order, which looks like a
-    random graph from any node, and costs one sort of a hundred offsets instead of one of all pairs.
+    No pair comes twice. The other nodes form a circle, and their pairs are those at random distances along it: from any
+    node this looks like a random graph, and needs a sort of a few hundred distances instead of one of all pairs.
     """
     k = jnp.arange(s.pairs)
     first = k < (1 + queried) * count
@@ -242,7 +300,7 @@ def _pairs(draw: Draws, s: WorldSettings, count: jax.Array, queried: jax.Array) 
 
 
 def _often_measured(draw: Draws, is_queried: jax.Array) -> jax.Array:
-    """Of nodes: how often they take part. In the MENOG study a probe has 1 to 65 destinations, half of them 1 to 9."""
+    """How often each node takes part. In the MENOG study a probe has 1 to 65 destinations, half of them 1 to 9."""
     shape = is_queried.shape
     often = jnp.exp(draw.uniform(0.0, 0.9) * draw.normal(shape))
     is_focus = is_queried | (jnp.arange(shape[0]) == 0)
@@ -251,8 +309,8 @@ def _often_measured(draw: Draws, is_queried: jax.Array) -> jax.Array:
 
 
 def _apart(s: WorldSettings, draw: Draws, nodes: Columns) -> Callable[[jax.Array, jax.Array], jax.Array]:
-    """Whether two nodes are in parts of the world between which nothing was measured: by continent, by network, or at
-    random."""
+    """A function: whether two nodes are in parts of the world between which nothing was measured. Parts are made of
+    continents, of networks, or at random."""
     parts = jnp.floor(draw.uniform(2, 4.999)).astype(jnp.int32)
     at_random = draw.below(1 << 16, nodes.site.shape)
     part = draw.one_of(nodes.continent, nodes.network, at_random) % parts
@@ -261,7 +319,7 @@ def _apart(s: WorldSettings, draw: Draws, nodes: Columns) -> Callable[[jax.Array
 
 
 def _with_errors(draw: Draws, rtt_ms: jax.Array) -> jax.Array:
-    """In a fifth of the worlds some values are grossly wrong: another unit, a clock that jumped, a digit too many."""
+    """Make some values grossly wrong in a fifth of the worlds: another unit, a clock that jumped, an extra digit."""
     is_wrong = draw.chance(draw.sometimes(0.2, draw.log_uniform(0.003, 0.15)), rtt_ms.shape)
     tenfold = jnp.where(draw.chance(0.5, rtt_ms.shape), 10.0, 0.1)
     factor = jnp.where(draw.chance(0.4), tenfold, draw.log_uniform(1 / 30, 30.0, rtt_ms.shape))
@@ -269,17 +327,17 @@ def _with_errors(draw: Draws, rtt_ms: jax.Array) -> jax.Array:
 
 
 def _late_share(share: jax.Array, late: jax.Array, nodes: jax.Array) -> jax.Array:
-    """Which share of the drawn pairs of the other nodes is known.
+    """The share of the drawn pairs of the other nodes that is known.
 
-    There is room for some of their pairs only: of a large world with little known we draw all that are known and few
-    of those that are not, so that nobody misses neighbours.
+    Only some of their pairs are drawn. In a large world with few known pairs, mostly known ones are, so that nodes have
+    as many measured neighbours as they would have if all pairs were drawn.
     """
     there_are = nodes * (nodes - 1) / 2
     return jnp.clip(share * there_are / jnp.maximum(jnp.sum(late), 1), share, jnp.maximum(share, 0.8))
 
 
 def _measurements(draw: Draws, s: WorldSettings, queried: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Pair and round of every measurement: first one of each pair, then repetitions of the first few or many pairs."""
+    """Pair and round of every measurement: one of each pair, then repetitions of the first pairs, few or many."""
     few = (queried + 1).astype(jnp.float32)
     many = jnp.maximum(float(min(s.pairs, s.repeats)), few)
     repeated_pairs = jnp.exp(jnp.log(few) + draw.uniform() * (jnp.log(many) - jnp.log(few))).astype(jnp.int32)
@@ -300,7 +358,7 @@ def _ages(draw: Draws, s: WorldSettings, interval: jax.Array, pair: jax.Array, r
 def _questions(
     s: WorldSettings, draw: Draws, w: Columns, near: jax.Array, is_chosen: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Pairs of the questions: all queried ones, others by weight and, if something was chosen, by how near they are."""
+    """Pairs of the questions: all queried ones, and others by weight and, for chosen contexts, by distance."""
     distance = pair_distance(near, w.one, w.other)
     often = w.weight * jnp.where(w.known[: s.pairs], _SEEN_WEIGHT, 1.0)
     weight = jnp.clip(often, 0.05, 20.0) / jnp.where(is_chosen, distance + QUESTION_REACH_MS, 1.0)

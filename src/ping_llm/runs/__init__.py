@@ -14,7 +14,7 @@ from ping_llm.storage.mirror import Mirror
 
 
 class RunFolder:
-    """The names in a run's folder. If it is kept in an object store (`remote`), `path` is a copy to work with."""
+    """The files in a run's folder. If the run is kept in an object store (`remote`), `path` is its local copy."""
 
     def __init__(self, path: Path, remote: Location | None = None) -> None:
         self.path, self.remote = path, remote
@@ -28,7 +28,7 @@ class RunFolder:
         self.tensorboard = path / "tensorboard"
         self.profile = path / "profile"
         self.lock = path.absolute().parent / f".{path.absolute().name}.lock"
-        """Beside the folder: a copy from the store replaces that as a whole."""
+        """Beside the folder, since a copy from the store replaces the folder as a whole."""
 
     @classmethod
     def of(cls, config: Config) -> "RunFolder":
@@ -40,12 +40,12 @@ class RunFolder:
 
     @property
     def has_checkpoints(self) -> bool:
-        """A run that never got so far may be begun again with any settings."""
+        """A run without checkpoints may begin again with any settings."""
         return any(self.checkpoints.glob("[0-9]*"))
 
     def forget_if_empty(self) -> None:
-        """A run that could not begin leaves no trace."""
-        with contextlib.suppress(OSError):  # they hold something, or were never made
+        """Remove what a run that could not begin has made."""
+        with contextlib.suppress(OSError):  # a folder holds something else, or was never made
             if not self.path.exists() or (
                 {*self.path.iterdir()} <= {self.checkpoints} and not any(self.checkpoints.glob("*"))
             ):
@@ -60,7 +60,7 @@ class RunFolder:
 
 
 def parse_json(text: str) -> Any:
-    """JSON of a stranger, perhaps: integers beyond 64 bits become floats, and what is nested too deeply is refused."""
+    """JSON that may be hostile: integers beyond 64 bits become floats, and too deep nesting is a `ValueError`."""
     try:
         return json.loads(text, parse_int=lambda digits: int(digits) if len(digits) < 19 else float(digits))
     except RecursionError:
@@ -68,7 +68,7 @@ def parse_json(text: str) -> Any:
 
 
 def read_lines(file: Path) -> tuple[list[dict[str, Any]], int]:
-    """The records of a file of JSON lines, and how many lines are none. The last may be cut off: a run was killed."""
+    """The records in a file of JSON lines, and the number of broken lines. A last line cut short is not one."""
     lines = file.read_text(encoding="utf-8", errors="replace").split("\n") if file.is_file() else []
     found: list[dict[str, Any]] = []
     broken = 0

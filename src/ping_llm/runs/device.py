@@ -1,6 +1,6 @@
-"""From the loader onto the accelerator: a thread keeps a few batches there ahead of the training step.
+"""Batches on the accelerator: a thread copies a few of them there ahead of the training step.
 
-Every host puts only its own part of the global batch on its own devices; together they are one global array.
+Every host copies its own part of the global batch to its own devices; together the parts are one global array.
 """
 
 from collections import deque
@@ -18,12 +18,12 @@ DeviceBatch = dict[str, jax.Array]
 
 @contextmanager
 def on_device(batches: Iterable[Batch], sharding: Any, *, ahead: int = 2) -> Iterator[Iterator[DeviceBatch]]:
-    """Global arrays of host-local batches, `ahead` of them ready and one in the making before they are asked for.
+    """Global arrays of host-local batches. `ahead` of them are kept ready, and one more is being made.
 
     >>> with Loader(spec, settings) as loader, on_device(loader, sharding) as batches:
     ...     for batch in batches: ...
 
-    An error of the loader is raised where the batch would have been. Leaving the `with` stops the thread.
+    An error of the loader is raised when its batch is due. Leaving the `with` stops the thread.
     """
     source = iter(batches)
 

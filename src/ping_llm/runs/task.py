@@ -1,11 +1,10 @@
-"""What a configuration trains: a model, and the sums that its loss is made of.
+"""What a configuration trains: a model, and the sums that make up its loss.
 
 `dataset_type=worlds` and `measured` train the completer, all others the language model.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from importlib.resources import files
 from typing import Any
 
@@ -15,13 +14,12 @@ from flax import nnx
 from jinja2 import Template
 
 from ping_llm.config import Config
-from ping_llm.config.keys import COMPLETER_DATA
 from ping_llm.core.errors import PingLlmError
 from ping_llm.data.completer import measurements_on_device, world_settings
 from ping_llm.models.completer.model import SetTransformer
 from ping_llm.models.completer.model import loss_sums as completer_sums
-from ping_llm.models.layers import LayerSettings
-from ping_llm.models.lm import Transformer
+from ping_llm.models.completer.network import CompleterSettings
+from ping_llm.models.lm import ModelSettings, Transformer
 from ping_llm.models.lm.float8 import choose_quantization
 from ping_llm.models.lm.transformer import Sums, loss_sums, rtt_weights
 from ping_llm.models.modules import choose_attention, is_hopper_or_newer
@@ -29,51 +27,65 @@ from ping_llm.prior.fine_tuning import measured_batch
 from ping_llm.prior.prng import Columns
 from ping_llm.prior.worlds import Batch, WorldSettings, worlds_of
 from ping_llm.runs.device import DeviceBatch
-from ping_llm.runs.trained import Trained, completer_settings
-from ping_llm.runs.weights import model_settings
+from ping_llm.runs.trained import Trained
+from ping_llm.runs.weights import make_model, settings_of
 
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    shape: str  # layers, heads and sizes, in words
-    cost: str  # of a token, in words
-    arithmetic: str
+    settings: (
+        ModelSettings | CompleterSettings
+    )  # of the model, with attention and quantization as this machine has them
     parameters: int
     flops_per_token: int  # of a training step; a token is a position of the model's input
-    make: Callable[[nnx.Rngs], nnx.Module]
+    cost: str  # the FLOPs in words
     sums: Callable[[Any, DeviceBatch, Any, int], Sums]
-    """Of the model, a batch, `data`, and the most segments that a sequence has: `objective` is what is minimised,
-    `cross_entropy` what is reported, `targets` what both are divided by, `real_tokens` what was not padding."""
+    """A function of the model, a batch, `data`, and the largest number of segments in a sequence. Its results: the
+    `objective` is minimised, `cross_entropy` is reported, `targets` is what both are divided by, and `real_tokens` is
+    the number of positions that are not padding."""
     data: Callable[[], Any] = lambda: None  # what every training step needs on the device beside its batch
-    needs_max_segments: bool = False  # whether the attention is compiled for a number of segments
+
+    @property
+    def shape(self) -> str:
+        """Layers, heads and sizes, for people."""
+        s = self.settings
+        kind = "completer, " if isinstance(s, CompleterSettings) else ""
+        return f"{kind}{s.layers} layers of {s.width}, {s.heads} heads of {s.head_dim}, MLP {s.mlp_width}"
+
+    @property
+    def arithmetic(self) -> str:
+        s = self.settings
+        fp8 = ", FP8 matmuls" if isinstance(s, ModelSettings) and s.quantization == "fp8" else ""
+        return f"{s.dtype} on {s.weight_dtype} weights{fp8}, attention {s.attention}"
+
+    @property
+    def needs_max_segments(self) -> bool:
+        """Whether attention is compiled for a number of segments."""
+        return isinstance(self.settings, ModelSettings) and self.settings.attention == "cudnn"
+
+    def make(self, rngs: nnx.Rngs) -> Transformer | SetTransformer:
+        return make_model(self.settings, rngs)
 
 
 def task_of(config: Config) -> Task:
-    return _completer(config) if config.dataset_type in COMPLETER_DATA else _language_model(config)
+    s = settings_of(config)
+    s = replace(s, attention=choose_attention(s.attention, s.dtype))
+    return _completer(config, s) if isinstance(s, CompleterSettings) else _language_model(config, s)
 
 
 def size_of(config: Config) -> tuple[int, int]:
     """Parameters, and FLOPs of a training step per token (a position of the model's input). Uses no device."""
-    if config.dataset_type not in COMPLETER_DATA:
-        s = model_settings(config)
+    s = settings_of(config)
+    if isinstance(s, ModelSettings):
         return s.parameters, s.flops_per_token(config.max_target_length)
-    completer, worlds = completer_settings(config), world_settings(config)
-    flops = completer.flops_per_context(worlds.context, worlds.questions)
-    return completer.parameters, flops // (worlds.context + worlds.questions)
+    worlds = world_settings(config)
+    positions = worlds.context + worlds.questions
+    return s.parameters, s.flops_per_context(worlds.context, worlds.questions) // positions
 
 
-def _shape(s: LayerSettings) -> str:
-    return f"{s.layers} layers of {s.width}, {s.heads} heads of {s.head_dim}, MLP {s.mlp_width}"
-
-
-def _language_model(config: Config) -> Task:
-    s = model_settings(config)
-    s = replace(
-        s,
-        attention=choose_attention(s.attention, s.dtype),
-        quantization=choose_quantization(s.quantization, s.dtype, has_fp8=is_hopper_or_newer()),
-    )
-    fp8 = ", FP8 matmuls" if s.quantization == "fp8" else ""
+def _language_model(config: Config, s: ModelSettings) -> Task:
+    s = replace(s, quantization=choose_quantization(s.quantization, s.dtype, has_fp8=is_hopper_or_newer()))
+    parameters, flops = size_of(config)
 
     def sums(model: Transformer, batch: DeviceBatch, data: None, max_segments: int) -> Sums:
         logits = model(batch["inputs"], batch["inputs_position"], batch["inputs_segmentation"], max_segments)
@@ -82,24 +94,13 @@ def _language_model(config: Config) -> Task:
         values = loss_sums(logits, batch["targets"], segments, config.z_loss_multiplier, weights)
         return {**values, "real_tokens": jnp.sum(batch["inputs_segmentation"] > 0, dtype=jnp.int32)}
 
-    parameters, flops = size_of(config)
-    return Task(
-        shape=_shape(s),
-        cost=f"{flops / 1e9:,.3f} GFLOP per token",
-        arithmetic=f"{s.dtype} on {s.weight_dtype} weights{fp8}, attention {s.attention}",
-        parameters=parameters,
-        flops_per_token=flops,
-        make=partial(Transformer, s),
-        sums=sums,
-        needs_max_segments=s.attention == "cudnn",
-    )
+    cost = f"{flops / 1e9:,.3f} GFLOP per token"
+    return Task(settings=s, parameters=parameters, flops_per_token=flops, cost=cost, sums=sums)
 
 
-def _completer(config: Config) -> Task:
+def _completer(config: Config, s: CompleterSettings) -> Task:
     if config.quantization == "fp8":
         raise PingLlmError("quantization=fp8 is for the language model: leave it out for a completer")
-    s = completer_settings(config)
-    s = replace(s, attention=choose_attention(s.attention, s.dtype))
     worlds = world_settings(config)
     parameters, flops = size_of(config)
 
@@ -109,19 +110,17 @@ def _completer(config: Config) -> Task:
         return {**values, "real_tokens": jnp.sum(shown["context_length"], dtype=jnp.int32) + values["targets"]}
 
     return Task(
-        shape=f"completer, {_shape(s)}",
-        cost=f"{worlds.context} measurements and {worlds.questions} questions per world, {flops / 1e9:,.3f} GFLOP each",
-        arithmetic=f"{s.dtype} on {s.weight_dtype} weights, attention {s.attention}",
+        settings=s,
         parameters=parameters,
         flops_per_token=flops,
-        make=partial(SetTransformer, s),
+        cost=f"{worlds.context} measurements and {worlds.questions} questions per world, {flops / 1e9:,.3f} GFLOP each",
         sums=sums,
         data=lambda: measurements_on_device(config) if config.dataset_type == "measured" else None,
     )
 
 
 def _contexts(worlds: WorldSettings, data: Columns | None, share: float, batch: DeviceBatch) -> Batch:
-    """Of simulated worlds; of real measurements too, where there are any: the first rows of the batch are theirs."""
+    """Contexts and questions from simulated worlds; with `data`, the first rows are from real measurements instead."""
     numbers = batch["seed"], batch["step"], batch["row"]
     if data is None:
         return worlds_of(worlds, *numbers)
@@ -137,7 +136,7 @@ def _contexts(worlds: WorldSettings, data: Columns | None, share: float, batch: 
 
 
 def model_card(trained: Trained) -> str:
-    """What the model is, how it was made, how to use it: in Markdown."""
+    """The model card in Markdown: what the model is, how it was trained, how to use it."""
     text = files("ping_llm.runs").joinpath("model_card.md").read_text(encoding="utf-8")
     template = Template(text, keep_trailing_newline=True, trim_blocks=True)
     known = {"config": trained.config, "steps": trained.steps, "is_completer": trained.is_completer}

@@ -1,6 +1,6 @@
-"""Trained models: the newest checkpoint of a run, or a folder of plain files that can be given to anybody.
+"""Trained models: the newest checkpoint of a run, or an exported folder of plain files:
 
-config.yml                           what the model is made of, and how it was trained
+config.yml                           the model's shape, and how it was trained
 model-00001-of-00003.safetensors …   the weights, most often in bfloat16, in files of at most 12 MB
 model.safetensors.index.json         which array is in which file (Hugging Face's layout), and checksums
 README.md                            the model card
@@ -32,13 +32,13 @@ INDEX: Final = "model.safetensors.index.json"
 Arrays = dict[str, npt.NDArray[np.float32]]
 
 _MAX_LAYERS: Final = 4096
-"""More than any model has; a hostile configuration must not keep us busy."""
+"""More than any model has. A hostile configuration must not make us build a million layers."""
 _DTYPES: Final = {"F16": np.float16, "F32": np.float32, "F64": np.float64}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trained:
-    """A model that was trained, whichever it is."""
+    """A trained model, language model or completer."""
 
     config: Config
     weights: Arrays = field(repr=False)
@@ -52,7 +52,7 @@ class Trained:
 
 
 def load_trained(where: Path | str | None = None) -> Trained:
-    """A run, a folder that `save_trained` wrote, or (None or "completer") the completer that comes with the package."""
+    """Load a run, an exported folder, or (None or "completer") the completer that comes with the package."""
     if where is None or (str(where) == "completer" and not Path(where).exists()):
         where = SHIPPED
     folder = fetch(locate(where)) if locate(where).is_remote else Path(where)
@@ -81,7 +81,7 @@ def load_trained(where: Path | str | None = None) -> Trained:
 
 
 def _read_arrays(file: Path) -> Arrays:
-    """In 32 bits: NumPy has no bfloat16, whose bits are the upper half of those."""
+    """Arrays as float32. NumPy has no bfloat16, but its bits are the upper half of a float32's."""
     found = {}
     for name, array in safetensors.deserialize(file.read_bytes()):
         kind, shape, data = array["dtype"], array["shape"], array["data"]
@@ -96,13 +96,13 @@ def _read_arrays(file: Path) -> Arrays:
 
 
 def check_shapes(config: Config, found: Arrays, where: Path | str) -> None:
-    """That these are the weights of the configured model."""
+    """Raise an error unless these are the weights of the configured model."""
     if different := different_shapes({name: array.shape for name, array in found.items()}, weight_shapes(config)):
         raise PingLlmError(f"{where}: the weights do not fit the configuration beside them ({different[0]})")
 
 
 def weight_shapes(config: Config) -> dict[str, tuple[int, ...]]:
-    """Of all arrays of the configured model."""
+    """Shapes of all arrays of the configured model, by name."""
     if config.base_num_decoder_layers > _MAX_LAYERS:
         raise PingLlmError(f"base_num_decoder_layers={config.base_num_decoder_layers}: at most {_MAX_LAYERS}")
     if config.dataset_type in COMPLETER_DATA:
@@ -119,7 +119,7 @@ def different_shapes(have: dict[str, tuple[int, ...]], want: dict[str, tuple[int
 
 
 def _read_index(file: Path) -> tuple[int, dict[str, str]]:
-    """Steps done, and the checksums of the files of weights and of the configuration."""
+    """The number of training steps, and the checksums of the files of weights and of the configuration."""
     with explained(f"{file} is not the index of a model"):
         metadata = json.loads(file.read_text())["metadata"]
         steps, files = metadata["steps"], metadata["sha256"]

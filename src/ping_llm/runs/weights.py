@@ -1,4 +1,4 @@
-"""Weights of models that train: checkpoints of a run, the files that `export` writes, and what a run begins with."""
+"""Weights on JAX: those in the checkpoints of a run, in the files that `export` writes, and at the start of a run."""
 
 import json
 import logging
@@ -48,7 +48,7 @@ def newest_checkpoint(folder: Path, config: Config) -> tuple[int, Arrays]:
             items = manager.restore(step, args=ocp.args.Composite(**tree, run=ocp.args.JsonRestore()))
             record = unsealed(items["run"])
             stored, count = record["digests"], len(jax.tree.leaves(like))
-            if _settings(Config(**yaml.safe_load(record["config"]))) != _settings(config):
+            if settings_of(Config(**yaml.safe_load(record["config"]))) != settings_of(config):
                 raise ValueError("config.yml describes another model than the one that was saved")
             if (stored[:count] if name == "weights" else stored[-count:]) != digests(items[name]):
                 raise ValueError("its arrays are not those that were saved")
@@ -57,8 +57,8 @@ def newest_checkpoint(folder: Path, config: Config) -> tuple[int, Arrays]:
 
 @cache
 def quieten_orbax() -> None:
-    """It logs a line for every checkpoint it looks at, and tracebacks of its threads and of what they were waiting for
-    when reading or writing failed. That it failed is raised as well, and what matters is said by us."""
+    """Silence Orbax. It logs a line per checkpoint, and when reading or writing fails, tracebacks from its threads; the
+    failure is raised as well, and becomes one line of ours."""
     for name in ("orbax", "absl"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
     logging.getLogger("asyncio").addFilter(lambda record: "orbax" not in record.getMessage())
@@ -73,7 +73,7 @@ def quieten_orbax() -> None:
 
 
 def digests(tree: Any) -> list[int]:
-    """One number per array that changes with every bit and its index, and not with the sharding."""
+    """A checksum of each array that depends on every bit and its position, but not on how the array is sharded."""
     return [int(number) for number in np.asarray(_digests(tree))]
 
 
@@ -91,7 +91,7 @@ def _digests(tree: Any) -> jax.Array:
 def save_trained(
     trained: Trained, folder: Path, card: str, *, overwrite: bool = False, dtype: str = "bfloat16"
 ) -> None:
-    """Write the files named above: whole or not at all."""
+    """Write the folder that `trained.py` describes: whole or not at all."""
     check_replaceable(folder, overwrite=overwrite)
     parts = _parts({name: jnp.asarray(array, dtype) for name, array in trained.weights.items()})
     index: dict[str, Any] = {"metadata": {"steps": trained.steps, "sha256": {}}, "weight_map": {}}
@@ -110,7 +110,7 @@ def save_trained(
 
 
 def check_replaceable(folder: Path, *, overwrite: bool, marker: str = INDEX) -> None:
-    """A model (a folder that holds `marker`) may be replaced if that is wanted, nothing else."""
+    """Refuse to replace anything but a model (a folder that holds `marker`), and that without `overwrite`."""
     if folder.exists() and not overwrite:
         raise PingLlmError(f"{folder} exists already; --overwrite replaces it")
     if folder.exists() and any(folder.iterdir()) and not (folder / marker).exists():
@@ -118,7 +118,7 @@ def check_replaceable(folder: Path, *, overwrite: bool, marker: str = INDEX) -> 
 
 
 def begin_with(trained: Trained, weights: Any) -> Any:
-    """The trained weights, laid out as the given ones, which a run would otherwise have begun with."""
+    """The trained weights, laid out over devices like `weights`, the initial ones that they replace."""
     have, want = trained.weights, by_name(weights)
     shapes = [{name: array.shape for name, array in of.items()} for of in (have, want)]
     if different := different_shapes(*shapes):
@@ -131,23 +131,27 @@ def begin_with(trained: Trained, weights: Any) -> Any:
 
 
 def state_of(trained: Trained) -> Any:
-    """The state of the module that `task_of(config).make` makes."""
+    """The trained weights as the state of a Flax module."""
     return with_arrays(abstract_weights(trained.config), trained.weights)
 
 
 def abstract_weights(config: Config) -> Any:
     """The weights of the configured model, without their values."""
-
-    def make() -> nnx.Module:
-        s = _settings(config)
-        return SetTransformer(s, nnx.Rngs(0)) if isinstance(s, CompleterSettings) else Transformer(s, nnx.Rngs(0))
-
     with explained("the configured model cannot be made", OverflowError, TypeError, ValueError):  # too large a size
-        return nnx.split(nnx.eval_shape(make))[1]
+        return nnx.split(nnx.eval_shape(lambda: make_model(settings_of(config), nnx.Rngs(0))))[1]
+
+
+def make_model(s: ModelSettings | CompleterSettings, rngs: nnx.Rngs) -> Transformer | SetTransformer:
+    """The model with its initial weights."""
+    return SetTransformer(s, rngs) if isinstance(s, CompleterSettings) else Transformer(s, rngs)
+
+
+def settings_of(config: Config) -> ModelSettings | CompleterSettings:
+    return completer_settings(config) if config.dataset_type in COMPLETER_DATA else model_settings(config)
 
 
 def model_settings(config: Config) -> ModelSettings:
-    """Of the language model."""
+    """The settings of the language model."""
     return ModelSettings(
         **layer_settings(config),
         vocabulary=vocabulary(config),
@@ -160,12 +164,8 @@ def model_settings(config: Config) -> ModelSettings:
     )
 
 
-def _settings(config: Config) -> ModelSettings | CompleterSettings:
-    return completer_settings(config) if config.dataset_type in COMPLETER_DATA else model_settings(config)
-
-
 def vocabulary(config: Config) -> int:
-    """Tokens that the language model knows: as configured, or those of the data."""
+    """Size of the language model's vocabulary: as configured, or that of the data."""
     if config.dataset_type in TEXT_DATASET_TYPES:
         from ping_llm.data.tokenizer import tokenizer_of
 
@@ -176,7 +176,7 @@ def vocabulary(config: Config) -> int:
 
 
 def _parts(arrays: dict[str, jax.Array]) -> list[dict[str, jax.Array]]:
-    """As few files as there must be, none above the limit unless a single array is."""
+    """Arrays divided into files, none larger than the limit unless a single array is."""
     parts: list[dict[str, jax.Array]] = [{}]
     for name, array in arrays.items():
         if parts[-1] and sum(a.nbytes for a in parts[-1].values()) + array.nbytes > _FILE_BYTES:

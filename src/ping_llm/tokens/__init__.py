@@ -20,11 +20,11 @@ import numpy as np
 import numpy.typing as npt
 
 TOKEN_VERSION: Final = 1
-"""Raised whenever equal measurements would become other tokens. Part of what a data state is checked against."""
+"""To be increased when equal measurements become other tokens. A data state is checked against it."""
 
 
 class Role(IntEnum):
-    """Tokens that say what follows."""
+    """Tokens that name the field whose bytes follow."""
 
     MEASUREMENT_START = 0
     SRC_IPV4 = 1
@@ -55,7 +55,7 @@ BYTES_AFTER: Final = {role: size for roles in ROLES_OF.values() for role, size i
 
 
 class TimeKind(IntEnum):
-    """How a measurement says when it was."""
+    """The form of a measurement's time."""
 
     NONE = 0
     ABSOLUTE = 1
@@ -70,7 +70,7 @@ FIELDS: Final = tuple(ROLES_OF)
 FIELD_ORDERS: Final = tuple(permutations(FIELDS))
 """All 24 orders. A measurement without a time has each order of its three fields in four of them."""
 RESULT_LAST: Final = FIELD_ORDERS.index(("time", "source", "destination", "result"))
-"""The order in which a result is asked for."""
+"""The order in which a result is predicted."""
 
 _TIME_TOKENS: Final = np.array([0, *(1 + size for size in ROLES_OF["time"].values())])
 

@@ -1,7 +1,7 @@
-"""Tokens back to measurements, whatever the tokens are.
+"""From tokens back to measurements, for any sequence of tokens.
 
-A model may write anything, and a context may be cut anywhere, so decoding never fails: it gives back every measurement
-up to the first fault and says where the fault is, what was found there and what could have stood there instead.
+A model may generate anything, and a context may be cut anywhere, so decoding never raises an error: it returns every
+measurement before the first fault, and describes the fault: where it is, what was found, and what was expected.
 """
 
 import operator
@@ -37,7 +37,7 @@ class Fault(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """The first token of a sequence that cannot stand where it stands."""
+    """The first token of a sequence that is not allowed at its position."""
 
     fault: Fault
     position: int
@@ -50,7 +50,7 @@ class Problem:
 
 @dataclass(frozen=True, kw_only=True)
 class DecodedMeasurement:
-    """One measurement as its tokens say it."""
+    """One measurement as decoded from its tokens."""
 
     start: int
     length: int
@@ -63,12 +63,12 @@ class DecodedMeasurement:
     rtt_ms: float | None
     """None if the probe failed."""
     rtt_code: int | None
-    """A model may write a code that is not normalised; it has a value all the same."""
+    """As written: a model may generate a code that the encoder never writes, and that has a value all the same."""
     time_kind: TimeKind
     time_value: int | None
-    """What the time field holds: Unix seconds, or seconds since the previous timed measurement."""
+    """The value of the time field: Unix seconds, or seconds since the previous timed measurement."""
     time_s: int | None
-    """Unix seconds, if the context says them: an absolute time, or deltas that follow one without a break."""
+    """Unix seconds, if known: from an absolute time, or from deltas since one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -235,7 +235,7 @@ def _in_words(measurement: DecodedMeasurement, field: str) -> str:
 
 
 def _calendar(time_s: int | None) -> datetime | None:
-    """The time as a date, if it is known and the calendar has it: eight bytes can say years that it has not."""
+    """The time as a date, if it is known and within the calendar's range: eight bytes can hold times far beyond."""
     try:
         return None if time_s is None else datetime(1970, 1, 1, tzinfo=UTC) + timedelta(seconds=time_s)
     except OverflowError:

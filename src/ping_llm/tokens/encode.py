@@ -1,9 +1,10 @@
-"""Measurements to tokens: the one encoder, compiled. `benchmarks/plain_encoder.py` spells out what it writes.
+"""The encoder of measurements as tokens, compiled. `bench/plain_encoder.py` is its specification in plain Python.
 
 Where each field of a measurement begins depends on its *form*: family, failed or not, kind of time, order of fields.
 There are 384 forms, and a table holds the offsets for each, so that no branch depends on the random field order.
 
-Importing this loads (or compiles) the kernel: modules that are also used without encoding import it where they call it.
+Importing this module loads (or compiles) the kernel: modules that are also used without encoding import it where they
+call it.
 """
 
 from itertools import product
@@ -23,7 +24,7 @@ _INDEX: Final = (1 << 40) - 1
 
 
 def _offsets_of_form(family: int, failed: bool, time_kind: TimeKind, order: tuple[str, ...]) -> list[int]:
-    """Where source, destination, result and time begin, and the length of the whole."""
+    """Offsets of source, destination, result and time in a measurement, and its length."""
     sizes = dict(zip(FIELDS, field_sizes(family, failed, time_kind), strict=True))
     ends = np.cumsum([1, *(sizes[name] for name in order)])
     return [int(ends[order.index(name)]) for name in FIELDS] + [int(ends[-1])]
@@ -81,7 +82,7 @@ def write_measurement(
 
     The addresses are rows `s` and `d` of two tables: a view of each would cost as much as writing it.
     """
-    at &= _INDEX  # says that it is not negative: otherwise every store would check whether to count from the end
+    at &= _INDEX  # tells the compiler that it is not negative; each store would check that for negative indexing
     failed = np.isnan(rtt_ms)
     form = ((np.int64(is_v6) * 2 + np.int64(failed)) * _TIMES + kind) * _ORDERS + order
     tokens[at] = Role.MEASUREMENT_START
@@ -133,7 +134,7 @@ def encode(
     time_value: npt.ArrayLike,
     order: npt.ArrayLike,
 ) -> tuple[npt.NDArray[np.uint16], npt.NDArray[np.int64]]:
-    """All tokens of measurements, one after the other, and how many each took.
+    """The tokens of measurements, one after the other, and the number of tokens of each.
 
     Addresses are (measurements, 16) bytes, IPv4 in the first four; `rtt_ms` is NaN where no answer came; `time_value`
     is Unix seconds, or the seconds since the previous timed measurement, as `time_kind` says; `order` is an index into
@@ -159,7 +160,7 @@ def encode_history(
     starts: npt.ArrayLike = (0,),
     order: npt.ArrayLike,
 ) -> tuple[npt.NDArray[np.uint16], npt.NDArray[np.int64]]:
-    """Consecutive measurements of one source as tokens, with all their times or (`time_s` is None) with none.
+    """Consecutive measurements of one source as tokens, all with their times or (`time_s` is None) all without.
 
     `destinations` are (measurements, 4 or 16) bytes, `starts` the indices at which a new context begins: there the time
     is absolute, elsewhere it is the delta since the measurement before.

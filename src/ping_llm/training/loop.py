@@ -1,4 +1,4 @@
-"""A training run from its beginning, or from its last checkpoint, to its end."""
+"""A training run, from its beginning or its last checkpoint to its end."""
 
 import contextlib
 import json
@@ -42,15 +42,15 @@ from ping_llm.training.step import StepValues, learning_rates, make_eval_step, m
 AtEnd = Callable[[RunFolder, Any], None]
 
 _STEPS_IN_FLIGHT: Final = 2
+"""The numbers of a step are read when this many later steps wait on the device, so that it is never idle."""
 _RISING: Final = 1.01
-"""An evaluation loss this much above the lowest is said to be rising."""
-"""A step's numbers are read when so many later ones were handed to the device: it always has something to do."""
+"""An evaluation loss above the lowest one by this factor is reported as rising."""
 
 
 def train(config: Config, *, at_end: AtEnd | None = None) -> dict[str, Any]:
-    """Run until `steps` steps are done, or until asked to stop. Returns what `summary.json` holds.
+    """Train until `steps` steps are done or a signal stops the run. Returns the contents of `summary.json`.
 
-    `at_end` is called with the folder and the loader when the run ends, however that is: it writes the report.
+    `at_end` writes the report: it is called with the folder and the loader when the run ends, also by an error.
     """
     start_processes(config)
     if not config.run_name:
@@ -112,9 +112,9 @@ class _Run:
         self.loss: float | None = None
         self.eval_loss: float | None = None
         self.evaluated_at: int | None = None
-        self.lowest_eval_loss = math.inf, 0  # and the step after which it was that low
+        self.lowest_eval_loss = math.inf, 0  # and the step at which it was measured
         self.stopped_by: int | None = None
-        if self.is_main:  # not before: what could not begin leaves a run as it was
+        if self.is_main:  # only now: if a session fails before this, the run stays as it was
             self.folder.write(self.folder.config, config.to_yaml())
 
     def _check(self) -> None:
@@ -198,18 +198,18 @@ class _Run:
         self._drain(_STEPS_IN_FLIGHT)
 
     def _pause(self) -> None:
-        """What follows until the next step's results is not training."""
         self._drain(0)
         self.pace.pause()
 
     def _max_segments(self, loader: EvalLoader, step: int) -> int:
-        """Rounded up and never less than before: each number is compiled for itself. Plain attention needs none."""
+        """The number of segments to compile attention for. It is rounded up and never falls, because each new value is
+        compiled anew; plain attention needs none."""
         if self.task.needs_max_segments:
             self.max_segments = max(self.max_segments, rounded_up(loader.max_segments(step)))
         return self.max_segments
 
     def _drain(self, leave: int) -> None:
-        """Read the numbers of finished steps, but for the last few, which the device is still working on."""
+        """Read the numbers of all but the last `leave` steps, which the device is still working on."""
         while len(self.in_flight) > leave:
             step, values = self.in_flight.popleft()
             numbers = {name: np.asarray(value).item() for name, value in values.items()}
@@ -274,7 +274,7 @@ class _Run:
     def _save(self) -> None:
         if self.checkpoints is None:
             return
-        self._pause()  # nothing is saved that has gone wrong
+        self._pause()  # raises if the loss is not finite: such a state is not saved
         data = data_state(self.loader, self.data_state, self.step)
         fresh = self.eval_loss if self.evaluated_at == self.step else None
         self.checkpoints.save(self.step, self.state, data, self.config.to_yaml(), fresh)
@@ -318,7 +318,7 @@ class _Run:
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
         with contextlib.suppress(RuntimeError):  # no trace is running
             jax.profiler.stop_trace()
-        with contextlib.ExitStack() as closing:  # in the opposite order, each whatever becomes of the others
+        with contextlib.ExitStack() as closing:  # in the opposite order, and each even if another fails
             if self.mirror is not None:
                 closing.callback(self.mirror.wait)
             if self.checkpoints and (error is None or jax.process_count() == 1):  # it would wait for the others
@@ -331,6 +331,6 @@ class _Run:
 
 
 def rounded_up(count: int) -> int:
-    """1 to 8, 10, 12, 14, 16, 20, …: at most a quarter too many."""
+    """At least 4, then rounded up by at most a quarter: to 5, 6, 7, 8, 10, 12, 14, 16, 20, …"""
     step = max(1, 2 ** (max(count - 1, 1).bit_length() - 3))
     return max(4, -(-count // step) * step)

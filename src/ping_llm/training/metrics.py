@@ -1,8 +1,8 @@
-"""The numbers of a run: how fast it trains, and where its records are written.
+"""The metrics of a run: its speed, and the files that record it.
 
 `metrics.jsonl` has every step, TensorBoard and W&B one in `log_period`. `sessions.jsonl` has a line when the run begins
-or resumes, with its machine, and one when it ends, with the error if it ended in one. A run that is killed says nothing
-at its end.
+or resumes, which describes the machine, and one when it ends, with the error if there was one. A run that is killed
+writes no line at its end.
 """
 
 import json
@@ -29,14 +29,14 @@ _PEAK_TFLOPS: Final = {
     "H200": 989, "H100": 989, "GH200": 989, "B200": 2250, "A100": 312, "L40S": 362, "L4": 121,
     "TPU v4": 275, "TPU v5 lite": 197, "TPU v5e": 197, "TPU v5p": 459, "TPU v6 lite": 918,
 }  # fmt: skip
-"""Dense bfloat16 matmuls, by the makers' data sheets. The first name found in the device's kind counts."""
+"""Dense bfloat16 matmuls, by the makers' data sheets. The first name contained in the device's kind is the one."""
 
 _WINDOW: Final = 20
-"""Steps over which the rate of a record is taken."""
+"""Steps over which the speed in a record is averaged."""
 
 
 def peak_flops(config: Config) -> float | None:
-    """Of one device, per second; None if unknown."""
+    """Peak FLOPs per second of one device; None if unknown."""
     if config.peak_tflops:
         return config.peak_tflops * 1e12
     kind = jax.devices()[0].device_kind
@@ -52,7 +52,7 @@ class Pace:
     def __init__(self, flops_per_token: int, peak_flops: float | None) -> None:
         self._flops_per_token, self._peak = flops_per_token, peak_flops
         self._recent: deque[npt.NDArray[np.float64]] = deque(maxlen=_WINDOW)
-        """Of a step: seconds, of these waited, tokens."""
+        """Of each step: seconds, seconds waited for data, tokens."""
         self._total = np.zeros(3)
         self._last: float | None = None
         self._waited = 0.0
@@ -61,7 +61,7 @@ class Pace:
         self._waited += seconds
 
     def step(self, tokens: int) -> None:
-        """A step's results are here. The first one after a pause only starts the clock."""
+        """To be called when a step's results arrive. The first step after a pause only starts the clock."""
         now = time.perf_counter()
         if self._last is not None:
             self._recent.append(np.array([now - self._last, self._waited, tokens]))
@@ -69,7 +69,7 @@ class Pace:
         self._last, self._waited = now, 0.0
 
     def pause(self) -> None:
-        """What follows until the next step's results is not training."""
+        """The time until the next step's results is not training."""
         self._last = None
 
     def recent(self) -> dict[str, float | None]:
@@ -96,7 +96,7 @@ class Metrics:
     def __init__(
         self, config: Config, folder: RunFolder, first_step: int, arithmetic: str, peak_flops: float | None
     ) -> None:
-        # An evaluation's step is the number of steps done before it; a training record's, the one it belongs to.
+        # The step of an evaluation is the number of steps before it; that of a training record is the step itself.
         kept = [r for r in read_metrics(folder.metrics) if r["step"] < first_step + ("eval_loss" in r)]
         folder.write(folder.metrics, "".join(json.dumps(record) + "\n" for record in kept))
         self._file = folder.metrics.open("a", buffering=1)
@@ -126,7 +126,7 @@ class Metrics:
 
     def close(self) -> None:
         self._file.close()
-        error = sys.exception()  # what the run is ending in
+        error = sys.exception()  # the one that ends the run, if any
         self._log_session({"event": "end", "error": f"{type(error).__name__}: {error}"[:1000] if error else None})
         self._closing.close()
 

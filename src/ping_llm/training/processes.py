@@ -1,14 +1,14 @@
-"""The processes of a run, and what they tell each other beside the training: who they are, and when one fails or stops.
+"""A run of several processes: how they join, how all of them end when one fails, and how they stop together.
 
 They find each other by three variables (JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES, JAX_PROCESS_ID), or by those of a
 launcher that JAX knows: SLURM's srun, Open MPI's mpirun, Cloud TPU, Kubernetes. A process that fails would leave the
-others waiting for it, each in the middle of a step. So it says why in the key-value store that JAX's processes share,
-where the others look every second, and all end at once.
+others waiting for it in the middle of a step. So it writes the reason to the key-value store that JAX's processes
+share; the others look there every second, and all end at once.
 
-What Python cannot say, a parent does. JAX ends a process that has lost the others from inside its C++ library, by
-`abort()` and with a stack trace. So each process forks before it joins the others: the child trains; the parent passes
-on what the child writes and the signals that come, waits, and explains in one line how it ended. It also ends the
-worker processes that an aborted child leaves behind, and goes down together with the child.
+JAX ends a process that has lost the others from inside its C++ library, by `abort()` and with a stack trace, where no
+Python code can explain it. So each process forks before it joins the others: the child trains; the parent forwards its
+output and signals, waits, and explains in one line how the child ended. It also ends the worker processes that an
+aborted child leaves behind, and ends together with the child.
 """
 
 import contextlib
@@ -41,13 +41,14 @@ from ping_llm.core.errors import PingLlmError, one_line
 _VARIABLES: Final = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
 _LAUNCHERS: Final = ("SLURM_JOB_ID", "OMPI_COMM_WORLD_RANK", "KUBERNETES_SERVICE_HOST")
 _SLURM_TASK: Final = ("SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID")
-"""What JAX needs from SLURM: srun sets all of them, a batch script alone has not all."""
+"""The variables that JAX needs from SLURM: srun sets all of them, a batch script has only some."""
 
 _FAILURE: Final = "ping_llm/failure"
+"""Key of the store under which the first process that fails writes the reason."""
 _exchanges = count()
 _POLL_S: Final = 1.0
 _VERDICT_S: Final = 20.0
-"""How much longer than the heartbeat JAX may take to say who was lost."""
+"""Time beyond the heartbeat that JAX may take to report which process was lost."""
 _SIGNS_OF_LOSS: Final = ("gloo", "nccl", "coordination", "connection reset", "connection closed", "barrier", "socket")
 
 _NO_TRITON_GEMM: Final = "--xla_gpu_enable_triton_gemm=false"
@@ -91,7 +92,7 @@ def join(config: Config) -> None:
 
 
 def find_coordinates(environment: Mapping[str, str]) -> dict[str, Any]:
-    """What to tell JAX; nothing, where it finds out by itself.
+    """Arguments for `jax.distributed.initialize`; none where JAX finds the processes by itself.
 
     >>> find_coordinates({"JAX_COORDINATOR_ADDRESS": "10.0.0.1:1234", "JAX_NUM_PROCESSES": "4", "JAX_PROCESS_ID": "3"})
     {'coordinator_address': '10.0.0.1:1234', 'num_processes': 4, 'process_id': 3, ...}
@@ -131,15 +132,15 @@ def _seconds(variable: str, default: int) -> int:
 
 
 def _joined() -> Any:
-    """JAX's state of the run, which has no public name: `client`, the key-value store that Orbax uses in the same way,
-    and `process_id`, for which `jax.process_index` would start the devices."""
+    """JAX's distributed state, which has no public name. Its `client` is the key-value store, which Orbax uses in the
+    same way; its `process_id` is available before the devices are, which `jax.process_index` would start."""
     from jax._src import distributed
 
     return distributed.global_state
 
 
 def _introduce(config: Config) -> list[str]:
-    """Meet the others: all must have the same configuration and version. Returns where each of them is."""
+    """Check that all processes have the same configuration and version. Returns the host of each."""
     digest = hashlib.sha256(config.to_yaml().encode()).hexdigest()
     mine = {"host": socket.gethostname(), "version of ping-llm": __version__, "configuration": digest}
     first, *others = [json.loads(text) for text in of_all_processes(json.dumps(mine))]
@@ -153,7 +154,7 @@ def _introduce(config: Config) -> list[str]:
 
 
 def of_all_processes(mine: str) -> list[str]:
-    """The texts of all processes, in their order; each must call this, as often as the others."""
+    """The texts of all processes, in order. All processes must call this, equally often."""
     if (store := _joined().client) is None:
         return [mine]
     name = f"ping_llm/exchange/{next(_exchanges)}"
@@ -167,7 +168,7 @@ def of_all_processes(mine: str) -> list[str]:
 
 @contextlib.contextmanager
 def failing_together() -> Iterator[None]:
-    """What is done in here by all processes ends in all when it fails in one: the processes end, with a line."""
+    """When the block fails in one process of the run, end all of them, each with an error of one line."""
     if jax.process_count() == 1:
         yield
         return
@@ -202,8 +203,8 @@ def _watch_others(done: threading.Event) -> None:
 
 
 def _verdict(error: BaseException) -> PingLlmError:
-    """A connection broke. JAX finds out who was lost, and ends this process with the answer; or another process says
-    that it failed."""
+    """Wait, after a connection broke, for the reason: JAX ends this process when it knows which process was lost, and a
+    process that failed reports it in the store. The error returned is for the case that neither happens."""
     wait_s = _seconds("PING_LLM_HEARTBEAT_S", 60) + _VERDICT_S
     err.print("the connection to another process broke; finding out which")
     time.sleep(wait_s)
@@ -214,7 +215,7 @@ def _verdict(error: BaseException) -> PingLlmError:
 
 
 def _end_with(error: BaseException) -> NoReturn:
-    """At once, and say why. On the usual way out of Python, JAX and Orbax would wait minutes for the others."""
+    """End this process at once, with the reason. At a normal exit, JAX and Orbax would wait minutes for the others."""
     kind = "" if isinstance(error, PingLlmError) else f"{type(error).__name__}: "
     failure = f"process {jax.process_index()} on {socket.gethostname()} failed: {kind}{one_line(error, 500)}"
     with contextlib.suppress(Exception):  # another was first, or process 0 is gone
@@ -230,7 +231,7 @@ def _end_with(error: BaseException) -> NoReturn:
 
 
 def _let_others_see() -> None:
-    """What happened, before the process goes that holds the store."""
+    """Give the other processes time to read the failure if this is process 0, which holds the store."""
     if _joined().process_id == 0:
         time.sleep(2 * _POLL_S)
 
@@ -252,9 +253,9 @@ _NOT_JOINED: Final = {
 
 
 def fork_guarded() -> Callable[[list[str]], object]:
-    """Fork. Returns in the child, which continues; the function it gets tells the parent who takes part."""
+    """Fork. Returns in the child, with a function to give the parent the hosts of all processes."""
     errors, errors_write = os.pipe()
-    shared = mmap.mmap(-1, 1 << 20)  # both see it
+    shared = mmap.mmap(-1, 1 << 20)  # memory of both
     sys.stdout.flush()
     sys.stderr.flush()
     parent = os.getpid()
@@ -292,7 +293,7 @@ def _guard(child: int, errors: int, shared: mmap.mmap) -> NoReturn:
 
 
 def _listen(source: int, last_words: bytearray) -> None:
-    """Pass on what the child writes, but for JAX's last words, which `explain` puts in a line."""
+    """Forward what the child writes, except JAX's final message, which `explain` turns into one line."""
     while data := os.read(source, 1 << 16):
         found = data.find(_LAST_WORDS)
         start = 0 if last_words else len(data) if found < 0 else data.rfind(b"\n", 0, found) + 1
@@ -307,7 +308,7 @@ def _pass_on(data: bytes) -> None:
 
 
 def explain(code: int, last_words: str, hosts: Sequence[str]) -> str | None:
-    """Why a process ended with this exit code (negative: a signal); None if it has said so itself."""
+    """Why a process ended with this exit code (negative: a signal); None if it has reported that itself."""
     if code >= 0 or (code == -signal.SIGABRT and not last_words):
         return None
     if code != -signal.SIGABRT:
@@ -339,13 +340,13 @@ def _named(number: int, hosts: Sequence[str]) -> str:
 # -- stopping
 
 _AGREE_EVERY_S: Final = 2.0
-"""Time between the moments at which several processes agree on whether to stop: each makes the devices wait."""
+"""Time between two checks of whether any process was asked to stop: each check makes the devices wait."""
 _AGREE_MAX_STEPS: Final = 64
-"""Between two such moments."""
+"""Steps between two such checks, at most."""
 
 
 class StopRequest:
-    """SIGTERM and Ctrl-C: the run finishes its step, saves and ends. A second Ctrl-C ends it at once.
+    """On SIGTERM or Ctrl-C, the run finishes its step, saves and ends. A second Ctrl-C ends it at once.
 
     Use it in a `with` around the training loop.
     """
@@ -381,7 +382,7 @@ class StopRequest:
         mine = np.array([self.signal or 0, (now - then) / max(1, step - since)])
         signals, step_s = np.asarray(multihost_utils.process_allgather(mine)).max(axis=0)
         self._agreed_at = step, time.monotonic()
-        # Every step, as long as it is not known how long one takes.
+        # Check at every step until the duration of a step is known.
         self._agree_next = step + (int(np.clip(_AGREE_EVERY_S / step_s, 1, _AGREE_MAX_STEPS)) if step_s > 0 else 1)
         self.signal = int(signals) or None
         return self.signal is not None

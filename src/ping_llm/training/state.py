@@ -1,9 +1,9 @@
 """The state of a run: weights, optimizer and data position, laid out over devices, saved, and restored exactly.
 
-A checkpoint holds weights, optimizer, the data state and the configuration, and with them a digest of every array, made
-on the device before anything was written, and a checksum of all that is not an array. It is written while training
-continues, whole or not at all. What is read back must have the same digests; a checkpoint that has not is set aside if
-there is a sound one before it, which is then used.
+A checkpoint holds the weights, the optimizer, the data state, the configuration, a digest of every array (computed on
+the device before anything is written), and a checksum of all that is not an array. It is written while training
+continues, whole or not at all. A checkpoint whose arrays do not have these digests is damaged: if there is an earlier
+sound one, the run resumes from that, and the damaged one is set aside.
 """
 
 import json
@@ -44,11 +44,11 @@ class TrainState(NamedTuple):
     weights: Any
     optimizer: Any
     average: Any = None
-    """Of the weights over the last steps, if the run keeps one."""
+    """Running average of the weights, if `average_decay` is set."""
 
     @property
     def best_weights(self) -> Any:
-        """What is evaluated and used."""
+        """The weights to evaluate and to use: the average, if there is one."""
         return self.weights if self.average is None else self.average
 
 
@@ -69,12 +69,12 @@ def make_mesh(config: Config) -> Mesh:
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
-    """The sequences of a batch are split over all devices."""
+    """Splits the sequences of a batch over all devices."""
     return NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
 
 
 def _weight_sharding(mesh: Mesh, shape: tuple[int, ...]) -> NamedSharding:
-    """Along the largest axis that `fsdp` divides; copies over `data`."""
+    """Splits the largest axis that `fsdp` divides over `fsdp`, and copies over `data`."""
     fsdp = mesh.shape["fsdp"]
     axes: list[str | None] = [None] * len(shape)
     divisible = [i for i, size in enumerate(shape) if size % fsdp == 0]
@@ -84,7 +84,7 @@ def _weight_sharding(mesh: Mesh, shape: tuple[int, ...]) -> NamedSharding:
 
 
 def initial_state(config: Config, optimizer: optax.GradientTransformation) -> TrainState:
-    """What a run begins with: a function of the configuration alone, whatever the devices."""
+    """The state before the first step: a function of the configuration alone, whatever the devices."""
     weights = nnx.split(task_of(config).make(nnx.Rngs(config.init_weights_seed)))[1]
     average = jax.tree.map(jnp.copy, weights) if config.average_decay else None
     return TrainState(weights=weights, optimizer=optimizer.init(weights), average=average)
@@ -99,7 +99,7 @@ def state_shapes(config: Config, optimizer: optax.GradientTransformation, mesh: 
 
 
 def create_state(config: Config, optimizer: optax.GradientTransformation, mesh: Mesh) -> TrainState:
-    """The initial state, made on the devices where it is to lie."""
+    """The initial state, computed on the devices that hold it."""
     shardings = jax.tree.map(lambda leaf: leaf.sharding, state_shapes(config, optimizer, mesh))
     return jax.jit(lambda: initial_state(config, optimizer), out_shardings=shardings)()
 
@@ -112,7 +112,7 @@ def _items(state: TrainState) -> dict[str, Any]:
 
 
 class Checkpoints:
-    """The checkpoints of a run, by the number of steps that were done."""
+    """The checkpoints of a run, numbered by the steps done before each."""
 
     def __init__(self, folder: Path, config: Config) -> None:
         quieten_orbax()
@@ -133,7 +133,7 @@ class Checkpoints:
         self._manager = ocp.CheckpointManager(folder.absolute(), options=self._options)
 
     def save(self, step: int, state: TrainState, data: DataState, config: str, eval_loss: float | None) -> None:
-        """Begin to save; returns when the state may be changed again. `eval_loss`: measured after just this step."""
+        """Begin to save; returns when the state may be changed. `eval_loss`: only if evaluated after this step."""
         if step in self._manager.all_steps():
             return
         trees = {name: ocp.args.StandardSave(tree) for name, tree in _items(state).items()}
@@ -144,9 +144,9 @@ class Checkpoints:
             self._manager.save(step, args=items, metrics=metrics, force=True)
 
     def restore(self, like: TrainState) -> tuple[int, TrainState, DataState] | None:
-        """The newest checkpoint that is sound, laid out as `like` says; None if there never was any.
+        """The newest sound checkpoint, laid out over devices like `like`; None if there are no checkpoints.
 
-        Newer ones, which are damaged, are set aside; where none is sound, all stay as they are.
+        Damaged newer ones are set aside. If none is sound, all stay in place and an error is raised.
         """
         damaged: dict[int, str] = {}
         for step in sorted(self._manager.all_steps(), reverse=True):
@@ -213,7 +213,8 @@ class Checkpoints:
 
 
 def data_state(loader: TrainLoader, begun_with: DataState, step: int) -> DataState:
-    """Where to resume after so many steps; the loader itself is ahead. Of text read in order, each host's position."""
+    """The data state after `step` steps (the loader itself is ahead of them). For text that is read in order, it holds
+    the position of each host."""
     state = replace(begun_with, next_step=step)
     if not isinstance(loader, StreamLoader):
         return state
@@ -228,17 +229,20 @@ _FIXED: Final = (
     "final_logits_soft_cap", "use_qk_norm", "byte_features", "weight_dtype", "init_weights_seed", "opt_type",
     "completer_identity",
 )  # fmt: skip
-"""Weights and optimizer state mean nothing with other values. (The data is checked by its own state.)"""
+"""Keys that must not change: weights and optimizer state depend on them. (The data is checked by its own state.)"""
 
 _NOTED: Final = (
     "learning_rate", "learning_rate_schedule", "steps", "dtype", "quantization", "adam_weight_decay",
     "z_loss_multiplier", "rtt_loss_weight",
 )  # fmt: skip
-"""May change, but the run is then not the one it would have been."""
+"""Keys that may change, with a note: the result differs from that of an uninterrupted run."""
 
 
 def check_resumable(stored: Path, config: Config) -> None:
-    """Refuse what the run's checkpoints cannot be continued with; they would seem damaged. `stored`: its config.yml."""
+    """Refuse a configuration that does not fit the run's checkpoints, before they are taken for damaged ones.
+
+    `stored`: the run's config.yml.
+    """
     if not stored.exists():
         return
     before = load_config(stored)
@@ -256,7 +260,7 @@ def check_resumable(stored: Path, config: Config) -> None:
 
 
 def _identity(config: Config) -> dict[str, Any]:
-    """Whether there is an average counts, not how slow it is; of the data, which model it is for and of what kind."""
+    """What must stay the same: the fixed keys, whether there is an average (not its decay), and the kind of model."""
     is_completer = config.dataset_type in COMPLETER_DATA
     return {name: getattr(config, name) for name in _FIXED} | {
         "average_decay": bool(config.average_decay),

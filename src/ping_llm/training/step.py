@@ -26,7 +26,7 @@ from ping_llm.training.state import TrainState
 
 
 def _cosine(config: Config, steps: int) -> optax.Schedule:
-    """Down over the whole run."""
+    """Cosine decay to the end of the run."""
     return optax.cosine_decay_schedule(config.learning_rate, max(1, steps), config.learning_rate_final_fraction)
 
 
@@ -42,7 +42,7 @@ SCHEDULES: Final = {"cosine": _cosine, "wsd": _wsd}
 
 
 def schedule(config: Config) -> optax.Schedule:
-    """A linear warm-up, then what `learning_rate_schedule` says."""
+    """A linear warm-up, then the decay named by `learning_rate_schedule`."""
     warmup = round(config.steps * config.warmup_steps_fraction)
     rise = optax.linear_schedule(config.learning_rate / (warmup + 1), config.learning_rate, warmup)
     return optax.join_schedules(
@@ -51,7 +51,7 @@ def schedule(config: Config) -> optax.Schedule:
 
 
 def learning_rates(config: Config) -> npt.NDArray[np.float32]:
-    """Of every step, for reports: computed one by one, each would wait for the device to be idle."""
+    """The learning rates of all steps, for reports. Computed one by one, each would wait for the device to be idle."""
     return np.asarray(jax.jit(jax.vmap(schedule(config)))(jnp.arange(config.steps)))
 
 
@@ -59,7 +59,7 @@ def learning_rates(config: Config) -> npt.NDArray[np.float32]:
 
 
 def _adamw(config: Config, rate: optax.Schedule) -> optax.GradientTransformation:
-    """Without weight decay on the embedding."""
+    """AdamW without weight decay on the embedding."""
     return optax.adamw(
         rate,
         b1=config.adam_b1,
@@ -134,7 +134,7 @@ def scale_by_muon(beta: float) -> optax.GradientTransformation:
 
 
 def orthogonalize(matrices: jax.Array) -> jax.Array:
-    """Singular values of [n, rows, columns] matrices to about 1 (0.7 to 1.2), by Newton-Schulz iterations."""
+    """Bring all singular values of [n, rows, columns] matrices to about 1 (0.7 to 1.2), by Newton-Schulz iterations."""
     a, b, c = _COEFFICIENTS
     is_tall = matrices.shape[1] > matrices.shape[2]
     x = matrices.mT if is_tall else matrices
@@ -153,7 +153,7 @@ EvalStep = Callable[[Any, DeviceBatch, int], Sums]
 
 
 def make_train_step(task: Task, optimizer: optax.GradientTransformation, config: Config) -> TrainStep:
-    """Returns the state after the step, and numbers that stay on the device until somebody reads them."""
+    """A function that returns the state after a step, and its metrics, which stay on the device until they are read."""
     parts, sums = config.gradient_accumulation_steps, _sums_of_weights(task)
 
     def objective(*of_batch: Any) -> tuple[jax.Array, Sums]:
@@ -163,7 +163,7 @@ def make_train_step(task: Task, optimizer: optax.GradientTransformation, config:
     gradient = jax.grad(objective, has_aux=True)
 
     def accumulated(weights: Any, batch: DeviceBatch, data: Any, max_segments: int) -> tuple[Any, Sums]:
-        """Gradient and sums of the batch, from `parts` micro-batches."""
+        """Gradient and sums of the batch, added up over `parts` micro-batches."""
         if parts == 1:
             return gradient(weights, batch, data, max_segments)
         split = jax.tree.map(lambda a: jnp.moveaxis(a.reshape(-1, parts, *a.shape[1:]), 1, 0), batch)
@@ -199,12 +199,12 @@ def make_train_step(task: Task, optimizer: optax.GradientTransformation, config:
 
 
 def make_eval_step(task: Task) -> EvalStep:
-    """Sums over a batch, without a change of anything."""
+    """A function that returns the sums of a batch."""
     eval_step, data = jax.jit(_sums_of_weights(task), static_argnums=3), task.data()
     return lambda weights, batch, max_segments: eval_step(weights, batch, data, max_segments)
 
 
 def _sums_of_weights(task: Task) -> Callable[[Any, DeviceBatch, Any, int], Sums]:
-    """`task.sums` of the weights alone: what `nnx.merge` needs beside them is the same in every step."""
+    """`task.sums` as a function of the weights: the rest of the Flax module is the same in every step."""
     model = nnx.split(nnx.eval_shape(lambda: task.make(nnx.Rngs(0))))[0]
     return lambda weights, batch, data, max_segments: task.sums(nnx.merge(model, weights), batch, data, max_segments)

@@ -1,9 +1,9 @@
-"""A trained language model from our trainer to MaxText, and from MaxText to ours. Neither needs MaxText installed.
+"""Conversion of trained language models from our trainer to MaxText and back. MaxText need not be installed.
 
-MaxText's `llama2` decoder is our model but for four things, which the conversion makes up for: its RMSNorms have scales
-(they become part of the matrices that follow), it divides queries by the root of the head size in their matrix and not
-at run time, its matrices are apart where ours are fused, and its embedding has no rows that only pad the vocabulary.
-Weights are carried over, not the optimizer. Checkpoints of both are Orbax's.
+MaxText's `llama2` decoder differs from our model in four things, which the conversion makes up for: its RMSNorms have
+scales (which are multiplied into the matrices that follow), its query matrix includes the division by the root of the
+head size, its matrices are separate where ours are fused, and its embedding has no rows that only pad the vocabulary.
+Weights are converted, the state of the optimizer is not. Both use Orbax checkpoints.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,7 +26,7 @@ from ping_llm.runs.weights import check_replaceable, model_settings, save_traine
 from ping_llm.tokens import VOCABULARY_SIZE
 
 NOTE: Final = "architecture.yml"
-"""In the folder of a MaxText run: the keys below, as the launcher found them."""
+"""File in the folder of a MaxText run, written by the launcher: the keys of `_BASE` with their values."""
 
 _CHECKPOINT: Final = "checkpoint"
 _CONFIG: Final = "config.yml"
@@ -74,8 +74,8 @@ def convert_from_maxtext(
 ) -> dict[str, Any]:
     """Write the weights of a MaxText checkpoint as one of our models.
 
-    What the model is made of stands in `config`, as changed by `changes`; None = in the note that the launcher left in
-    the run's folder, or in the configuration beside a converted checkpoint.
+    `config` describes the model, and `changes` override it. None = the note that the launcher left in the run's folder,
+    or the configuration beside a converted checkpoint.
     """
     check_replaceable(output, overwrite=overwrite)
     root = checkpoint.parent if checkpoint.name == _ITEM else checkpoint
@@ -107,7 +107,7 @@ _MUST_BE: Final[dict[str, Any]] = {
     "num_experts": 1, "use_qk_norm": False, "fused_qkv": False, "fused_mlp": False, "rope_type": "default",
     "rope_min_timescale": 1, "rope_linear_scaling_factor": 1.0, "nope_layer_interval": -1,
 }  # fmt: skip
-"""Whatever the size of the model."""
+"""What every model that can be converted has, whatever its size."""
 
 _BASE: Final[dict[str, Any]] = _MUST_BE | {
     "normalization_layer_epsilon": 1e-5, "base_num_decoder_layers": 16, "base_emb_dim": 2048,
@@ -115,11 +115,11 @@ _BASE: Final[dict[str, Any]] = _MUST_BE | {
     "rope_max_timescale": 10_000, "max_target_length": 2048, "scan_layers": True, "param_scan_axis": 1,
     "dtype": "bfloat16", "weight_dtype": "float32",
 }  # fmt: skip
-"""What MaxText's base.yml says on these keys."""
+"""The keys that matter for the conversion, with their values in MaxText's base.yml."""
 
 
 def maxtext_keys(config: Config) -> dict[str, Any]:
-    """What MaxText must be told to make this model."""
+    """MaxText's keys for this model."""
     if config.final_logits_soft_cap:
         raise PingLlmError(
             f"final_logits_soft_cap={config.final_logits_soft_cap:g}: MaxText squeezes logits only where they share "
@@ -179,7 +179,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def note(config: Any) -> str:
-    """Of MaxText's own configuration object: a file that `read_keys` reads."""
+    """The text of a file that `read_keys` reads, from MaxText's own configuration object."""
     values = {name: getattr(config, name) for name in _BASE}
     plain = {name: getattr(value, "value", value) for name, value in values.items()}
     plain |= {name: str(plain[name]) for name in ("dtype", "weight_dtype")}
@@ -187,7 +187,7 @@ def note(config: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Numbers alike, however YAML read them; MaxText says None for a cap of 0."""
+    """A value in a form that can be compared: numbers as floats, however YAML reads them, and None as 0."""
     try:
         return float(value or 0)
     except (TypeError, ValueError):
@@ -197,7 +197,7 @@ def _plain(value: Any) -> Any:
 # -- weights: arrays in, arrays out
 
 Arrays = dict[str, npt.NDArray[Any]]
-"""Ours: by name, such as `blocks.0.qkv.kernel`. MaxText's: by path, such as `decoder/layers/mlp/wo/kernel`."""
+"""Weights by name, such as our `blocks.0.qkv.kernel` or MaxText's `decoder/layers/mlp/wo/kernel`."""
 
 _QUERY, _KEY, _VALUE, _OUT = (f"self_attention/{name}/kernel" for name in ("query", "key", "value", "out"))
 _GATE, _UP, _DOWN = (f"mlp/{name}/kernel" for name in ("wi_0", "wi_1", "wo"))
@@ -205,7 +205,7 @@ _ATTENTION_NORM, _MLP_NORM = (f"{name}_self_attention_layer_norm/scale" for name
 
 
 def to_maxtext(ours: Arrays, settings: ModelSettings) -> Arrays:
-    """With layers stacked along axis 1, as `scan_layers` wants them."""
+    """Our weights as MaxText's, with layers stacked along axis 1, as `scan_layers` needs them."""
     heads, size, width = settings.heads, settings.head_dim, settings.width
     ones = np.ones(width, dtype=np.float32)
     layers = []
@@ -253,7 +253,7 @@ def from_maxtext(theirs: Arrays, settings: ModelSettings, scan_axis: int = 1) ->
 
 
 def _layer(theirs: Arrays, number: int, axis: int, layers: int) -> Arrays:
-    """Of one layer, whether they are stacked or lie side by side."""
+    """The weights of one layer, whether MaxText stacked the layers or keeps each by itself."""
 
     def under(prefix: str) -> Arrays:
         return {name.removeprefix(prefix): array for name, array in theirs.items() if name.startswith(prefix)}
@@ -267,7 +267,7 @@ def _layer(theirs: Arrays, number: int, axis: int, layers: int) -> Arrays:
     return {name: np.take(array, number, axis) for name, array in stacked.items()}
 
 
-# -- MaxText's checkpoints as files, only the weights of them
+# -- the weights in MaxText's checkpoints
 
 
 def write_weights(folder: Path, arrays: Arrays) -> None:

@@ -1,7 +1,8 @@
-"""What MaxText is given: an iterator over checked global batches, whose position its checkpoints store and restore.
+"""The iterator that MaxText gets: checked global batches, whose position its checkpoints store and restore.
 
 MaxText's global array has `global_batch_size_to_load` rows, laid out over all devices of the mesh in order. It trains
-on the first of them; with `expansion_factor_real_data`, or less than one sequence per device, that is not all.
+on the first `global_batch_size_to_train_on` of them, which are fewer with `expansion_factor_real_data`, or with less
+than one sequence per device.
 """
 
 import json
@@ -21,23 +22,11 @@ from ping_llm.batches.spec import Batch, DataState
 from ping_llm.config import Config
 from ping_llm.core.errors import PingLlmError
 from ping_llm.data.registry import make_eval_loader, make_train_loader
-from ping_llm.integrations.maxtext.launch import NETWORK_KEYS
+from ping_llm.integrations.maxtext.launch import NETWORK_KEYS, SHARED_KEYS, SHARED_TEXT_KEYS
 
 ARRAYS: Final = (
     "inputs", "inputs_position", "inputs_segmentation", "targets", "targets_position", "targets_segmentation",
 )  # fmt: skip
-
-_SAME_IN_MAXTEXT: Final = (
-    "data_shuffle_seed", "max_target_length", "eval_steps", "grain_worker_count", "grain_per_worker_buffer_size",
-    "grain_ram_budget_mb",
-)  # fmt: skip
-"""Keys that MaxText has too, with the same meaning."""
-
-_SAME_OF_TEXT: Final = (
-    "grain_file_type", "grain_train_files", "grain_eval_files", "grain_train_mixture_config_path", "vocab_size",
-    "add_bos", "add_eos", "enable_data_shuffling",
-)  # fmt: skip
-"""More of them, for `dataset_type=text`."""
 
 _STATE: Final = "ping_llm_data_state"
 _log = logging.getLogger(__name__)
@@ -45,14 +34,14 @@ _open: "weakref.WeakSet[NetworkIterator]" = weakref.WeakSet()
 
 
 class Share(NamedTuple):
-    """Of the global batch, this process gives part `host` of `hosts` equal ones."""
+    """This process's share of the global batch: part `host` of `hosts` equal ones."""
 
     host: int
     hosts: int
     sequences: int
-    """Of the batch, in that part."""
+    """Sequences of the batch in that part."""
     rows: int
-    """That this process contributes to the global array. Those after its part of the batch are never trained on."""
+    """Rows that this process contributes to the global array. Those beyond `sequences` are never trained on."""
     sharding: NamedSharding
     global_rows: int
 
@@ -84,7 +73,7 @@ def share_of(mesh: Any, *, to_load: int, to_use: int) -> Share:
     )
 
 
-# -- what a batch must be. MaxText itself trains on anything: wrong lengths, positions, numbers
+# -- checks of batches. MaxText itself trains on anything: wrong lengths, positions, numbers
 
 
 def check_batch(batch: Mapping[str, Any], *, sequences: int, length: int, vocabulary: int) -> None:
@@ -112,7 +101,7 @@ def check_batch(batch: Mapping[str, Any], *, sequences: int, length: int, vocabu
 
 
 def check_segments(batch: Mapping[str, Any], limit: int | None) -> None:
-    """That no sequence has more segments than the attention was compiled for. None = any number."""
+    """Raise an error if a sequence has more segments than the attention was compiled for. None = any number."""
     found = int(batch["inputs_segmentation"].max(initial=0))
     if limit is not None and found > limit:
         raise PingLlmError(
@@ -134,8 +123,8 @@ def _broken(what: str) -> PingLlmError:
 class LocalBatches(ElasticIterator):  # type: ignore[misc]
     """This process's part of each batch, with a state that fits any number of processes and workers.
 
-    It is one of Grain's elastic iterators by name only: MaxText stores the state of such an iterator once for all
-    processes, and hands it to however many there are at the next start.
+    It is a subclass of Grain's elastic iterator in name only, because MaxText stores the state of such an iterator once
+    for all processes, and gives it to however many there are at the next start.
     """
 
     def __init__(self, loader: Loader, *, steps: int | None = None, allow_data_change: bool = False) -> None:
@@ -179,7 +168,7 @@ class NetworkIterator:
         self._max_segments = config.max_segments_per_seq if config.attention == "cudnn_flash_te" else None
         self._pads_at_the_end = pads_at_the_end
         self.failure: Exception | None = None
-        """What went wrong. MaxText takes any error of an iterator for the end of the data, and ends in peace."""
+        """The error that ended the data: MaxText takes any error for the end of the data, and ends successfully."""
         _open.add(self)
 
     def __iter__(self) -> Self:
@@ -241,7 +230,7 @@ def make_eval_iterator(config: Any, global_mesh: Any) -> NetworkIterator:
 
 
 def close_all() -> None:
-    """End the workers of all iterators; raise what went wrong in one, if anything did."""
+    """End the workers of all iterators, and raise the error of the first that failed, if any did."""
     failures = [iterator.failure for iterator in _open if iterator.failure]
     for iterator in _open:
         iterator.close()
@@ -251,10 +240,10 @@ def close_all() -> None:
 
 
 def _keys(config: Any, batch: int) -> Config:
-    """Our configuration of the pipeline, from MaxText's."""
-    values = {name: getattr(config, name) for name in (*NETWORK_KEYS, *_SAME_IN_MAXTEXT)}
+    """Our configuration of the pipeline, made from MaxText's."""
+    values = {name: getattr(config, name) for name in (*NETWORK_KEYS, *SHARED_KEYS)}
     if config.ping_llm_backend == "grain":
-        values |= {name: getattr(config, name) for name in _SAME_OF_TEXT}
+        values |= {name: getattr(config, name) for name in SHARED_TEXT_KEYS}
         values |= {name: getattr(config, name)[0] for name in ("train_data_columns", "eval_data_columns")}
         values |= {"tokenizer_type": config.tokenizer_type.value, "tokenizer_path": config.tokenizer_path or ""}
     return Config(dataset_type=config.ping_llm_backend, per_device_batch_size=float(batch)).replace(**values)

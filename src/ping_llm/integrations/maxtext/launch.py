@@ -1,11 +1,11 @@
-"""From the command line into MaxText's own trainer, with our batches and our keys.
+"""MaxText's own trainer with our batches and our keys, from the command line.
 
-MaxText has no plug-in mechanism. For the time of a run (`patched`) four of its names are replaced: the one that reads
-the configuration, so that it knows our keys; the two that make Grain iterators, so that `dataset_type=network` and
-`text` get ours; and the one that looks for orphaned worker processes, because it ends those of everybody on the
-machine. What we replace or rely on is checked first (`check_seams`), against the versions we know.
+MaxText has no plug-in mechanism. During a run, `patched` replaces four of its functions: the one that reads the
+configuration, so that it knows our keys; the two that make Grain iterators, so that `dataset_type=network` and `text`
+get ours; and the one that ends orphaned worker processes, because it ends those of everybody on the machine. Before,
+`check_seams` checks that everything we replace or rely on is as in the versions of MaxText that were tested.
 
-This module imports MaxText, Grain and JAX only inside functions: worker processes of the loader import it.
+This module imports MaxText, Grain and JAX inside functions only, since worker processes of the loader import it.
 """
 
 import difflib
@@ -36,7 +36,7 @@ own base.yml; every key of MaxText can be given, and those of dataset_type=netwo
 KNOWN_VERSIONS: Final = ("0.2.5",)
 
 BACKENDS: Final = {"network": "network", "text": "grain"}
-"""What we add to MaxText's `dataset_type`, and the `dataset_type` of ours that it is."""
+"""The values we add to MaxText's `dataset_type`, and the `dataset_type` of ours that each stands for."""
 
 NETWORK_KEYS: Final = (
     "network_data_format", "network_train_files", "network_eval_files", "network_context_measurements",
@@ -44,7 +44,7 @@ NETWORK_KEYS: Final = (
     "skip_steps", "skip_documents", "allow_data_change", "data_cache_dir", "grain_debug_mode",
     "grain_visualization_dir",
 )  # fmt: skip
-"""Keys of ours that are added to MaxText's configuration: type, default, help and rule are ours."""
+"""Our keys that are added to MaxText's configuration, with our type, default, help and rule."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -120,13 +120,13 @@ def _check_names(arguments: Sequence[str]) -> None:
 
 
 def _names(model: Any) -> set[str]:
-    """Of a Pydantic model and those in it."""
+    """Names of the fields of a Pydantic model and of the models in it."""
     nested = [field.annotation for field in model.model_fields.values() if hasattr(field.annotation, "model_fields")]
     return set(model.model_fields).union(*map(_names, nested))
 
 
 def _join_processes() -> None:
-    """With JAX_COORDINATOR_ADDRESS set, as for our own trainer. Otherwise MaxText finds the others in its own ways."""
+    """Join processes as our trainer does if JAX_COORDINATOR_ADDRESS is set; otherwise MaxText does so itself."""
     if os.environ.get("JAX_COORDINATOR_ADDRESS"):
         import jax
 
@@ -137,7 +137,7 @@ def _join_processes() -> None:
 
 
 def _log_as_maxtext_does() -> None:
-    """What `absl.app.run` would have set up. Grain's worker processes need absl's flags to be parsed."""
+    """Set up what `absl.app.run` would have set up. Grain's worker processes need absl's flags to be parsed."""
     from absl import flags
     from absl import logging as absl_logging
 
@@ -167,7 +167,7 @@ PARAMETERS: Final[dict[tuple[str, str], tuple[str, ...]]] = {
     (STATE, "for_save"): ("step", "data_iterator", "expansion_factor_real_data"),
     (STATE, "for_restore"): ("checkpoint_manager", "step", "data_iterator", "expansion_factor_real_data"),
 }
-"""Functions that are called or replaced, with their parameters."""
+"""Functions that we call or replace, with their parameters."""
 
 _USES: Final[dict[tuple[str, str], tuple[str, ...]]] = {
     (TRAIN, "initialize"): ("pyconfig", "initialize"),
@@ -178,22 +178,32 @@ _USES: Final[dict[tuple[str, str], tuple[str, ...]]] = {
     (CHECKPOINTS, "save_checkpoint"): ("grain", "iter"),
     (CHECKPOINTS, "load_state_if_possible"): ("grain", "iter"),
 }
-"""Functions of which we rely on what they look up, at the time when they are called."""
+"""Functions that must look up these names at the time of the call, since we replace what the names stand for."""
+
+SHARED_KEYS: Final = (
+    "data_shuffle_seed", "max_target_length", "eval_steps", "grain_worker_count", "grain_per_worker_buffer_size",
+    "grain_ram_budget_mb",
+)  # fmt: skip
+"""Keys that MaxText and we have with the same meaning."""
+
+SHARED_TEXT_KEYS: Final = (
+    "grain_file_type", "grain_train_files", "grain_eval_files", "grain_train_mixture_config_path", "vocab_size",
+    "add_bos", "add_eos", "enable_data_shuffling",
+)  # fmt: skip
+"""Further ones, for `dataset_type=text`."""
 
 KEYS_READ: Final = (
-    "dataset_type", "grain_worker_count", "grain_per_worker_buffer_size", "grain_ram_budget_mb",
-    "grain_worker_count_eval", "grain_per_worker_buffer_size_eval", "data_shuffle_seed", "max_target_length",
-    "eval_steps", "num_epoch", "vocab_size", "attention", "max_segments_per_seq", "generate_padding_batch_train",
-    "generate_padding_batch_eval", "expansion_factor_real_data", "global_batch_size_to_load",
-    "global_batch_size_to_load_eval", "global_batch_size_to_train_on", "global_batch_size_to_eval_on",
-    "grain_file_type", "grain_train_files", "grain_eval_files", "grain_train_mixture_config_path", "tokenizer_type",
-    "tokenizer_path", "add_bos", "add_eos", "train_data_columns", "eval_data_columns", "enable_data_shuffling",
+    *SHARED_KEYS, *SHARED_TEXT_KEYS, "dataset_type", "grain_worker_count_eval", "grain_per_worker_buffer_size_eval",
+    "num_epoch", "attention", "max_segments_per_seq", "generate_padding_batch_train", "generate_padding_batch_eval",
+    "expansion_factor_real_data", "global_batch_size_to_load", "global_batch_size_to_load_eval",
+    "global_batch_size_to_train_on", "global_batch_size_to_eval_on", "tokenizer_type", "tokenizer_path",
+    "train_data_columns", "eval_data_columns",
 )  # fmt: skip
-"""Keys of MaxText's that we read."""
+"""All keys of MaxText's that we read."""
 
 
 def check_seams(keys: Sequence[str] = KEYS_READ) -> str:
-    """The installed version; an error of one line that says what differs from the versions we know."""
+    """The installed version of MaxText; an error of one line if it differs from the tested ones in what we rely on."""
     try:
         version = importlib.metadata.version("maxtext")
     except importlib.metadata.PackageNotFoundError:
@@ -242,7 +252,7 @@ def _find(module: str, name: str) -> Any:
 
 @contextmanager
 def patched() -> Iterator[None]:
-    """Replace the names, and put them back."""
+    """Replace MaxText's functions within the block."""
     from ping_llm.integrations.maxtext import iterators
 
     config, pipeline, loading = (importlib.import_module(name) for name in (CONFIG, PIPELINE, LOADING))
@@ -273,7 +283,7 @@ def patched() -> Iterator[None]:
 
 
 def for_our_data(ours: Callable[..., Any], theirs: Callable[..., Any]) -> Callable[..., Any]:
-    """Makes our iterator for what we add to `dataset_type`, and MaxText's for all other data."""
+    """A function that makes our iterator for the values we add to `dataset_type`, and MaxText's for all others."""
 
     def make(config: Any, global_mesh: Any, process_indices: Any) -> Any:
         if config.ping_llm_backend:
@@ -288,7 +298,7 @@ def for_our_data(ours: Callable[..., Any], theirs: Callable[..., Any]) -> Callab
 
 
 def _reasons(error: Exception) -> str:
-    """On one line; of Pydantic's errors, only what they say about the keys."""
+    """The error in one line; of Pydantic's errors, the messages about the keys."""
     if not hasattr(error, "errors"):
         return one_line(error, 1000)
     return "; ".join(
@@ -298,7 +308,7 @@ def _reasons(error: Exception) -> str:
 
 
 def _note_architecture(config: Any) -> None:
-    """MaxText's checkpoints do not say what the model is made of: `ping-llm convert` reads it here."""
+    """Write the model's architecture beside the checkpoints, which lack it: `ping-llm convert` reads it there."""
     import jax
 
     from ping_llm.integrations.maxtext.convert import NOTE, note
@@ -344,7 +354,7 @@ def _as_grain(cls: Any, values: dict[str, Any]) -> dict[str, Any]:
     backend = BACKENDS.get(str(kind), "")
     values = {**values, "ping_llm_backend": backend}
     folder = str(values.get("base_output_directory") or "")
-    if folder and "://" not in folder:  # MaxText's checkpoints want the whole path
+    if folder and "://" not in folder:  # MaxText's checkpoints need an absolute path
         values["base_output_directory"] = str(Path(folder).absolute())
     if not backend:
         if values.get("grain_visualization_dir"):
@@ -355,7 +365,7 @@ def _as_grain(cls: Any, values: dict[str, Any]) -> dict[str, Any]:
     values["dataset_type"] = "grain"
     if kind == "text":
         return values
-    # MaxText wants to see files of its own before it believes in a grain dataset.
+    # MaxText refuses dataset_type=grain without files of its own.
     return values | {
         "grain_file_type": "arrayrecord",
         "grain_train_files": values["network_train_files"],
@@ -387,7 +397,7 @@ def _text_problem(values: dict[str, Any]) -> str | None:
 
 
 def _problem(values: dict[str, Any]) -> str | None:
-    """What cannot go together with our batches, with the reason."""
+    """Why these settings do not go with our batches, if they do not."""
     kind = values["dataset_type"]
     if values.get("attention") == "cudnn_flash_jax":  # MaxText's issue 4476
         return (

@@ -3,8 +3,8 @@
 What a query looks at is its context, and `History` decides it from the history, the query and the settings alone, so
 the answer depends on nothing else: not on what else is queried, nor in which order.
 
-    the whole history     where it has less than `part` measurements, or less than `whole` and hardly two of one pair;
-                          and the query has no time
+    the whole history     where it has less than `part` measurements, or less than `whole` and is dense; and the query
+                          has no time
     a part of it          chosen by `prior.selection` for all pairs between two clusters of nodes, of which a history
                           has at most `clusters`
     chosen for one pair   where the part for its clusters does not hold all measurements of the pair itself; and where
@@ -46,6 +46,9 @@ _CLUSTER_SIZE: Final = 32
 """Nodes of a cluster, about so many or more."""
 _KEPT_SLOTS: Final = 16_384
 """Of the contexts that are kept: 0.5 GB of keys and values in 32 bits."""
+_DENSE: Final = 4
+"""Measurements for each node: with 5 (2 % of PlanetLab) one context is as good as many chosen ones, with 12 better, and
+with 1.5 (simulated Internets) worse."""
 _VOTES: Final = 4
 _VOTED_SLOTS: Final = 8192
 """Of all members of an ensemble together: four times 2,048, or once 8,192."""
@@ -62,8 +65,8 @@ class PredictionSettings:
     part: int = 2048
     """Measurements of a context that many queries share, at most: as in training."""
     whole: int = 8192
-    """A history of less than so many measurements is one context all the same where most are of different pairs. Repeats
-    of a pair would draw attention away from the others."""
+    """A dense history of less than so many measurements is one context all the same: most are of different pairs, and
+    there are four or more for each node. Repeats, and pairs that have nothing to do with a query, distract from others."""
     clusters: int = 11
     """Clusters of nodes, at most: 66 contexts of 2,048, 1.1 s each on a CPU, are all that a larger history needs. With
     0, a context is chosen for each pair."""
@@ -139,7 +142,7 @@ class Completer:
         if self.prediction.backend == "numpy" or (self.prediction.backend == "auto" and not _has_accelerator()):
             return _OnNumPy(PlainNetwork(self.settings, self.weights))
         with extras_needed("backend=jax"):
-            from ping_llm.models.completer.compiled import OnJax
+            from ping_llm.models.completer.model import OnJax
 
         return OnJax(self.settings, self.weights, self.prediction.contexts_per_call)
 
@@ -219,8 +222,9 @@ class History:
     @cached_property
     def _is_whole(self) -> bool:
         """Whether one context is all that queries without a time need."""
-        are_different = 2 * len(self.index.starts) > len(self.index)
-        return len(self.index) < (self.settings.whole if are_different else self.settings.part)
+        measurements, pairs, nodes = len(self.index), len(self.index.starts), len(self.index.nodes)
+        is_dense = 2 * pairs > measurements and measurements >= _DENSE * nodes
+        return measurements < (self.settings.whole if is_dense else self.settings.part)
 
     @cached_property
     def _pairs(self) -> Ints:

@@ -9,20 +9,20 @@
     query      positions of two identities. They attend to the context, and nothing attends to them: each is answered
                as if alone
 
-Attention over more keys is spread thinner. So queries are multiplied by a power of the number of keys, which each head
-chooses for each query (a query-aware scalable softmax), and contexts may be longer than those of training.
+The more keys there are, the thinner attention is spread. So each query is multiplied by a power of the number of keys
+that its head chooses (a query-aware scalable softmax), and contexts may be longer than those of training.
 
-It outputs a mixture of bins of ln RTT, and of narrow kernels around RTTs copied from the measurements.
+The output is a mixture of bins of ln RTT and of narrow kernels around RTTs copied from the measurements.
 
-Bins are equally wide in ln RTT, 2 % for 592 of them. A value between the centres of two bins belongs to both, by how
-near it is to each: a bin's probability stands for a triangle over its neighbours, and the density is the straight line
-from centre to centre. So a certain prediction is exact to a fraction of a bin.
+The 592 bins are equally wide in ln RTT, 2 % each. A value between the centres of two bins belongs to both, in
+proportion to how near it is to each: the density is linear between neighbouring centres. So a certain prediction is
+exact to a fraction of a bin.
 
-A quiet pair repeats itself to a few per mille, though. So a query also points at measurements of its context, the
-pointer (or copy) mechanism of language models: "about what this one took", in one of several precisions. How much of
-the answer is in the bins and how much in each precision is for the model to say. A small model (4 layers of 192, 1,000
-steps) with pointers is at 2.49 nats where the pair was measured before and at 5.03 elsewhere, without them at 3.02 and
-5.13. For prediction, all of it is put on a grid of finer bins.
+RTTs of a quiet pair differ by a few per mille only, less than a bin. So a query also points at measurements of its
+context (the pointer or copy mechanism of language models): "about what this one took", in one of several precisions.
+The model decides how much of the answer is in the bins and in each precision. A small model (4 layers of 192, 1,000
+steps) with pointers reaches 2.49 nats where the pair was measured before and 5.03 elsewhere; without them, 3.02 and
+5.13. For prediction, the mixture is evaluated on a grid of finer bins.
 """
 
 from collections.abc import Callable, Mapping
@@ -53,17 +53,18 @@ from ping_llm.prior.selection import ANSWERED, EMPTY
 
 OWN_SHARE: Final = 0.35
 LEVEL_SHARES: Final = (0.25, 0.2, 0.2)
-"""Of a node's own vector in its identity, and of those of its groups: two nodes with one /24 have a cosine of 0.65,
-with one /8 of 0.2."""
+"""Shares of a node's identity that are its own vector's and those of its prefix groups, longest prefix first: two nodes
+of one /24 have a cosine of 0.65, two of one /8 only have 0.2."""
 _SHARPNESS: Final = 2.0
-"""Queries and keys have length √64 each: scores lie within ±16, enough to single out one of thousands."""
+"""Factor of queries. Queries and keys have length √64: scores lie within ±16: enough to single out one of thousands."""
 KINDS: Final = 3
 _BINS_AHEAD: Final = 3.0
-"""Logit of the bins before the model has learned to point: a share of 80 %."""
+"""Initial logit of the bins in the mixture, before the model has learned to point: a share of 80 %."""
 _NEVER: Final = -1e9
+"""Logit of what must have no probability."""
 
 _VALUE_SCALES: Final = 0.5 * 2.0 ** (np.arange(19) / 2)
-"""Radians for each unit of ln RTT: from 0.5, which tells a whole range apart, to 256, which tells 0.1 % apart."""
+"""Radians per unit of ln RTT: from 0.5, which covers the whole range, to 256, which resolves 0.1 %."""
 _MIDDLE: Final = 3.5
 """ln of 33 ms."""
 _AGE_SCALES: Final = 0.25 * 2.0 ** np.arange(6)
@@ -74,9 +75,9 @@ VALUE_FEATURES: Final = 2 * len(_VALUE_SCALES) + 1
 TIME_FEATURES: Final = 2 * len(_AGE_SCALES) + 2 * len(_CYCLES_S) + 2
 
 _POWER: Final = 0.1
-"""Of the number of keys, for each unit of what a head asks for: sharpness reacts to it exponentially."""
+"""Exponent of the number of keys per unit of a head's output."""
 _USUAL_KEYS: Final = 512
-"""Keys for which attention is as sharp as without the scalable softmax."""
+"""Number of keys at which the scalable softmax changes nothing."""
 
 MIN_MS: Final = 0.05
 BINS: Final = 592
@@ -84,7 +85,7 @@ BINS: Final = 592
 MAX_MS: Final = MIN_MS * 40_000 ** (BINS / 512)
 """10.5 s."""
 KERNEL_WIDTHS: Final = (0.0015, 0.006, 0.025, 0.1, 0.3)
-"""Of the Laplace kernel of each precision, in ln RTT."""
+"""Widths of the Laplace kernels, one per precision, in ln RTT."""
 PRECISIONS: Final = len(KERNEL_WIDTHS)
 FINE: Final = 8 * BINS
 """Bins of the grid, 0.26 % each."""
@@ -103,7 +104,8 @@ class Bins:
         return np.log(MIN_MS) + self.width * (np.arange(self.count) + 0.5)
 
     def between(self, log_rtt: Array) -> tuple[Array, Array]:
-        """The bin whose centre is at or below each value, and how far it is on the way to the next. Both ends hold."""
+        """The bin whose centre is at or below each value, and the fraction of the way to the next centre. Values beyond
+        the first and last centre are moved to them."""
         xp = log_rtt.__array_namespace__()
         at = xp.clip((log_rtt - float(np.log(MIN_MS))) / self.width - 0.5, 0.0, self.count - 1.0)
         lower = xp.minimum(at.astype(np.int32), self.count - 2)
@@ -122,7 +124,7 @@ class Mixture(NamedTuple):
         return Bins(self.bin_logits.shape[-1])
 
     def probabilities(self) -> Array:
-        """[contexts, questions, fine bins]"""
+        """The mixture on the fine grid, [contexts, questions, fine bins]."""
         xp, fine = self.bin_logits.__array_namespace__(), Bins(FINE)
         share = xp.exp(self.log_share)
         coarse = functions_of(self.bin_logits).softmax(self.bin_logits)
@@ -137,14 +139,14 @@ class Mixture(NamedTuple):
 
 @cache
 def _refined(coarse: Bins, fine: Bins) -> Singles:
-    """From probabilities of bins to those of finer ones, along the straight lines between the coarse centres."""
+    """The matrix from probabilities of bins to those of finer bins: linear between the centres of the coarse ones."""
     at = np.clip((fine.centres - coarse.centres[0]) / coarse.width, 0, coarse.count - 1)
     near = np.maximum(1 - np.abs(at - np.arange(coarse.count)[:, None]), 0)
     return (near * fine.width / coarse.width).astype(np.float32)
 
 
 def _on_grid(weight: Array, lower: Array, part: Array) -> Array:
-    """[questions, FINE]: weights of the context's measurements, each shared by the two bins around its RTT."""
+    """[questions, FINE]: the weight of each measurement of the context, divided between the two bins around its RTT."""
     if isinstance(weight, np.ndarray):
         slots = np.arange(len(lower))
         ends = np.concatenate([slots, slots]), np.concatenate([lower, lower + 1])
@@ -155,7 +157,7 @@ def _on_grid(weight: Array, lower: Array, part: Array) -> Array:
 
 @cache
 def _kernels(fine: Bins) -> Singles:
-    """[precisions, odd]: shares of the bins around the middle one, until nothing is left of the widest kernel."""
+    """[precisions, odd]: the kernels on the fine grid, as far as the widest one reaches."""
     reach = min(int(np.ceil(12 * max(KERNEL_WIDTHS) / fine.width)), FINE // 4)
     edge = (np.arange(-reach, reach + 2) - 0.5) * fine.width / np.array(KERNEL_WIDTHS)[:, None]
     until = np.where(edge < 0, np.exp(np.minimum(edge, 0)) / 2, 1 - np.exp(-np.maximum(edge, 0)) / 2)
@@ -164,7 +166,7 @@ def _kernels(fine: Bins) -> Singles:
 
 
 def _convolved(columns: Array, shares: Array, kernels: Singles) -> Array:
-    """Columns spread by a sum of kernels, of each its share."""
+    """Columns convolved (by FFT) with the sum of the kernels, each weighted by its share."""
     size, reach = FINE + kernels.shape[1] - 1, kernels.shape[1] // 2
     xp = columns.__array_namespace__()
     spread = shares.astype(np.complex64) @ np.fft.rfft(kernels, size).astype(np.complex64)
@@ -183,7 +185,7 @@ class CompleterSettings(LayerSettings):
     identity: int = 128
     """Length of the random vectors that stand for nodes. Cosines between 400 of them stay below 0.45."""
     bins: int = BINS
-    """Of ln RTT from 0.05 ms to 10.5 s: 2 % each, and finer where neighbours share the probability."""
+    """Of ln RTT from 0.05 ms to 10.5 s: 2 % each."""
 
     def __post_init__(self) -> None:
         if 2 * self.identity >= self.width:
@@ -191,7 +193,7 @@ class CompleterSettings(LayerSettings):
 
     @property
     def shapes(self) -> dict[str, tuple[int, int]]:
-        """Of the weights, by name."""
+        """Shapes of the weights, by name."""
         w, all_heads = self.width, self.heads * self.head_dim
         of_block = {
             "qkv": (w, 3 * all_heads),
@@ -218,13 +220,13 @@ class CompleterSettings(LayerSettings):
         return sum(rows * columns for rows, columns in self.shapes.values())
 
     def flops_per_context(self, context: int, questions: int) -> int:
-        """Of a training step, for one context: 6 per parameter and position, and attention to the whole context."""
+        """FLOPs of a training step, for one context: 6 per parameter and position, and attention to all of it."""
         positions = context + questions
         return 6 * self.parameters * positions + 12 * self.layers * self.heads * self.head_dim * context * positions
 
 
 class Measurements(NamedTuple):
-    """Of contexts, [contexts, slots]; only the first `length` slots of each count."""
+    """The measurements of several contexts, [contexts, slots]; only the first `length` slots of each count."""
 
     source: Array  # [contexts, slots, identity]
     destination: Array  # [contexts, slots, identity]
@@ -235,7 +237,7 @@ class Measurements(NamedTuple):
 
 
 class Encoded(NamedTuple):
-    """Contexts that were read: all that queries need of them."""
+    """Encoded contexts: all that queries need of them."""
 
     layers: list[tuple[Array, Array]]  # keys and values, [contexts, slots, heads, size] each
     pointed_at: Array  # [contexts, slots, size]: keys of the pointer
@@ -245,7 +247,7 @@ class Encoded(NamedTuple):
 
 
 class Network:
-    """The set transformer's arithmetic: `encode` a context once, `answer` many queries from it."""
+    """The set transformer: `encode` a context once, `answer` many queries from it."""
 
     settings: CompleterSettings
     source: Linear
@@ -263,19 +265,18 @@ class Network:
         return block.add(x, self.attend(query, key, value, length))
 
     def attend(self, query: Array, key: Array, value: Array, length: Array) -> Array:
-        """To the first `length` keys of each context, at least one."""
+        """Attention to the first `length` keys of each context, at least one."""
         raise NotImplementedError
 
     def by_rows(self, function: Callable[..., Any], *arrays: Array) -> Any:
-        """A function that treats every position alike, of arrays [contexts, positions, …]."""
+        """Apply a function that treats all positions alike to arrays [contexts, positions, …]."""
         return function(*arrays)
 
     def similarity(self, query: Array, key: Array) -> Array:
-        """Of each query to each key, float32."""
+        """Dot product of each query and each key, float32."""
         raise NotImplementedError
 
     def encode(self, context: Measurements) -> Encoded:
-        """Of the last layer, only keys and values are needed."""
         x = self._embedded(context)
         *blocks, last = self.blocks
         layers = []
@@ -283,7 +284,7 @@ class Network:
             query, key, value = self.by_rows(partial(block.read, keys=context.length), x)
             layers.append((key, value))
             x = self.by_rows(partial(self.layer, block, key, value, context.length), x, query)
-        layers.append(self.by_rows(partial(last.read, keys=context.length), x)[1:])
+        layers.append(self.by_rows(partial(last.read, keys=context.length), x)[1:])  # nothing attends to its output
         return Encoded(
             layers=layers,
             pointed_at=rms_norm(self.point_at(rms_norm(x))),
@@ -293,7 +294,7 @@ class Network:
         )
 
     def answer(self, encoded: Encoded, source: Array, destination: Array) -> Mixture:
-        """To queries by the identities of their ends, [contexts, queries, identity]."""
+        """The answers to queries, which are given by the identities of their ends, [contexts, queries, identity]."""
         x = self._ends(source, destination) + self.kind_embedding[...][KINDS].astype(self.settings.dtype)
         for block, (key, value) in zip(self.blocks, encoded.layers, strict=True):
             x = self.layer(block, key, value, encoded.length, x, block.read(x, encoded.length)[0])
@@ -313,7 +314,7 @@ class Network:
         return self.source(source.astype(dtype, copy=False)) + self.destination(destination.astype(dtype, copy=False))
 
     def _embedded(self, m: Measurements) -> Array:
-        """Ends, and what a measurement says beside them. A failure says when, an empty slot says nothing."""
+        """Input vectors of ends, kind, RTT and age. A failure has no RTT, an empty slot only a kind."""
         xp, dtype = m.log_rtt.__array_namespace__(), self.settings.dtype
         is_measurement = (m.kind != EMPTY)[..., None]
         value = xp.where((m.kind == ANSWERED)[..., None], _value_features(m.log_rtt), 0.0)
@@ -324,7 +325,7 @@ class Network:
         return xp.where(is_measurement, self._ends(m.source, m.destination), 0.0) + features + kind
 
     def _pointer(self, x: Array, encoded: Encoded) -> tuple[Array, Array]:
-        """Log shares of bins and precisions, and of the measurements that have an RTT to copy."""
+        """Log shares of the bins, of each precision, and of each measurement with an RTT to copy."""
         xp, log_softmax = x.__array_namespace__(), functions_of(x).log_softmax
         query = rms_norm(self.point_from(x)) * _SHARPNESS
         score = self.similarity(query, encoded.pointed_at)
@@ -335,12 +336,12 @@ class Network:
 
 
 class BlockFunctions(LayerFunctions):
-    """A layer whose attention grows sharper with the number of keys."""
+    """A layer whose attention can grow sharper with the number of keys (a scalable softmax)."""
 
     sharpen: Linear
 
     def read(self, x: Array, keys: Array) -> tuple[Array, Array, Array]:
-        """Query, key and value of each position; `keys` are how many each context's positions attend to."""
+        """Query, key and value of each position. `keys`: how many keys each context has to attend to."""
         query, key, value = self.query_key_value(x)
         xp = x.__array_namespace__()
         power = _POWER * self.sharpen(rms_norm(x)).astype(np.float32)
@@ -355,7 +356,7 @@ class PlainBlock(BlockFunctions):
 
 
 class PlainNetwork(Network):
-    """The set transformer on NumPy arrays, in 32 bits."""
+    """The set transformer on NumPy arrays, in float32."""
 
     def __init__(self, settings: CompleterSettings, weights: Mapping[str, Singles]) -> None:
         self.settings = settings = replace(settings, dtype="float32")
@@ -377,10 +378,11 @@ class PlainNetwork(Network):
 
 
 def counted(slots: Array, length: Array) -> Array:
+    """[contexts, slots]: whether a slot is one of the first `length` of its context."""
     return slots.__array_namespace__().arange(slots.shape[1]) < length[:, None]
 
 
-# Features: sines and cosines at several scales, so that a matrix can read near and far alike.
+# Features: sines and cosines at several scales, for coarse and for fine differences.
 
 
 def _value_features(log_rtt: Array) -> Array:
@@ -390,9 +392,9 @@ def _value_features(log_rtt: Array) -> Array:
 
 
 def _time_features(age_s: Array) -> Array:
-    """Of seconds before the question: how long ago, and at what time of its day and week. All 0 where it is unknown.
+    """Features of the seconds before the question, and of their phase in half a day, a day, a week; 0 if unknown.
 
-    The hour is the question's own: what hour it is where, no measurement says.
+    Time of day is relative to the question's, since no measurement says which hour it is at its nodes.
     """
     xp = age_s.__array_namespace__()
     known = (age_s >= 0)[..., None]
@@ -411,8 +413,8 @@ def _waves(value: Array, scales: npt.NDArray[np.floating[Any]]) -> tuple[Array, 
 def identities(words: Array, size: int) -> Array:
     """[contexts, nodes, size]: random directions, all of length 3, closer together where prefixes are shared.
 
-    `words`, [contexts, nodes, 1 + levels], are a number of the node's own and one of each of its shared-prefix groups:
-    equal numbers stand for equal vectors, and anything that changes a number draws another.
+    `words`, [contexts, nodes, 1 + levels], hold a number for the node itself and one for each of its prefix groups.
+    Equal numbers give equal vectors, different numbers independent ones.
     """
     xp = words.__array_namespace__()
     index = hash_with(xp.arange(size, dtype=np.uint32), 1)
