@@ -225,6 +225,51 @@ def test_unknown_nodes_and_empty_histories_get_an_answer(trained: tuple[Any, lis
     assert len(predictor(trained[0]).predict(pairs, questions.take(slice(0, 0)), NODES)) == 0
 
 
+def exchanged(rows: Any) -> Any:
+    return type(rows)(**vars(rows) | {"source": rows.destination, "destination": rows.source})
+
+
+def test_an_ensemble_depends_less_on_chance_and_on_the_direction_of_measurements(
+    trained: tuple[Any, list[float]],
+) -> None:
+    known, test = parted(line_of_nodes(), 0.4, seed=0)
+    questions = test.take(slice(0, 60)).questions
+
+    def answers(votes: int | None, seed: int, *, exchange: bool = False) -> Any:
+        history, queries = (exchanged(known), exchanged(questions)) if exchange else (known, questions)
+        return np.log(
+            predictor(trained[0], whole=300, part=300, votes=votes, seed=seed).predict(history, queries, NODES).median
+        )
+
+    alone, together = (np.stack([answers(votes, seed) for seed in range(4)]) for votes in (1, 4))
+    assert together.std(axis=0).mean() < 0.75 * alone.std(axis=0).mean()
+    one_way, other_way = (np.abs(answers(v, 0) - answers(v, 0, exchange=True)).mean() for v in (1, 4))
+    assert other_way < 0.75 * one_way
+    np.testing.assert_array_equal(answers(None, 0), together[0])  # of a short history, four are the default
+
+
+@pytest.mark.parametrize(
+    ("measurements", "drawn", "nodes", "is_one"),
+    [(63, 3, 6, True), (100, 90, 20, True), (100, 90, 30, False), (100, 20, 20, False), (200, 180, 20, False)],
+)
+def test_a_short_or_dense_history_is_one_context(
+    trained: tuple[Any, list[float]], measurements: int, drawn: int, nodes: int, is_one: bool
+) -> None:
+    """Short: less than 64 here. Dense: less than 150, four for each node or more, hardly two of one pair."""
+    one, other = np.triu_indices(nodes, 1)
+    chosen = np.random.default_rng(0).permutation(len(one))[:drawn]
+    chosen = np.append(np.resize(chosen, measurements - nodes), np.resize(np.flatnonzero(other == one + 1), nodes))
+    known = Observations(
+        source=one[chosen],
+        destination=other[chosen],
+        time_s=np.full(len(chosen), np.nan),
+        rtt_ms=np.full(len(chosen), 20.0),
+    )
+    history = predictor(trained[0], whole=150, part=64, clusters=3).history(known, NODES, known.questions)
+    sizes = {len(history.context(int(a), int(b), np.nan)) for a, b in zip(one[:40], other[:40], strict=True)}
+    assert (sizes == {measurements}) == is_one
+
+
 def test_votes_and_clusters_answer_every_question(trained: tuple[Any, list[float]]) -> None:
     pairs = line_of_nodes()
     known, test = parted(pairs, 0.6, seed=0)

@@ -37,7 +37,12 @@ def predict(
     checkpoint: options.AnyCheckpoint = None,
     quantiles: Annotated[str, Option(help="Quantile levels, separated by commas.")] = "0.05,0.5,0.95",
     context: Annotated[int, Option(min=8, help="Measurements selected for a single pair, at most.")] = 1024,
-    votes: Annotated[int, Option(min=1, help="Predictions to average: slightly better, but slower.")] = 1,
+    votes: Annotated[
+        int | None,
+        Option(
+            min=1, help="Answers to average, each as slow as one.", show_default="4 for less than 2,048 measurements"
+        ),
+    ] = None,
     watch: Annotated[
         float | None,
         Option(min=0.1, metavar="SECONDS", help="Read the history again at this interval, and print what changed."),
@@ -54,10 +59,10 @@ def predict(
     your measurements as context. It sees only which addresses share a prefix, so private addresses and names work too.
     Every prediction is a distribution: quantiles of the RTT, and the probability of a timeout.
 
-    The completer reads a history of up to 2,047 measurements in full. From a longer one, it selects what is most
-    informative about the pair, or about all pairs between the nodes near either end: measurements of these pairs, then
-    of either end with other nodes, nearest first, then of similar pairs. A language model (`--checkpoint` of your own
-    run) reads the latest measurements of the source.
+    The completer reads a history of up to 2,047 measurements in full (8,191 if it is dense). From a longer one, it
+    selects what is most informative about the pair, or about all pairs between the nodes near either end: measurements
+    of these pairs, then of either end with other nodes, nearest first, then of similar pairs. A language model
+    (`--checkpoint` of your own run) reads the latest measurements of the source.
 
     A question mark marks an extrapolation, and the reason is below the table: an end was never measured, no chain of
     measurements links the two, or the pair has only timed out.

@@ -68,7 +68,7 @@ class Predictor:
     def __repr__(self) -> str:
         what = "completer" if self.trained.is_completer else "language model"
         where = "of the package" if self.trained.where == str(SHIPPED) else repr(self.trained.where)
-        set_to = f"; context={self.settings.context}, votes={self.settings.votes}" if self.trained.is_completer else ""
+        set_to = f"; context={self.settings.context}" if self.trained.is_completer else ""
         return f"Predictor({what} {where}, {self.trained.steps:,} steps{set_to})"
 
     @property

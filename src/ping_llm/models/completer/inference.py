@@ -66,7 +66,7 @@ class PredictionSettings:
     """Measurements of a context that many queries share, at most: as in training."""
     whole: int = 8192
     """A dense history of less than so many measurements is one context all the same: most are of different pairs, and
-    there are four or more for each node. Repeats, and pairs that have nothing to do with a query, distract from others."""
+    there are four or more for each node. (Repeats, and pairs that have nothing to do with a query, distract.)"""
     clusters: int = 11
     """Clusters of nodes, at most: 66 contexts of 2,048, 1.1 s each on a CPU, are all that a larger history needs. With
     0, a context is chosen for each pair."""
@@ -268,8 +268,8 @@ class History:
                 one, other = (destination, source) if _is_exchanged(vote) else (source, destination)
                 bins, failed = network.answer(of_vote, self._identities[vote][one], self._identities[vote][other])
                 votes.append((bins[is_query], failed[is_query].astype(np.float64)))
-            bins, failed = zip(*votes, strict=True)
-            yield filled[is_query], BinDistribution(p_failed=np.mean(failed, axis=0), probability=_pooled(bins))
+            p_failed = np.mean([failed for _, failed in votes], axis=0)
+            yield filled[is_query], BinDistribution(p_failed=p_failed, probability=_pooled([bins for bins, _ in votes]))
             if advance is not None:
                 advance(int(is_query.sum()))
 
