@@ -29,10 +29,17 @@ from ping_llm.core.randomness import mix64
 from ping_llm.core.rtt import Ints, Observations
 from ping_llm.rows.format import ProbeRow
 from ping_llm.sources import files
-from ping_llm.sources.columns import AS_FOUND, OPTIONAL_WITHOUT_TIME, InputOptions, check_rtts, find_columns, understand
+from ping_llm.sources.columns import (
+    AS_FOUND,
+    OPTIONAL_WITHOUT_TIME,
+    InputOptions,
+    Reading,
+    check_rtts,
+    find_columns,
+    understand,
+)
 from ping_llm.sources.files import Piece, RawBatch
 from ping_llm.sources.nodes import NO_NODES, Nodes, addresses_of, read_nodes, shown_in_rows, shown_names
-from ping_llm.sources.reading import Reading
 from ping_llm.sources.tables import melted
 from ping_llm.storage import Location, locate
 

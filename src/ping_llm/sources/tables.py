@@ -57,11 +57,6 @@ class Layout:
     is_matrix: bool = False
 
 
-def is_csv(start: bytes) -> bool:
-    """Any text that no other format claims."""
-    return b"\0" not in start and not start.startswith(b"PK")  # as what spreadsheets write
-
-
 def plan_csv(whole: Piece, options: InputOptions, piece_rows: int, optional: frozenset[str]) -> Plan:
     layout, found = look_at(_first_lines(whole.path), options, whole.path, optional)
     piece = replace(whole, columns=found.columns, spelling=found.spelling, layout=layout, understood=found.said)
