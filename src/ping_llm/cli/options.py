@@ -39,6 +39,7 @@ _INPUT_OPTIONS: dict[str, Any] = {
     "rtt_unit": Annotated[str | None, Option(help="Unit of RTTs: s, ms, us or ns.", show_default="as found")],
     "delimiter": Annotated[str | None, Option(help="Of cells: a character, or `tab`.", show_default="as found")],
     "date_order": Annotated[str | None, Option(help="Of 03/04/2024: dmy or mdy.", show_default="as found")],
+    "decimal": Annotated[str | None, Option(help="Before decimals of RTTs: comma or point.", show_default="as found")],
     "nodes": Annotated[str | None, Option(help="File of what names are: name, address, latitude, longitude, as.")],
     "allow_bad_rows": Annotated[bool, Option("--allow-bad-rows", help="Go on although many rows cannot be used.")],
 }

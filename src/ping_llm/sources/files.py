@@ -14,6 +14,7 @@ import contextlib
 import csv
 import glob
 import importlib
+import io
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -26,11 +27,13 @@ try:
 except ModuleNotFoundError:  # Python may be built without
     lzma = None  # type: ignore[assignment]
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pyarrow import csv as arrow_csv
 
 from ping_llm.core.cells import PLAIN, Spelling
-from ping_llm.core.errors import MeasurementError, PingLlmError, one_line
+from ping_llm.core.errors import MeasurementError, PingLlmError, explained, one_line
 from ping_llm.sources import NODES_FILE, ROWS_FILE, SPLIT_FILE, WORLD_FILE
 from ping_llm.sources.columns import OPTIONAL_COLUMNS, InputOptions, find_columns, understand
 from ping_llm.storage import Location, locate
@@ -67,8 +70,10 @@ FORMATS: Final = {
         module="ping_llm.sources.objects",
         is_of=re.compile(_JSON + rb'(?:\[?\s*\{\s*["}]|\[\s*\])').match,
     ),
-    "csv": Format(  # any other text, but not what spreadsheets write
-        module="ping_llm.sources.tables", is_of=re.compile(rb"(?!PK)[^\0]*\Z").match, suffixes=(".csv", ".tsv")
+    "csv": Format(  # any other text, in UTF-16, too, but not what spreadsheets write
+        module="ping_llm.sources.tables",
+        is_of=re.compile(rb"\xff\xfe|\xfe\xff|(?!PK)[^\0]*\Z").match,
+        suffixes=(".csv", ".tsv"),
     ),
 }
 """A file is of the first of these that it may be of."""
@@ -261,7 +266,8 @@ def _format_of(path: Location) -> str:
         raise PingLlmError(f"{path} is empty")
     if found := next((name for name, kind in FORMATS.items() if kind.is_of(start)), None):
         return found
-    raise PingLlmError(f"{path}: unknown kind of file (known: {_KNOWN_NAMES})")
+    hint = ": of a spreadsheet, save the table as CSV" if start.startswith((b"PK", b"\xd0\xcf\x11\xe0")) else ""
+    raise PingLlmError(f"{path}: unknown kind of file (known: {_KNOWN_NAMES}){hint}")
 
 
 _CODECS: Final = {
@@ -278,8 +284,30 @@ UNPACKING_ERRORS: Final = (OSError, EOFError, *((lzma.LZMAError,) if lzma else (
 
 
 def open_text(path: str) -> pa.NativeFile:
-    """The bytes of a file, decompressed."""
-    return decompressed(open_stored(locate(path)))
+    """The bytes of a file, decompressed; of what numpy has saved, those of a text table of the same numbers."""
+    file = open_stored(locate(path))
+    start = bytes(file.read(64))
+    file.seek(0)
+    if start.startswith(b"\x93NUMPY") or (start.startswith(b"PK\x03\x04") and b".npy" in start):
+        return _array_as_text(file, path)
+    return decompressed(file)
+
+
+def _array_as_text(file: Any, path: str) -> pa.NativeFile:
+    """The one array of two dimensions in a .npy or .npz file; names of as many nodes may be beside it."""
+    with explained(f"cannot read {path}", ValueError), file:
+        loaded = np.load(io.BytesIO(file.read()))
+        arrays = [loaded] if isinstance(loaded, np.ndarray) else list(loaded.values())
+    tables = [array for array in arrays if array.ndim == 2 and array.dtype.kind in "iuf"]
+    if len(tables) != 1:
+        raise PingLlmError(f"{path}: has {len(tables)} arrays of numbers in two dimensions, not one: save it alone")
+    names = [array.tolist() for array in arrays if array.dtype.kind == "U" and array.shape == tables[0].shape[:1]]
+    columns = {str(i): column for i, column in enumerate(tables[0].T)}
+    if names and len(columns) == len(names[0]):
+        columns = {"": names[0], **dict(zip(names[0], columns.values(), strict=True))}
+    text = io.BytesIO()
+    arrow_csv.write_csv(pa.table(columns), text, arrow_csv.WriteOptions(include_header=bool(names)))
+    return pa.BufferReader(text.getvalue())
 
 
 def open_stored(where: Location) -> Any:
