@@ -13,6 +13,7 @@ import pytest
 
 from ping_llm.core.errors import PingLlmError
 from ping_llm.rows.measurement_set import MeasurementSet, read_observations
+from ping_llm.serve.store import read_upload
 from ping_llm.sources.columns import InputOptions
 
 COUNT = 12
@@ -126,6 +127,8 @@ def test_numpy_arrays_are_matrices_or_lines(tmp_path: Path) -> None:
     assert measured(read(tmp_path / "m.npy", one.getvalue()), numbered(1)) == pytest.approx(expected)
     assert measured(read(tmp_path / "m.npz", named.getvalue()), HOSTS) == pytest.approx(expected)
     assert measured(read(tmp_path / "t.npy", triples.getvalue()), numbered(0)) == pytest.approx(EXPECTED)
+    with pytest.raises(PingLlmError, match="upload the matrix as a text table"):
+        read_upload(one.getvalue(), 1000)
 
 
 def test_an_archive_of_several_arrays_says_what_to_do(tmp_path: Path) -> None:

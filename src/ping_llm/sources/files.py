@@ -279,7 +279,6 @@ _CODECS: Final = {
 }
 """By the first bytes. Arrow knows all but xz."""
 
-
 UNPACKING_ERRORS: Final = (OSError, EOFError, *((lzma.LZMAError,) if lzma else ()))
 
 
@@ -295,14 +294,14 @@ def open_text(path: str) -> pa.NativeFile:
 
 def _array_as_text(file: Any, path: str) -> pa.NativeFile:
     """The one array of two dimensions in a .npy or .npz file; names of as many nodes may be beside it."""
-    with explained(f"cannot read {path}", ValueError), file:
+    with explained(f"cannot read {path}", ValueError, MemoryError), file:
         loaded = np.load(io.BytesIO(file.read()))
         arrays = [loaded] if isinstance(loaded, np.ndarray) else list(loaded.values())
     tables = [array for array in arrays if array.ndim == 2 and array.dtype.kind in "iuf"]
     if len(tables) != 1:
         raise PingLlmError(f"{path}: has {len(tables)} arrays of numbers in two dimensions, not one: save it alone")
     names = [array.tolist() for array in arrays if array.dtype.kind == "U" and array.shape == tables[0].shape[:1]]
-    columns = {str(i): column for i, column in enumerate(tables[0].T)}
+    columns = {str(i): column for i, column in enumerate(tables[0].astype(np.float64).T)}
     if names and len(columns) == len(names[0]):
         columns = {"": names[0], **dict(zip(names[0], columns.values(), strict=True))}
     text = io.BytesIO()
