@@ -222,3 +222,31 @@ def test_a_nodes_file_of_other_nodes_is_named(tmp_path: Path) -> None:
     (tmp_path / "nodes.csv").write_text("name,address\nlon,192.0.2.1\n")
     found = read(tmp_path / "pings", lines("{src} {dst} {ms}\n"), nodes=str(tmp_path / "nodes.csv"))
     assert understood(found).endswith("nodes.csv has none of the nodes")
+
+
+WIDE = [["", *HOSTS], *([str(i), *map(str, row)] for i, row in enumerate(MS))]
+
+
+@pytest.mark.parametrize("first", ["{}", "17145{:05}", "2024-05-01 10:00:{:02}", "10:{:02}"])
+def test_rows_by_time_or_by_number_are_no_matrix_of_nodes(first: str, tmp_path: Path) -> None:
+    content = "".join(",".join([first.format(int(row[0])) if row[0] else "", *row[1:]]) + "\n" for row in WIDE)
+    with pytest.raises(PingLlmError, match="no column 'src_addr'"):
+        read(tmp_path / "wide.csv", content)
+
+
+def test_means_beside_a_matrix_are_not_those_of_a_node(tmp_path: Path) -> None:
+    rows = [["", *HOSTS, "Average"], *([HOSTS[i], *map(str, row), "33"] for i, row in enumerate(MS))]
+    rows.append(["Average", *["33"] * (COUNT + 1)])
+    assert measured(read(tmp_path / "m", "\n".join(map(",".join, rows))), HOSTS) == pytest.approx(EXPECTED)
+
+
+def test_a_column_that_is_named_as_the_rtt_is_not_the_time_as_well(tmp_path: Path) -> None:
+    found = read(tmp_path / "p", "src,dst,Time\na,b,7.5\nb,a,8.5\n", columns={"rtt": "time"})
+    assert found.observations.rtt_ms.tolist() == [7.5, 8.5]
+    assert np.isnan(found.observations.time_s).all()
+
+
+def test_what_ping_says_of_a_timeout_is_one(tmp_path: Path) -> None:
+    found = read(tmp_path / "p", "src,dst,rtt\na,b,Request timed out.\nb,a,8.5\n")
+    assert found.reading is not None
+    assert (found.reading.timeouts, found.dropped) == (1, {})

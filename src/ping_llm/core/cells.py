@@ -19,9 +19,10 @@ Flags = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-MISSING_TEXT: Final = frozenset(
-    ("", "*", "-", "null", "none", "na", "n/a", "timeout", "timed out", "lost", "failed", "unreachable", "no reply")
+TIMEOUT_TEXT: Final = frozenset(
+    ("*", "timeout", "timed out", "request timed out.", "lost", "failed", "unreachable", "no reply")
 )
+MISSING_TEXT: Final = TIMEOUT_TEXT | {"", "-", "null", "none", "na", "n/a"}
 """What an empty cell is spelled as in text columns. For an RTT it means that the probe failed."""
 
 _PER_MILLISECOND: Final = {"s": 1e-3, "ms": 1.0, "us": 1e3, "ns": 1e6}

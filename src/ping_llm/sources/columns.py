@@ -177,7 +177,8 @@ def find_columns(
     names: Sequence[str], renamed: Mapping[str, str], what: str, optional: frozenset[str] = OPTIONAL_COLUMNS
 ) -> dict[str, str]:
     """The table's name of each schema column: what the user said, else the first of the usual names that is there."""
-    usual = {split_unit(name)[0]: name for name in reversed(names)}
+    taken = {wanted.strip().lower() for wanted in renamed.values()}
+    usual = {split_unit(name)[0]: name for name in reversed(names) if name.strip().lower() not in taken}
     chosen = {}
     for column in SCHEMA.names:
         if column in renamed:

@@ -8,7 +8,7 @@ empty, 0 or negative was not measured.
 import csv
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Final
@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ping_llm.core.cells import DATE, MISSING_TEXT, split_units
+from ping_llm.core.cells import DATE, MISSING_TEXT, TIMEOUT_TEXT, split_units
 from ping_llm.core.errors import PingLlmError
 from ping_llm.core.measurements import UNPARSABLE, parse_addresses, parse_nodes
 from ping_llm.sources.columns import (
@@ -30,7 +30,9 @@ from ping_llm.sources.columns import (
 )
 
 _DELIMITERS: Final = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars", " ": "spaces"}
-_UNMEASURED: Final = MISSING_TEXT - {"*", "timeout", "timed out", "lost", "failed", "unreachable", "no reply"} | {"nan"}
+_UNMEASURED: Final = MISSING_TEXT - TIMEOUT_TEXT | {"nan"}
+_SUMMARIES: Final = frozenset(("average", "avg", "mean", "median", "min", "max", "total"))
+"""Beside the nodes of a matrix."""
 _TIME_OF_DAY: Final = re.compile(r"^\d{1,2}:\d{2}(:\d{2}([.,]\d+)?)?\s*([AaPp][Mm])?$")
 _NUMBER: Final = re.compile(r"^\s*[-+]?\d[\d.,/]*(e[-+]?\d+)?\s*[a-zµ]{0,2}\s*$", re.IGNORECASE)
 
@@ -49,7 +51,7 @@ class Layout:
     """The column that completes that of the date."""
     is_matrix: bool = False
     has_row_names: bool = True
-    """Of a matrix: its first column names the nodes."""
+    """Whether the first column of a matrix names the nodes."""
 
 
 def look_at(
@@ -265,14 +267,17 @@ def _is_matrix(header: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
     families, _, _ = parse_nodes(sorted(across | down))
     if (families == UNPARSABLE).any() or len(across) < len(header) - 1:
         return False
-    if not np.isnan(_numbers([*across, *down])).any() and (_NUMBER.match(header[0]) or not all(map(_goes_on, names))):
+    are_numbers = [not np.isnan(_numbers(some)).any() for some in names]
+    if all(are_numbers) and (_NUMBER.match(header[0]) or not all(map(_goes_on, names))):
         return False  # numbers are names only in a row of names, and in order
+    if (any(are_numbers) and not all(are_numbers) and not header[0]) or _kind(names[1]) in ("time", "clock"):
+        return False  # rows by number or by time
     usual = {name for names in COLUMN_NAMES.values() for name in names}
     corner = split_unit(header[0])[0]
     may_be_of_two_kinds = corner in {"", "rtt", "node", "name", "host", *COLUMN_NAMES["src_addr"]}
     if not across & down and (not may_be_of_two_kinds or usual & {split_unit(name)[0] for name in across}):
         return False
-    return _are_rtts([cell for row in rows for cell in row[1:]])
+    return _are_rtts([cell for row in rows for name, cell in zip(names[0], row[1:], strict=False) if name != row[0]])
 
 
 def _is_bare_matrix(rows: Sequence[Sequence[str]]) -> bool:
@@ -306,14 +311,17 @@ def _matrix(
     return layout, replace(found, columns={name: name for name in names}, said=f"a matrix: {said}")
 
 
-def triples(layout: Layout, rows: Sequence[Sequence[str]], first: int = 0) -> Iterator[tuple[str, str, str]]:
-    """Source, destination and RTT of each cell that was measured; `first` is the number of the first row."""
-    for number, row in enumerate(rows, first + 1):
-        source, cells = (row[0].strip(), row[1:]) if layout.has_row_names else (str(number), row)
-        for destination, cell in zip(layout.names[layout.has_row_names :], cells, strict=False):
-            text = cell.strip()
-            if destination != source and _is_measured(text):
-                yield source, destination, text
+def triples(layout: Layout, rows: Iterable[Sequence[str]]) -> Iterator[tuple[str, str, str]]:
+    """Source, destination and RTT of each cell that was measured."""
+    own = layout.has_row_names
+    names = [(i, name) for i, name in enumerate(layout.names[own:], own) if name.lower() not in _SUMMARIES]
+    for number, row in enumerate(rows, 1):
+        source = row[0].strip() if own else str(number)
+        if source.lower() in _SUMMARIES:
+            continue
+        for i, destination in names:
+            if destination != source and i < len(row) and _is_measured(cell := row[i].strip()):
+                yield source, destination, cell
 
 
 _NOTHING: Final = re.compile(r"-.*|0+([.,]0*)?(e[-+]?\d+)?", re.IGNORECASE)

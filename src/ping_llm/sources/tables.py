@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -140,16 +140,11 @@ def _read_matrix(piece: Piece, layout: Layout, batch_rows: int) -> Iterator[RawB
     with _content(piece) as stream:
         lines = islice(io.TextIOWrapper(stream, "utf-8-sig", newline=""), layout.skipped, None)
         rows = (row for row in cells_of((line for line in lines if not line.startswith("#")), layout.delimiter) if row)
-        measured: list[tuple[str, str, str]] = []
-        first_row = 0
-        for number, row in enumerate(chain(rows, [None])):
-            if row is not None:
-                measured += triples(layout, [row], number)
-            if measured and (row is None or len(measured) >= batch_rows):
-                columns = (pa.array(column, pa.string()) for column in zip(*measured, strict=True))
-                yield RawBatch(batch=pa.record_batch(list(columns), list(piece.columns)), first_row=first_row)
-                first_row += len(measured)
-                measured = []
+        first_row, measured = 0, triples(layout, rows)
+        while some := list(islice(measured, batch_rows)):
+            columns = (pa.array(column, pa.string()) for column in zip(*some, strict=True))
+            yield RawBatch(batch=pa.record_batch(list(columns), list(piece.columns)), first_row=first_row)
+            first_row += len(some)
 
 
 class _Squeezed(io.RawIOBase):
