@@ -29,7 +29,7 @@ import pyarrow.csv
 
 from ping_llm.baselines.interface import PairTable
 from ping_llm.core.rtt import Floats, History, Observations
-from ping_llm.sources.atlas.parse import read_ping
+from ping_llm.sources.atlas_results import read_ping
 
 PLANETLAB_FILE: Final = "planetlab-rtt-frame1.npz"
 MENOG_FILE: Final = "ripe-atlas-ping-menog.jsonl.bz2"

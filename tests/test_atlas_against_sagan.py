@@ -12,7 +12,7 @@ import pytest
 from ripe.atlas.sagan import PingResult, Result
 
 from ping_llm.sources.atlas import ImportReport, import_atlas
-from ping_llm.sources.atlas.parse import read_ping
+from ping_llm.sources.atlas_results import read_ping
 
 SHARED = Path(os.environ.get("PING_LLM_SHARED_DATA") or Path(__file__).parents[1].parent / "shared" / "data")
 DUMP = SHARED / "ripe-atlas-ping-menog.jsonl.bz2"

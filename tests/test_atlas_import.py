@@ -15,9 +15,9 @@ import pytest
 
 from atlas_fixtures import TIME, as_lines, ping, several_files, visible, written
 from ping_llm.core.errors import MeasurementError, PingLlmError
-from ping_llm.sources.atlas import import_atlas
-from ping_llm.sources.atlas.chunks import ATLAS_SCHEMA, ReadSizes
-from ping_llm.sources.atlas.importer import ROWS_PER_GROUP, write_measurements
+from ping_llm.sources.atlas import ROWS_PER_GROUP, import_atlas, write_measurements
+from ping_llm.sources.atlas_results import ATLAS_SCHEMA
+from ping_llm.sources.objects import ReadSizes
 
 
 @pytest.fixture

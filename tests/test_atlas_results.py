@@ -9,9 +9,9 @@ import pytest
 from atlas_fixtures import ABSENT, TIME, as_lines, ping
 from ping_llm.core.errors import MeasurementError
 from ping_llm.core.measurements import MAX_RTT_MS
-from ping_llm.sources.atlas import DROP_REASONS, import_atlas
-from ping_llm.sources.atlas.chunks import ReadSizes
-from ping_llm.sources.atlas.parse import Unusable, read_ping
+from ping_llm.sources.atlas import import_atlas
+from ping_llm.sources.atlas_results import DROP_REASONS, Unusable, read_ping
+from ping_llm.sources.objects import ReadSizes
 
 
 def rtts(result: dict[str, Any], each_packet: bool = False) -> list[float | None]:

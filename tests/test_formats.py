@@ -7,8 +7,9 @@ import random
 import re
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 import pyarrow as pa
 import pytest
@@ -19,15 +20,19 @@ from ping_llm.rows.measurement_set import read_observations
 from ping_llm.serve.store import read_upload
 from ping_llm.sources import files
 from ping_llm.sources.columns import AS_FOUND, InputOptions
-from ping_llm.sources.files import BLOCK_BYTES
-from ping_llm.sources.formats import READERS, matching, vantage_in
-from ping_llm.sources.formats.adapter import TABLE, read_table
+from ping_llm.sources.files import BLOCK_BYTES, Piece
+from ping_llm.sources.tools import READERS, TABLE, read_tool, tool_of, vantage_in
 
 
 def written(sample: Sample, folder: Path, content: bytes | None = None) -> Path:
     path = folder / sample.file
     path.write_bytes(sample.text.encode() if content is None else content)
     return path
+
+
+def read_table(path: Path, labels: Mapping[str, str] = MappingProxyType({})) -> pa.Table:
+    piece = Piece(path=str(path), format="tool", columns=dict(labels), bytes=0)
+    return pa.Table.from_batches((raw.batch for raw in read_tool(piece, 1 << 20, strict=False)), schema=TABLE)
 
 
 def measured(table: pa.Table) -> list[Measured]:
@@ -50,7 +55,7 @@ def test_a_reader_finds_every_measurement_of_a_sample(name: str, tmp_path: Path)
 @pytest.mark.parametrize("name", SAMPLES)
 def test_the_content_tells_the_format_whatever_the_file_is_called(name: str) -> None:
     sample = SAMPLES[name]
-    assert [reader for reader in READERS if matching(sample.text[:BLOCK_BYTES]) == reader] == [sample.reader]
+    assert [reader for reader in READERS if tool_of(sample.text[:BLOCK_BYTES]) == reader] == [sample.reader]
 
 
 def test_every_reader_has_a_sample() -> None:
@@ -69,7 +74,7 @@ def test_every_reader_has_a_sample() -> None:
     ],
 )
 def test_other_files_are_left_to_other_readers(text: str) -> None:
-    assert matching(text) is None
+    assert tool_of(text) is None
 
 
 def test_compressed_and_utf16_text_is_read_the_same(tmp_path: Path) -> None:

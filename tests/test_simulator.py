@@ -22,8 +22,8 @@ from ping_llm.core.errors import PingLlmError
 from ping_llm.core.measurements import SCHEMA
 from ping_llm.sources.simulator import SimulatorSettings, World, generate, generate_slice, simulate
 from ping_llm.sources.simulator.delays import DelayDistribution
-from ping_llm.sources.simulator.schedule import source_sizes
-from ping_llm.sources.simulator.topology import great_circle_km
+from ping_llm.sources.simulator.geography import great_circle_km
+from ping_llm.sources.simulator.hosts import source_sizes
 from ping_llm.sources.simulator.world import MEASUREMENTS_PER_SLICE
 
 Floats = npt.NDArray[np.float64]

@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from ping_llm.rows.measurement_set import MeasurementSet
-    from ping_llm.sources.columns import InputOptions
-    from ping_llm.sources.reading import Reading
+    from ping_llm.sources.columns import InputOptions, Reading
 
 # Input.
 MeasurementFiles = Annotated[list[str], Argument(help="Measurement files, folders or globs.")]
@@ -84,6 +83,9 @@ def input_options(
     date_order: Annotated[
         str | None, Option(help="Order of dates such as 03/04/2024: dmy or mdy.", show_default="as found")
     ] = None,
+    decimal: Annotated[
+        str | None, Option(help="Decimal sign of RTTs: comma or point.", show_default="as found")
+    ] = None,
     nodes: Annotated[
         str | None, Option(help="File that describes nodes: name, address, latitude, longitude, as.")
     ] = None,
@@ -104,6 +106,7 @@ def input_options(
         rtt_unit=rtt_unit,
         delimiter={"tab": "\t", "\\t": "\t", "space": " "}.get(delimiter or "", delimiter),
         date_order=date_order,
+        decimal=decimal,
         nodes=nodes,
         allow_bad_rows=allow_bad_rows,
     )

@@ -19,10 +19,11 @@ Flags = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-MISSING_TEXT: Final = frozenset(
-    ("", "*", "-", "null", "none", "na", "n/a", "timeout", "timed out", "lost", "failed", "unreachable", "no reply")
+TIMEOUT_TEXT: Final = frozenset(
+    ("*", "timeout", "timed out", "request timed out.", "lost", "failed", "unreachable", "no reply")
 )
-"""Spellings of an empty cell in text columns. An empty RTT means that the probe failed."""
+MISSING_TEXT: Final = TIMEOUT_TEXT | {"", "-", "null", "none", "na", "n/a"}
+"""What an empty cell is spelled as in text columns. For an RTT it means that the probe failed."""
 
 _PER_MILLISECOND: Final = {"s": 1e-3, "ms": 1.0, "us": 1e3, "ns": 1e6}
 UNITS: Final = {
@@ -59,14 +60,12 @@ def rtt_milliseconds(column: Any, spelling: Spelling = PLAIN, name: str = "rtt")
     if not is_text(column.type) and not is_number(column.type):
         raise TypeError(f"column {name} has type {column.type}; expected numbers (milliseconds)")
     if is_text(column.type) and spelling.decimal_comma:
-        column = pc.replace_substring(
-            pc.replace_substring_regex(column, _THOUSANDS.format(".", ","), r"\1\2,"), ",", "."
-        )
+        column = pc.replace_substring(_ungrouped(column, "."), ",", ".")
     try:  # the common case: every cell a number, or none
         values = _floats(column)
         return (values if per_ms == 1 else values / per_ms), np.isnan(values) & ~missing
     except pa.ArrowInvalid:
-        values, units = split_units(pc.replace_substring_regex(column, _THOUSANDS.format(",", "."), r"\1\2."))
+        values, units = split_units(_ungrouped(column, ","))
     of_units = [_PER_MILLISECOND[UNITS[unit]] if unit in UNITS else np.nan for unit in units.categories]
     values = values / np.array([*of_units, per_ms])[units.codes]  # the last is that of cells without a unit
     return values, np.isnan(values) & ~missing
@@ -80,7 +79,12 @@ class CellUnits:
     codes: npt.NDArray[np.int32]
 
 
-_THOUSANDS: Final = r"^([-+]?[0-9]{{1,3}})[{}]([0-9]{{3}})[{}]"
+def _ungrouped(text: Any, sign: str) -> Any:
+    """Without the sign between thousands, as in 1,234,567.8."""
+    grouped = pc.match_substring_regex(text, rf"^[-+]?[0-9]{{1,3}}([{sign}][0-9]{{3}})+([^0-9{sign}][^{sign}]*)?$")
+    return pc.if_else(grouped, pc.replace_substring(text, sign, ""), text)
+
+
 _NUMBER_AND_UNIT: Final = r"^(?P<number>[-+]?[0-9]*\.?[0-9]*(?:[eE][-+]?[0-9]+)?)\s*(?P<unit>[a-zA-Zµμ]*)$"
 
 

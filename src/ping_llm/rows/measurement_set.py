@@ -29,11 +29,18 @@ from ping_llm.core.randomness import mix64
 from ping_llm.core.rtt import Ints, Observations
 from ping_llm.rows.format import ProbeRow
 from ping_llm.sources import files
-from ping_llm.sources.columns import AS_FOUND, OPTIONAL_WITHOUT_TIME, InputOptions, check_rtts, find_columns, understand
+from ping_llm.sources.columns import (
+    AS_FOUND,
+    OPTIONAL_WITHOUT_TIME,
+    InputOptions,
+    Reading,
+    check_rtts,
+    find_columns,
+    understand,
+)
 from ping_llm.sources.files import Piece, RawBatch
+from ping_llm.sources.layouts import melted
 from ping_llm.sources.nodes import NO_NODES, Nodes, addresses_of, read_nodes, shown_in_rows, shown_names
-from ping_llm.sources.reading import Reading
-from ping_llm.sources.tables import melted
 from ping_llm.storage import Location, locate
 
 BATCH_ROWS: Final = 1_000_000  # measurements in work at once; the memory beyond the result grows with it
@@ -157,6 +164,8 @@ def _checked(
     described = read_nodes(options.nodes) if options.nodes else NO_NODES
     names = shown_names(described)
     nodes, known = _renamed(nodes, known, lambda node: names.get(node, node))
+    if options.nodes and nodes and described.keys().isdisjoint(nodes):
+        notes = [*notes, f"{options.nodes} has none of the nodes"]
     if is_timed:
         known, dropped["duplicate"] = without_copies(known)
     failed = np.isnan(known.rtt_ms)

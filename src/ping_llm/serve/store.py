@@ -232,6 +232,8 @@ def read_upload(content: bytes, limit: int, options: InputOptions = AS_FOUND) ->
         raise PingLlmError("the file is compressed: unpack it first")
     if content.startswith(b"RRD\0"):  # no program is run over strangers' bytes
         raise PingLlmError("the file is a round-robin database: upload the output of `rrdtool dump` instead")
+    if content.startswith(b"\x93NUMPY"):  # a byte of it may become a measurement
+        raise PingLlmError("the file is a NumPy array: upload the matrix as a text table instead")
     if content.startswith(b"PAR1"):
         _check_parquet(content, limit)
     else:

@@ -1,4 +1,5 @@
-"""Which columns of a table are a measurement's, and how its cells are written: found by looking at names and cells.
+"""Which columns of a table are a measurement's, and how its cells are written: found by looking at names and cells; and
+what became of the rows.
 
 Whatever a table comes from (a text file, Parquet, JSON, a data frame), `understand` gets its column names and its first
 rows. What it cannot tell it does not guess: dates that may be of two months, and RTTs of no plausible size, are errors
@@ -6,8 +7,10 @@ that name the option to write.
 """
 
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
 from typing import Any, Final
 
 import numpy as np
@@ -15,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ping_llm.core.cells import DATE, UNITS, Spelling, is_text, rtt_milliseconds, split_units, time_microseconds
-from ping_llm.core.errors import PingLlmError
+from ping_llm.core.errors import MeasurementError, PingLlmError
 from ping_llm.core.measurements import SCHEMA, parse_column
 
 
@@ -23,28 +26,55 @@ def words(text: str) -> tuple[str, ...]:
     return tuple(text.split())
 
 
+_END_WORDS: Final = words(
+    "addr address ip ip_addr ip_address host hostname node name id region location site city country zone datacenter"
+)
+
+
+def _end_names(first: str, *roles: str) -> tuple[str, ...]:
+    """The names of a column of sources, or of destinations: a role, perhaps with a word for what is named."""
+    names = [first]
+    for some in map(words, roles):
+        names += [*some, *(f"{role}_{word}" for word in _END_WORDS for role in some)]
+        names += [f"{word}_{role}" for word in ("ip", "node", "host") for role in some]
+    return tuple(names)
+
+
+_RTT_WORDS: Final = words(
+    "rtt latency delay ping ping_time round_trip_time roundtrip_time round_trip roundtrip response_time"
+)
+
+
+def _rtt_names(word: str, *kinds: str) -> list[str]:
+    """`rtt_avg`, `avg_rtt`, …"""
+    return [name for kind in kinds for name in (f"{word}_{kind}", f"{kind}_{word}")]
+
+
 COLUMN_NAMES: Final = {
     "event_time": words(
         "event_time timestamp time ts datetime date_time epoch unix_time unixtime time_utc timestamp_utc utc utc_time "
-        "when date measured_at created_at recorded_at start_time start measurement_time"
+        "when measured_at created_at recorded_at start_time start measurement_time test_time date"
     ),
-    "src_addr": words(
-        "src_addr source src from ip_src src_ip source_ip source_addr source_address src_address saddr srcaddr "
-        "src_host source_host src_node source_node src_name source_name source_id src_id sender origin probe probe_id "
-        "prb_id agent client vantage_point vantage monitor node_a host_a a local_addr local"
+    "src_addr": _end_names(
+        "src_addr",
+        "source src from",
+        "sender sending origin probe prb agent client vantage_point vantage monitor local",
+        "saddr srcaddr a",
     ),
-    "dst_addr": words(
-        "dst_addr destination dst to dest ip_dst dst_ip dest_ip destination_ip dest_addr destination_addr "
-        "destination_address dst_address daddr dstaddr dst_host dest_host destination_host dst_node dst_name "
-        "destination_name destination_id dst_id target target_ip target_addr target_address target_host receiver "
-        "server peer responder node_b host_b b remote_addr remote"
+    "dst_addr": _end_names(
+        "dst_addr",
+        "destination dst to dest",
+        "target receiver receiving responder server peer remote",
+        "daddr dstaddr b",
     ),
     "ip_version": words("ip_version af address_family ip_family ipv"),
-    "rtt": words(
-        "rtt rtt_avg avg_rtt rtt_mean mean_rtt average_rtt latency latency_avg avg_latency mean_latency "
-        "average_latency delay avg_delay mean_delay ping ping_time round_trip_time roundtrip_time round_trip "
-        "roundtrip response_time avg average mean rtt_median median_rtt median rtt_min min_rtt "
-        "latency_min min_latency min"
+    "rtt": (
+        *(name for word in _RTT_WORDS for name in (word, *_rtt_names(word, "avg", "average", "mean"))),
+        *words("avg average mean"),
+        *(name for word in _RTT_WORDS for name in _rtt_names(word, "median", "p50")),
+        *words("median p50"),
+        *(name for word in _RTT_WORDS for name in _rtt_names(word, "min", "minimum")),
+        *words("min minimum"),
     ),
 }
 """Names that a column may have, best first: in small letters, with `_` between words, and without a unit."""
@@ -68,6 +98,8 @@ class InputOptions:
     rtt_unit: str | None = None
     delimiter: str | None = None
     date_order: str | None = None
+    decimal: str | None = None
+    """What stands before the decimals of RTTs: `comma` or `point`."""
     nodes: str | None = None
     """A file that says of names what addresses they have (`sources/nodes.py`)."""
     allow_bad_rows: bool = False
@@ -84,6 +116,8 @@ class InputOptions:
             raise PingLlmError(f"the delimiter {self.delimiter!r}: write one character")
         if self.date_order is not None and self.date_order not in ("dmy", "mdy"):
             raise PingLlmError(f"the order of dates {self.date_order!r}: write dmy or mdy")
+        if self.decimal is not None and self.decimal not in ("comma", "point"):
+            raise PingLlmError(f"the sign before decimals {self.decimal!r}: write comma or point")
 
 
 AS_FOUND: Final = InputOptions()
@@ -114,8 +148,8 @@ def understand(
         if column in columns:
             check(sample[columns[column]].slice(0, 0), name=repr(columns[column]))
     unit, source = _rtt_unit(columns["rtt"], sample[columns["rtt"]], options, is_ours=_is_ours(columns, sample))
-    comma = _has_decimal_comma(sample[columns["rtt"]])
-    time = sample.get(columns.get("event_time", ""))
+    comma = _has_decimal_comma(sample[columns["rtt"]], unit, options, what)
+    time = sample[columns["event_time"]] if "event_time" in columns else None
     order = options.date_order or (None if time is None else _date_order(time, what))
     time_unit = None if time is None else split_unit(columns["event_time"])[1]
     spelling = Spelling(rtt_unit=unit, decimal_comma=comma, date_order=order, time_unit=time_unit)
@@ -143,7 +177,8 @@ def find_columns(
     names: Sequence[str], renamed: Mapping[str, str], what: str, optional: frozenset[str] = OPTIONAL_COLUMNS
 ) -> dict[str, str]:
     """The table's name of each schema column: what the user said, else the first of the usual names that is there."""
-    usual = {split_unit(name)[0]: name for name in reversed(names)}
+    taken = {wanted.strip().lower() for wanted in renamed.values()}
+    usual = {split_unit(name)[0]: name for name in reversed(names) if name.strip().lower() not in taken}
     chosen = {}
     for column in SCHEMA.names:
         if column in renamed:
@@ -169,7 +204,8 @@ _SUFFIXED: Final = re.compile(rf"^(.+?)(?:[\s_.,/-]+(?:in[\s_]+)?)({_UNIT})$", r
 
 def split_unit(name: str) -> tuple[str, str | None]:
     """`RTT (ms)` or `rtt_us`: the name as it is looked up, and the unit if it has one."""
-    text = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name.strip().strip("\ufeff\"'#@ "))
+    text = re.sub(r"^[a-z]\.", "", name.strip().strip("\ufeff\"'#@ "))  # `a.MinRTT` is of a table with an alias
+    text = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", text)
     if len(text) > 1 and text.lower() in UNITS:  # `ms` is an RTT; `s` may be anything
         return "rtt", UNITS[text.lower()]
     found = _BRACKETED.match(text) or _SUFFIXED.match(text)
@@ -199,12 +235,36 @@ def _is_ours(columns: Mapping[str, str], sample: Mapping[str, Any]) -> bool:
     return all(columns.get(one.name) == one.name and sample[one.name].type == one.type for one in needed)
 
 
-def _has_decimal_comma(cells: Any) -> bool:
+def _has_decimal_comma(cells: Any, unit: str, options: InputOptions, what: str) -> bool:
+    """Whether 12,5 is twelve and a half. 12,345 may also be twelve thousand: whichever is a plausible RTT."""
     if not is_text(cells.type):
         return False
-    commas = pc.sum(pc.match_substring_regex(cells, r"^\s*[-+]?[0-9.]*[0-9],[0-9]+\s*[a-zµμA-Z]*\s*$")).as_py() or 0
-    points = pc.sum(pc.match_substring_regex(cells, r"^[^,]*[0-9]\.[0-9]+\s*[a-zµμA-Z]*\s*$")).as_py() or 0
-    return bool(commas > points)
+    if options.decimal is not None:
+        return options.decimal == "comma"
+
+    def having(pattern: str) -> Any:
+        return cells.filter(pc.match_substring_regex(cells, rf"^\s*[-+]?{pattern}\s*[a-zµμA-Z]*\s*$").fill_null(False))
+
+    commas = having("[0-9.]*[0-9](,[0-9]+)+")
+    if len(commas) <= len(having("[^,]*[0-9]\\.[0-9]+")):
+        return False
+    grouped = having("[1-9][0-9]{0,2}(,[0-9]{3})+")
+    if len(grouped) < len(commas):
+        return True
+    if len(having("[0-9]+(,[0-9]{3}){2,}")):
+        return False
+    medians = {
+        comma: np.nanmedian(rtt_milliseconds(grouped, Spelling(rtt_unit=unit, decimal_comma=comma))[0])
+        for comma in (True, False)
+    }
+    low, high = ASSUMED_RANGE_MS
+    plausible = [comma for comma, median in medians.items() if low <= median <= high]
+    if len(plausible) != 1:
+        raise PingLlmError(
+            f"{what}: RTTs like {grouped[0].as_py().strip()} may have a comma before decimals or between thousands: "
+            "write --decimal comma or point"
+        )
+    return plausible[0]
 
 
 def _date_order(cells: Any, what: str) -> str | None:
@@ -237,3 +297,69 @@ def check_rtts(rtt_ms: Any, unit: str, what: str, *, is_stated: bool = True) -> 
         raise PingLlmError(
             f"{what}: the median RTT would be {ms} ms, {doubt}: say --rtt-unit us, ms or s (or --allow-bad-rows)"
         )
+
+
+# What became of the rows.
+
+MAX_BAD_SHARE: Final = 0.1
+"""Of the rows. Where more cannot be used, the table was most likely misunderstood."""
+_NO_FAULT: Final = frozenset({"duplicate", "not_ping"})
+"""Reasons to leave a row out that say nothing against the others."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """What was understood of an input, and what became of its rows."""
+
+    understood: tuple[str, ...] = ()
+    """What each file or table was taken for, without repetitions."""
+    rows: int = 0
+    used: int = 0
+    timeouts: int = 0
+    nodes: int = 0
+    names: int = 0
+    """Of the nodes, those without an address."""
+    begin_s: float | None = None
+    end_s: float | None = None
+    dropped: Mapping[str, int] = field(default_factory=dict)
+    """Rows that are not used, by reason (`measurements.DROP_REASONS`)."""
+    examples: Mapping[str, str] = field(default_factory=dict)
+    """Of each reason, the first such row."""
+
+    @property
+    def lines(self) -> tuple[str, str]:
+        shown = "; ".join(self.understood[:2]) + (f"; and {len(self.understood) - 2} more" * (len(self.understood) > 2))
+        named = f" ({self.names:,} by name)" if self.names else ""
+        times = "no times"
+        if self.begin_s is not None and self.end_s is not None:
+            both = (f"{datetime.fromtimestamp(s, UTC):%Y-%m-%d %H:%M:%S}" for s in (self.begin_s, self.end_s))
+            times = " to ".join(both) + " UTC"
+        result = f"{self.used:,} of {self.rows:,} rows used"
+        if self.nodes:  # else they were not counted
+            result += f", {self.timeouts:,} of them timeouts; {self.nodes:,} nodes{named}; {times}"
+        left_out = f"; left out: {self.in_words(2)}" if self.dropped else ""
+        return f"read: {shown or 'measurements'}", result + left_out
+
+    def in_words(self, examples: int) -> str:
+        """What was left out, most first; with examples of so many reasons."""
+        found = Counter(self.dropped).most_common()
+        return ", ".join(
+            f"{count:,} {reason}" + (f" ({self.examples[reason]})" if reason in self.examples and i < examples else "")
+            for i, (reason, count) in enumerate(found)
+        )
+
+    def check(self, *, allow_bad_rows: bool) -> None:
+        """An error if so few rows can be used that answers from them would mislead."""
+        bad = sum(count for reason, count in self.dropped.items() if reason not in _NO_FAULT)
+        if not self.used:
+            raise MeasurementError(
+                f"no usable measurement in the input; left out: {self.in_words(3) or 'none, it is empty'}"
+            )
+        if bad > MAX_BAD_SHARE * self.rows and not allow_bad_rows:
+            raise PingLlmError(
+                f"{bad:,} of {self.rows:,} rows cannot be used: {self.in_words(2)}; correct them, say how to read them "
+                "(--columns, --rtt-unit, --delimiter), or go on without them: --allow-bad-rows"
+            )
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "lines": list(self.lines)}

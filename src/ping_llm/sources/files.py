@@ -4,9 +4,8 @@ A *piece* is what one task reads: a range of row groups of a Parquet file, or a 
 batches whose columns have the schema's names; the values are still as the user wrote them (`measurements.validate`
 judges them).
 
-To add a format: a line in `FORMATS`, and a module with three functions (those of Parquet, below, are short):
+To add a format: a line in `FORMATS`, and a module with two functions (those of Parquet, below, are short):
 
-    is_NAME(start)                                    whether a file that begins with these bytes (decompressed) is one
     plan_NAME(whole, options, piece_rows, optional)   rows (None where only reading tells) and pieces of a file
     read_NAME(piece, batch_rows, strict)              the `RawBatch`es of a piece
 """
@@ -15,17 +14,26 @@ import contextlib
 import csv
 import glob
 import importlib
+import io
+import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
+try:
+    import lzma
+except ModuleNotFoundError:  # Python may be built without
+    lzma = None  # type: ignore[assignment]
+
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pyarrow import csv as arrow_csv
 
 from ping_llm.core.cells import PLAIN, Spelling
-from ping_llm.core.errors import MeasurementError, PingLlmError, one_line
+from ping_llm.core.errors import MeasurementError, PingLlmError, explained, one_line
 from ping_llm.sources import NODES_FILE, ROWS_FILE, SPLIT_FILE, WORLD_FILE
 from ping_llm.sources.columns import OPTIONAL_COLUMNS, InputOptions, find_columns, understand
 from ping_llm.storage import Location, locate
@@ -37,18 +45,38 @@ class Format:
     """A kind of measurement file."""
 
     module: str
+    is_of: Callable[[bytes], object]
+    """Whether a file that begins with these bytes (decompressed) is one."""
     suffixes: tuple[str, ...] = ()
     """Only choose among the files of a folder; what a file is, its content says."""
 
 
+def _is_of_tool(start: bytes) -> bool:
+    from ping_llm.sources.tools import is_tool
+
+    return is_tool(start)
+
+
+_JSON: Final = rb"^(?:\xef\xbb\xbf)?\s*"
 FORMATS: Final = {
-    "parquet": Format(module=__name__, suffixes=(".parquet", ".pq")),
-    "tool": Format(module="ping_llm.sources.formats.adapter", suffixes=(".rrd",)),  # of `formats.READERS`
-    "atlas": Format(module="ping_llm.sources.atlas.chunks", suffixes=(".json", ".jsonl", ".ndjson")),
-    "objects": Format(module="ping_llm.sources.objects"),
-    "csv": Format(module="ping_llm.sources.tables", suffixes=(".csv", ".tsv")),
+    "parquet": Format(module=__name__, is_of=re.compile(rb"PAR1").match, suffixes=(".parquet", ".pq")),
+    "tool": Format(module="ping_llm.sources.tools", is_of=_is_of_tool, suffixes=(".rrd",)),
+    "atlas": Format(
+        module="ping_llm.sources.atlas_results",
+        is_of=re.compile(_JSON + rb'[\[{].*?"(?:prb_id|msm_id|fw|msm_name)"\s*:', re.DOTALL).match,
+        suffixes=(".json", ".jsonl", ".ndjson"),
+    ),
+    "objects": Format(
+        module="ping_llm.sources.objects",
+        is_of=re.compile(_JSON + rb'(?:\[?\s*\{\s*["}]|\[\s*\])').match,
+    ),
+    "csv": Format(  # any other text, in UTF-16, too, but not what spreadsheets write
+        module="ping_llm.sources.tables",
+        is_of=re.compile(rb"\xff\xfe|\xfe\xff|(?!PK)[^\0]*\Z").match,
+        suffixes=(".csv", ".tsv"),
+    ),
 }
-"""A file is of the first format whose `is_NAME` says so."""
+"""A file is of the first of these that it may be of."""
 
 SERVERS: Final = ("prometheus+http://", "prometheus+https://", "atlas:")
 """What begins like this is not the name of a file: see `remote`."""
@@ -57,7 +85,8 @@ BLOCK_BYTES: Final = 1 << 16
 """Of a file, what tells its format and how it is to be read."""
 
 _KNOWN_NAMES: Final = (
-    "Parquet, CSV and other text tables, JSON, RIPE Atlas results, what ping tools write; also as .gz, .bz2 or .zst"
+    "Parquet, CSV and other text tables, JSON, RIPE Atlas results, what ping tools write; "
+    "also compressed with gzip, bzip2, zstd or xz"
 )
 
 
@@ -152,14 +181,14 @@ def _files_of(folder: Location) -> list[Location]:
         files[name] for name in files.keys() - {WORLD_FILE, ROWS_FILE, NODES_FILE} if _format_by_name(name)
     ]:
         return measured
-    if logs := [file for file in files.values() if _is_of_tool(file)]:
+    if logs := [file for file in files.values() if _is_log(file)]:
         return logs
     raise PingLlmError(f"the folder {folder} holds no measurement file ({_KNOWN_NAMES})")
 
 
-def _is_of_tool(path: Location) -> bool:
+def _is_log(path: Location) -> bool:
     with readable(path), open_text(str(path)) as stream:
-        return bool(_function("is", "tool")(stream.read(BLOCK_BYTES)))
+        return _is_of_tool(stream.read(BLOCK_BYTES))
 
 
 def _matching(pattern: Location) -> list[Location]:
@@ -235,26 +264,70 @@ def _format_of(path: Location) -> str:
         start = stream.read(BLOCK_BYTES)
     if not start:
         raise PingLlmError(f"{path} is empty")
-    if found := next((name for name in FORMATS if _function("is", name)(start)), None):
+    if found := next((name for name, kind in FORMATS.items() if kind.is_of(start)), None):
         return found
-    raise PingLlmError(f"{path}: unknown kind of file (known: {_KNOWN_NAMES})")
+    hint = ": of a spreadsheet, save the table as CSV" if start.startswith((b"PK", b"\xd0\xcf\x11\xe0")) else ""
+    raise PingLlmError(f"{path}: unknown kind of file (known: {_KNOWN_NAMES}){hint}")
 
 
-_COMPRESSED: Final = {b"\x1f\x8b": "gzip", b"BZh": "bz2", b"\x28\xb5\x2f\xfd": "zstd", b"\x04\x22\x4d\x18": "lz4"}
+_CODECS: Final = {
+    b"\x1f\x8b": "gzip",
+    b"BZh": "bz2",
+    b"\x28\xb5\x2f\xfd": "zstd",
+    b"\x04\x22\x4d\x18": "lz4",
+    b"\xfd7zXZ": "xz",
+}
+"""By the first bytes. Arrow knows all but xz."""
+
+UNPACKING_ERRORS: Final = (OSError, EOFError, *((lzma.LZMAError,) if lzma else ()))
 
 
 def open_text(path: str) -> pa.NativeFile:
-    """The bytes of a file, decompressed."""
-    where = locate(path)
-    with contextlib.closing(where.open_random()) as file:
-        start = bytes(file.read_at(4, 0))
-    codec = next((codec for magic, codec in _COMPRESSED.items() if start.startswith(magic)), None)
-    return pa.input_stream(path if where.is_local else where.open_stream(), compression=codec)
+    """The bytes of a file, decompressed; of what numpy has saved, those of a text table of the same numbers."""
+    file = open_stored(locate(path))
+    start = bytes(file.read(64))
+    file.seek(0)
+    if start.startswith(b"\x93NUMPY") or (start.startswith(b"PK\x03\x04") and b".npy" in start):
+        return _array_as_text(file, path)
+    return decompressed(file)
+
+
+def _array_as_text(file: Any, path: str) -> pa.NativeFile:
+    """The one array of two dimensions in a .npy or .npz file; names of as many nodes may be beside it."""
+    with explained(f"cannot read {path}", ValueError, MemoryError), file:
+        loaded = np.load(io.BytesIO(file.read()))
+        arrays = [loaded] if isinstance(loaded, np.ndarray) else list(loaded.values())
+    tables = [array for array in arrays if array.ndim == 2 and array.dtype.kind in "iuf"]
+    if len(tables) != 1:
+        raise PingLlmError(f"{path}: has {len(tables)} arrays of numbers in two dimensions, not one: save it alone")
+    names = [array.tolist() for array in arrays if array.dtype.kind == "U" and array.shape == tables[0].shape[:1]]
+    columns = {str(i): column for i, column in enumerate(tables[0].astype(np.float64).T)}
+    if names and len(columns) == len(names[0]):
+        columns = {"": names[0], **dict(zip(names[0], columns.values(), strict=True))}
+    text = io.BytesIO()
+    arrow_csv.write_csv(pa.table(columns), text, arrow_csv.WriteOptions(include_header=bool(names)))
+    return pa.BufferReader(text.getvalue())
+
+
+def open_stored(where: Location) -> Any:
+    """The bytes of a file as they are."""
+    return where.open_random() if where.is_local else where.open_stream()
+
+
+def decompressed(file: Any) -> pa.NativeFile:
+    start = bytes(file.read(6))
+    file.seek(0)
+    codec = next((codec for magic, codec in _CODECS.items() if start.startswith(magic)), None)
+    if codec == "xz":
+        if lzma is None:
+            raise PingLlmError("this Python was built without xz: decompress the file first")
+        return pa.PythonFile(lzma.open(file), mode="r")
+    return pa.input_stream(file, compression=codec)
 
 
 def _format_by_name(name: str) -> str | None:
     suffixes = [suffix.lower() for suffix in PurePosixPath(name).suffixes]
-    while suffixes and suffixes[-1] in {".gz", ".bz2", ".zst"}:
+    while suffixes and suffixes[-1] in {".gz", ".bz2", ".zst", ".xz"}:
         suffixes.pop()
     return next((name for name, kind in FORMATS.items() if suffixes and suffixes[-1] in kind.suffixes), None)
 
@@ -264,7 +337,7 @@ def readable(path: str | Path | Location) -> Iterator[None]:
     """What goes wrong becomes an error of one line."""
     try:
         yield
-    except (OSError, pa.ArrowException, UnicodeDecodeError, csv.Error, TypeError) as error:
+    except (*UNPACKING_ERRORS, pa.ArrowException, UnicodeDecodeError, csv.Error, TypeError) as error:
         if isinstance(error, OSError) and error.strerror:
             raise PingLlmError(f"cannot read {path}: {error.strerror}") from error
         raise MeasurementError(f"cannot read {path}: {one_line(error, 300)}") from error  # damaged
@@ -275,10 +348,6 @@ def readable(path: str | Path | Location) -> Iterator[None]:
 _SAMPLE_ROWS: Final = 10_000
 _FETCHED_AHEAD: Final = 256 << 20
 """Of a remote file, pieces up to this size are fetched in a few large requests; longer ones block by block."""
-
-
-def is_parquet(start: bytes) -> bool:
-    return start.startswith(b"PAR1")
 
 
 def plan_parquet(whole: Piece, options: InputOptions, piece_rows: int, optional: frozenset[str]) -> Plan:

@@ -29,7 +29,7 @@ from ping_llm import __version__
 from ping_llm.core.console import progress
 from ping_llm.core.errors import PingLlmError, one_line, shown
 from ping_llm.core.files import atomic_file
-from ping_llm.sources.formats import moment
+from ping_llm.sources.tools import moment
 from ping_llm.storage.cache import cache_folder
 from ping_llm.storage.stores import number_from_environment
 

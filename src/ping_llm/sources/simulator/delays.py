@@ -13,8 +13,8 @@ from scipy.special import ndtr  # type: ignore[import-untyped]
 
 from ping_llm.core.randomness import GOLDEN, Words, mix64, uniform
 from ping_llm.core.rtt import Floats, Ints, RttDistribution
-from ping_llm.sources.simulator.settings import SimulatorSettings
-from ping_llm.sources.simulator.topology import Columns, Endpoints, Geography, great_circle_km, key_words
+from ping_llm.sources.simulator.geography import Columns, Geography, SimulatorSettings, great_circle_km, key_words
+from ping_llm.sources.simulator.hosts import Endpoints
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)

@@ -23,9 +23,8 @@ from ping_llm.core.measurements import SCHEMA, UNPARSABLE, format_address, parse
 from ping_llm.core.rtt import Ints
 from ping_llm.sources import WORLD_FILE
 from ping_llm.sources.simulator.delays import DelayDistribution, DelayModel, load_at
-from ping_llm.sources.simulator.schedule import build_streams, source_sizes
-from ping_llm.sources.simulator.settings import SimulatorSettings
-from ping_llm.sources.simulator.topology import build_endpoints, build_geography, generator
+from ping_llm.sources.simulator.geography import SimulatorSettings, build_geography, generator
+from ping_llm.sources.simulator.hosts import build_endpoints, build_streams, source_sizes
 
 WORLD_FORMAT = 1  # raised whenever the same settings would give another world: old measurements never meet a new truth
 

@@ -7,16 +7,30 @@ The result format changed with the probe firmware; instead of asking for the ver
     family        `af`, before 4460 `pf`; only a check, the addresses decide
     packets       `result`: a list of {"rtt": 12.3}, {"x": "*"} (timeout) and {"error": "..."};
                   firmware 1 and, until 2023, the built-in pings of the first hop have only `min`, `sent` and `rcvd`
+
+The format "atlas" of `sources.files` reads files of them: bytes -> chunks of whole lines -> batches of measurements.
 """
 
 import math
 import socket
-from functools import lru_cache
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from functools import lru_cache, partial
 from ipaddress import ip_address
+from itertools import chain
 from typing import Any, Final, NamedTuple
 
-from ping_llm.core.errors import shown
-from ping_llm.core.measurements import MAX_RTT_MS, MAX_TIME_US
+import orjson
+import pyarrow as pa
+
+from ping_llm.core.errors import MeasurementError, PingLlmError, shown
+from ping_llm.core.measurements import MAX_RTT_MS, MAX_TIME_US, SCHEMA
+from ping_llm.sources.columns import InputOptions
+from ping_llm.sources.files import Piece, Plan, RawBatch
+from ping_llm.sources.objects import DEFAULT_SIZES, Chunk, ReadSizes, read_chunks
+from ping_llm.tasks.pool import map_in_order
 
 DROP_REASONS: Final = {
     "malformed_json": "the line or array element is not valid JSON, for example cut off",
@@ -180,3 +194,140 @@ def _rtt(value: Any) -> float:
     if rtt > MAX_RTT_MS:
         raise Unusable("absurd_rtt", f"rtt is {shown(value)} ms")
     return rtt + 0.0  # -0.0 becomes 0.0: equal measurements have equal bytes
+
+
+# A file, in bounded memory.
+
+
+@dataclass(kw_only=True)
+class Counts:
+    """What became of results: each that was read is dropped, or in one measurement or several."""
+
+    results: int = 0
+    measurements: int = 0
+    failed: int = 0  # measurements without an answer, which are among the measurements
+    dropped: dict[str, int] = field(default_factory=dict)  # results that gave no measurement, by reason
+    examples: dict[str, str] = field(default_factory=dict)
+    """Where the first result dropped for each reason is, and what is wrong with it."""
+    bytes: int = 0  # of the input, as stored
+
+    def add(self, part: "Counts") -> None:
+        for name in ("results", "measurements", "failed", "bytes"):
+            setattr(self, name, getattr(self, name) + getattr(part, name))
+        for reason, count in part.dropped.items():
+            self.dropped[reason] = self.dropped.get(reason, 0) + count
+        self.examples = part.examples | self.examples
+
+
+IDS: Final = ("prb_id", "msm_id")
+ATLAS_SCHEMA: Final = SCHEMA.append(pa.field("prb_id", pa.int64())).append(pa.field("msm_id", pa.int64()))
+"""What Atlas results are read as: measurements, and the ids of probe and measurement."""
+
+
+class ParsedChunk(NamedTuple):
+    batch: pa.RecordBatch
+    counts: Counts
+    position: int
+
+
+def parse_file(
+    file: str,
+    counts: Counts,
+    *,
+    each_packet: bool,
+    strict: bool,
+    sizes: ReadSizes = DEFAULT_SIZES,
+    pool: Executor | None = None,
+    window: int = 1,
+) -> Iterator[ParsedChunk]:
+    """The chunks of a file, parsed here or by a pool, at most `window` at a time, and added to the counts.
+
+    The next chunk is always being read in a thread: decompression runs beside parsing. A file without any JSON is the
+    wrong file, not one with many bad results.
+    """
+    parse = partial(parse_chunk, each_packet=each_packet, strict=strict)
+    chunks = _read_ahead(read_chunks(file, sizes))
+    for parsed in map(parse, chunks) if pool is None else map_in_order(pool, parse, chunks, window=window):
+        counts.add(parsed.counts)
+        yield parsed
+    if counts.results and counts.dropped.get("malformed_json") == counts.results:
+        raise PingLlmError(
+            f"{file}: not RIPE Atlas JSON: expected one result per line or one array, "
+            f"and none of {counts.results:,} is valid JSON"
+        )
+
+
+def _read_ahead(items: Iterator[Chunk]) -> Iterator[Chunk]:
+    with ThreadPoolExecutor(1) as thread:
+        upcoming = thread.submit(next, items, None)
+        while (item := upcoming.result()) is not None:
+            upcoming = thread.submit(next, items, None)
+            yield item
+
+
+def parse_chunk(chunk: Chunk, *, each_packet: bool, strict: bool = False) -> ParsedChunk:
+    """A worker's task. Every result of the chunk is in its batch, or is counted as dropped."""
+    counts = Counts()
+    pings: list[Ping] = []
+    for number, line in enumerate(chunk.data.split(b"\n"), chunk.first):
+        try:
+            pings.append(read_ping(orjson.loads(line), each_packet=each_packet))
+            continue
+        except orjson.JSONDecodeError as error:
+            if not line.strip():
+                continue
+            reason, detail = "malformed_json", str(error)
+        except Unusable as unusable:
+            reason, detail = unusable.args
+        where = f"{chunk.file} element {number}" if chunk.in_array else f"{chunk.file}:{number}"
+        if strict:
+            raise MeasurementError(f"{where}: {reason}: {detail}")
+        counts.dropped[reason] = counts.dropped.get(reason, 0) + 1
+        counts.examples.setdefault(reason, f"{where}: {detail}")
+
+    each = [(ping, number) for ping in pings for number in range(len(ping.rtts))]  # one for each measurement
+    columns: tuple[list[Any], ...] = (
+        # Packets of one result are a microsecond apart: two that took equally long are no copies of each other.
+        [ping.time_us + number for ping, number in each],
+        [ping.source for ping, _ in each],
+        [ping.destination for ping, _ in each],
+        [ping.ip_version for ping, _ in each],
+        [ping.rtts[number] for ping, number in each],
+        [ping.probe for ping, _ in each],
+        [ping.measurement for ping, _ in each],
+    )
+    arrays = [pa.array(column, type=field.type) for column, field in zip(columns, ATLAS_SCHEMA, strict=True)]
+    counts.results = len(pings) + sum(counts.dropped.values())
+    counts.measurements, counts.failed = len(each), arrays[4].null_count
+    return ParsedChunk(pa.RecordBatch.from_arrays(arrays, schema=ATLAS_SCHEMA), counts, chunk.position)
+
+
+# The format "atlas" of `sources.files`: one measurement per result, its minimum RTT. (`ping-llm import atlas` can also
+# keep every packet.)
+
+
+def plan_atlas(whole: Piece, options: InputOptions, piece_rows: int, optional: frozenset[str]) -> Plan:
+    """The ids of probes and measurements may be the nodes: `src_addr=prb_id`, `dst_addr=msm_id`."""
+    for column, name in options.columns.items():
+        if name != column and (column not in ("src_addr", "dst_addr") or name not in IDS):
+            raise PingLlmError(
+                f"{whole.path}: in RIPE Atlas results, only src_addr and dst_addr may be others: prb_id or msm_id"
+            )
+    said = "RIPE Atlas results, of each the least RTT"
+    return None, [replace(whole, columns=dict(options.columns), understood=said)]
+
+
+def read_atlas(piece: Piece, batch_rows: int, strict: bool) -> Iterator[RawBatch]:
+    first_row, batches, counts = 0, list[pa.RecordBatch](), Counts()
+    parsed = parse_file(piece.path, Counts(), each_packet=False, strict=strict)
+    for chunk in chain(parsed, [None]):  # None: the end
+        if chunk is not None:
+            batches.append(chunk.batch)
+            counts.add(chunk.counts)
+        if batches and (chunk is None or counts.measurements >= batch_rows):
+            batch = pa.concat_batches(batches)
+            chosen = {name: piece.columns.get(name, name) for name in SCHEMA.names}
+            batch = batch.select(list(chosen.values())).rename_columns(list(chosen))
+            dropped = Counter(counts.dropped)
+            yield RawBatch(batch=batch, first_row=first_row, dropped=dropped, examples=counts.examples)
+            first_row, batches, counts = first_row + counts.results, [], Counts()

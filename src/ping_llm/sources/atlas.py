@@ -27,8 +27,9 @@ import pyarrow.parquet as pq
 from ping_llm.core.console import Advance, no_progress
 from ping_llm.core.errors import PingLlmError, explained
 from ping_llm.core.files import STAGING, file_sha256, sole_writer, staged_files
-from ping_llm.sources.atlas.chunks import ATLAS_SCHEMA, DEFAULT_SIZES, Counts, ReadSizes, parse_file
+from ping_llm.sources.atlas_results import ATLAS_SCHEMA, Counts, parse_file
 from ping_llm.sources.files import distinct
+from ping_llm.sources.objects import DEFAULT_SIZES, ReadSizes
 from ping_llm.storage import Location, locate
 from ping_llm.tasks.engines import EngineChoice, OnTiming
 from ping_llm.tasks.pool import available_cores, map_in_order, side_by_side, worker_pool

@@ -1,12 +1,7 @@
-"""The places of a simulated Internet and the hosts in them: regions > cities > autonomous systems > hosts > addresses.
+"""Who measures whom: hosts and their addresses, and streams of measurements from a source to a target."""
 
-Random numbers are looked up, not consumed: each is a function of the seed, a purpose and an index. Nothing depends on
-what was drawn before, so any part of a world or of its measurements can be made on its own.
-"""
-
-import hashlib
-from dataclasses import dataclass, fields
-from typing import Self
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -14,156 +9,12 @@ import pyarrow as pa
 
 from ping_llm.core.errors import PingLlmError
 from ping_llm.core.measurements import ADDRESS_BYTES, format_address
-from ping_llm.core.randomness import Words
 from ping_llm.core.rtt import Bools, Floats, Ints
-from ping_llm.sources.simulator.settings import SimulatorSettings
-
-
-@dataclass(frozen=True)
-class Columns:
-    """A base of data classes whose fields are arrays of the same length."""
-
-    def take(self, index: Ints) -> Self:
-        return type(self)(*(getattr(self, field.name)[index] for field in fields(self)))
-
-
-def key_words(seed: int, purpose: str) -> Words:
-    """Two random words for every (seed, purpose)."""
-    return np.frombuffer(hashlib.blake2b(f"{seed}/{purpose}".encode(), digest_size=16).digest(), np.uint64)
-
-
-def generator(seed: int, purpose: str, index: int = 0) -> np.random.Generator:
-    """A generator of its own for every (seed, purpose, index). The index is the top word of the counter, so that the
-    generators of one purpose cannot overlap."""
-    counter = np.array([0, 0, 0, index], np.uint64)
-    return np.random.Generator(np.random.Philox(key=key_words(seed, purpose), counter=counter))
-
-
-def spread_out(count: int, dimensions: int, shift: Floats) -> Floats:
-    """[dimensions, count] numbers in [0, 1) of which every prefix is evenly spread (Roberts' R-sequence).
-
-    A handful of sources make a large part of all measurements. Placing the largest ones at random would make two seeds
-    differ by whose luck they had; placed evenly, each seed is a different Internet with the same statistics.
-    """
-    root = 1.0
-    for _ in range(50):
-        root = (1.0 + root) ** (1.0 / (dimensions + 1))
-    steps = root ** -np.arange(1.0, dimensions + 1)
-    return np.asarray((shift[:, None] + steps[:, None] * np.arange(1.0, count + 1)) % 1.0, np.float64)
-
-
-# Where networks are: regions on a sphere, their cities, and the points of presence of their autonomous systems.
-
-EARTH_RADIUS_KM = 6371.0
-
-# In units of the Earth's radius: how far cities lie from the centre of their region at most, and how far regions,
-# cities and hosts are moved at random (standard deviation).
-_REGION_RADIUS = 0.42
-_REGION_WANDER = 0.05
-_CITY_WANDER = 0.035
-_HOST_WANDER = 0.004
-
-_GOLDEN_ANGLE = np.pi * (3.0 - np.sqrt(5.0))
-
-_HOSTING_EVERY = 3  # every third system of a region hosts servers; the others connect people
-
-
-@dataclass(frozen=True)
-class Geography:
-    """Arrays by region, city, system (AS) and point of presence (PoP: one system in one city).
-
-    PoPs are ordered by region, then by city, so that those of a city and those of a region are each one range.
-    """
-
-    region_weight: Floats
-    city_position: Floats  # [city, 3], unit vectors
-    city_region: Ints
-    system_region: Ints
-    system_is_hosting: Ints
-    pop_system: Ints
-    pop_city: Ints
-    access_weight: Floats  # by PoP: where hosts of access networks are; sums to 1
-    hosting_weight: Floats  # by PoP: where hosts of hosting networks are; sums to 1
-
-
-def build_geography(settings: SimulatorSettings) -> Geography:
-    rng = generator(settings.seed, "geography")
-    regions, cities, systems = settings.regions, settings.cities_per_region, settings.systems_per_region
-
-    # An evenly covered sphere, rotated and disturbed at random: every seed has other places at comparable distances.
-    rotation, _ = np.linalg.qr(rng.standard_normal((3, 3)))
-    centre = _on_sphere(_even_points(regions) @ rotation + _REGION_WANDER * rng.standard_normal((regions, 3)))
-    city_region = np.repeat(np.arange(regions), cities)
-    city_position = _cities_around(centre, cities, rng)
-
-    region_weight = _zipf(regions, 0.5)
-    city_weight = _zipf(cities, 0.6)
-    system_size = _zipf(systems, 0.8)
-    system_is_hosting = np.arange(systems) % _HOSTING_EVERY == _HOSTING_EVERY - 1
-
-    # [region, city, system]: the larger a system, the more cities it is in; each has at least its home city.
-    presence = rng.random((regions, cities, systems)) < np.sqrt(system_size / system_size.max())
-    home = rng.integers(cities, size=(regions, systems))
-    presence[np.arange(regions)[:, None], home, np.arange(systems)] = True
-    pop_region, city_in_region, system_in_region = np.nonzero(presence)
-    size = city_weight[city_in_region] * system_size[system_in_region]
-    hosting = system_is_hosting[system_in_region]
-
-    def weights(chosen: Bools) -> Floats:
-        chosen = chosen if chosen.any() else ~chosen  # a world of one system makes do with it
-        in_region = np.bincount(pop_region, size * chosen, regions)
-        return np.asarray(region_weight[pop_region] * size * chosen / in_region[pop_region], np.float64)
-
-    return Geography(
-        region_weight=region_weight,
-        city_position=city_position,
-        city_region=city_region,
-        system_region=np.repeat(np.arange(regions), systems),
-        system_is_hosting=np.tile(system_is_hosting.astype(np.int64), regions),
-        pop_system=pop_region * systems + system_in_region,
-        pop_city=pop_region * cities + city_in_region,
-        access_weight=weights(~hosting),
-        hosting_weight=weights(hosting),
-    )
-
-
-def great_circle_km(one: Floats, other: Floats) -> Floats:
-    half_chord = np.sqrt(((one - other) ** 2).sum(axis=1)) / 2.0
-    return np.asarray(2.0 * EARTH_RADIUS_KM * np.arcsin(np.minimum(half_chord, 1.0)), np.float64)
-
-
-def _cities_around(centre: Floats, cities: int, rng: np.random.Generator) -> Floats:
-    """Cities in every direction from the centres, denser near the middle (uniform in the radius, not in the area),
-    which makes short and long paths within a region about equally common."""
-    regions = len(centre)
-    _, _, axes = np.linalg.svd(centre[:, None, :])  # the centre, then two directions across it
-    east, north = axes[:, 1, None, :], axes[:, 2, None, :]
-    radius = _REGION_RADIUS * np.stack([spread_out(cities, 1, rng.random(1))[0] for _ in range(regions)])[..., None]
-    angle = (2.0 * np.pi * rng.random((regions, 1)) + _GOLDEN_ANGLE * np.arange(cities))[..., None]
-    position = centre[:, None, :] + radius * (np.cos(angle) * east + np.sin(angle) * north)
-    position += _CITY_WANDER * rng.standard_normal(position.shape)
-    return _on_sphere(position.reshape(-1, 3))
-
-
-def _even_points(count: int) -> Floats:
-    """The Fibonacci lattice on the unit sphere."""
-    height = 1.0 - (2.0 * np.arange(count) + 1.0) / count
-    angle = _GOLDEN_ANGLE * np.arange(count)
-    radius = np.sqrt(1.0 - height**2)
-    return np.stack([radius * np.cos(angle), radius * np.sin(angle), height], axis=1)
-
-
-def _on_sphere(points: Floats) -> Floats:
-    return np.asarray(points / np.linalg.norm(points, axis=1, keepdims=True), np.float64)
-
-
-def _zipf(count: int, exponent: float) -> Floats:
-    weight = np.arange(1.0, count + 1) ** -exponent
-    return np.asarray(weight / weight.sum(), np.float64)
-
+from ping_llm.sources.simulator.geography import Columns, Geography, SimulatorSettings, generator, on_sphere, spread_out
 
 # Hosts: sources (a probe's address) and targets, and what is true of each.
 
+_HOST_WANDER = 0.004  # how far a host is from the middle of its city, as in `geography`
 _PROBES_IN_HOSTING = 0.26
 _TARGETS_IN_HOSTING = 0.85
 
@@ -214,7 +65,7 @@ def build_endpoints(settings: SimulatorSettings, geography: Geography, source_si
     probe_pop = _pick_pop(geography, probe_in_hosting, probe_quantile)
     pop = np.concatenate([probe_pop, np.sort(_pick_pop(geography, target_in_hosting, target_quantile))])
     city_position = geography.city_position[geography.pop_city[pop]]
-    position = _on_sphere(city_position + _HOST_WANDER * rng.standard_normal(city_position.shape))
+    position = on_sphere(city_position + _HOST_WANDER * rng.standard_normal(city_position.shape))
     system = geography.pop_system[pop]
     hosting = geography.system_is_hosting[system] == 1
 
@@ -390,3 +241,165 @@ def _number_within(group: Ints) -> Ints:
 
 def _power_of_two_above(size: Ints | Floats, least: int = 1) -> Ints:
     return (2 ** np.ceil(np.log2(np.maximum(size, least)))).astype(np.int64)
+
+
+# Streams: a source measures one target at a steady interval for a while.
+
+INTERVALS = ((10, 0.03), (30, 0.08), (60, 0.56), (120, 0.15), (180, 0.13), (300, 0.03), (600, 0.016), (1800, 0.004))
+"""Seconds between two measurements of a stream, and the share of the measurements made at that interval."""
+
+_INTERVAL_DRIFT_MS = 300  # no probe's clock is exact: at most this much is added to or taken from an interval, for good
+
+_STREAMS_EXPONENT = 0.4
+"""A source with n measurements has about n^0.4 streams: a few for most, hundreds for the largest."""
+
+_SOURCE_WINDOW = 0.1
+"""The streams of a source start within this part of the observed period, so that its history is of one piece."""
+
+_JUST_BELOW_ONE = 1.0 - 1e-12
+"""Keeps whole parts from adding up to more than the whole through rounding; what is missing is handed out after."""
+
+
+@dataclass(frozen=True)
+class Streams(Columns):
+    """Arrays by stream, in the order in which they start. Measurement k of a stream is at start_ms + k·interval_ms."""
+
+    source: npt.NDArray[np.int32]  # endpoint
+    target: npt.NDArray[np.int32]  # endpoint
+    count: npt.NDArray[np.int32]
+    interval_ms: npt.NDArray[np.int32]
+    start_ms: Ints  # since the start of the observed period
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    @cached_property
+    def last_ms(self) -> Ints:
+        return self.start_ms + (self.count - np.int64(1)) * self.interval_ms
+
+
+def source_sizes(settings: SimulatorSettings) -> Ints:
+    """Measurements of every source, the largest first: the quantiles of a Lomax distribution, made whole and exact."""
+    sources = min(settings.sources, settings.measurements)
+    survival = (np.arange(sources) + 0.5) / sources
+    size = survival ** (-1.0 / settings.source_size_tail) - 1.0
+    spare = settings.measurements - sources  # every source has one measurement at least
+    whole = np.floor(size * (spare / size.sum()) * _JUST_BELOW_ONE).astype(np.int64)
+    whole[: spare - int(whole.sum())] += 1
+    return whole + 1
+
+
+def build_streams(settings: SimulatorSettings, geography: Geography, endpoints: Endpoints, sizes: Ints) -> Streams:
+    rng = generator(settings.seed, "streams")
+    span_ms = settings.span_s * 1000
+    source, count = _split(sizes, span_ms, rng)
+    target = _choose_targets(settings, geography, endpoints, source, count, rng)
+    # Where a source has fewer targets in reach than streams, the streams to one target become one.
+    _, first, which = np.unique(_pair_key(source, target), return_index=True, return_inverse=True)
+    source, target, count = source[first], target[first], np.bincount(which, count).astype(np.int64)
+
+    interval_ms = _values_by_weight(count, INTERVALS, rng) * 1000
+    interval_ms += rng.integers(-_INTERVAL_DRIFT_MS, _INTERVAL_DRIFT_MS + 1, len(count))
+    interval_ms = np.minimum(interval_ms, span_ms // count)
+    if interval_ms.min() < 1:
+        raise PingLlmError("so many measurements of one pair do not fit into the period: ask for more days or targets")
+    begin = (1.0 - _SOURCE_WINDOW) * rng.random(len(sizes))[source] + _SOURCE_WINDOW * rng.random(len(count))
+    start_ms = np.floor(begin * (span_ms - (count - 1) * interval_ms)).astype(np.int64)
+
+    order = np.argsort(start_ms, kind="stable")
+    return Streams(
+        source=source[order].astype(np.int32),
+        target=target[order].astype(np.int32),
+        count=count[order].astype(np.int32),
+        interval_ms=interval_ms[order].astype(np.int32),
+        start_ms=start_ms[order],
+    )
+
+
+def _split(sizes: Ints, span_ms: int, rng: np.random.Generator) -> tuple[Ints, Ints]:
+    """The measurements of every source over its streams: (source, count) by stream."""
+    usual = np.rint(sizes**_STREAMS_EXPONENT * rng.uniform(0.5, 1.5, len(sizes))).astype(np.int64)
+    needed = -(-sizes * 60_000 * 2 // span_ms)  # at a minute's interval a stream fills half of the period at most
+    streams = np.clip(np.maximum(usual, needed), 1, sizes)
+    source = np.repeat(np.arange(len(sizes)), streams)
+    first = np.cumsum(streams) - streams
+    part = 0.2 + rng.standard_exponential(len(source))
+    part /= np.add.reduceat(part, first)[source]
+    count = 1 + np.floor(part * (sizes - streams)[source] * _JUST_BELOW_ONE).astype(np.int64)
+    left = sizes - np.add.reduceat(count, first)
+    count += np.arange(len(source)) - first[source] < left[source]
+    return source, count
+
+
+def _choose_targets(
+    settings: SimulatorSettings,
+    geography: Geography,
+    endpoints: Endpoints,
+    source: Ints,
+    count: Ints,
+    rng: np.random.Generator,
+) -> Ints:
+    """A target of the source's family for every stream: in its city, in its region, or in another region."""
+    local, regional = settings.local_share, settings.regional_share
+    reach = _values_by_weight(count, ((0, local), (1, regional), (2, 1 - local - regional)), rng)
+    target = np.full(len(source), -1, np.int64)
+    city = geography.pop_city[endpoints.pop]
+    region = geography.city_region[city]
+    for family in (4, 6):
+        candidates = endpoints.sources + np.flatnonzero(endpoints.family[endpoints.sources :] == family)
+        # Targets are ordered by region and city, so that each city and each region is one range of popularity.
+        cumulative = np.concatenate([[0.0], np.cumsum(endpoints.popularity[candidates])])
+        by_city = cumulative[np.searchsorted(city[candidates], np.arange(len(geography.city_region) + 1))]
+        by_region = cumulative[np.searchsorted(region[candidates], np.arange(len(geography.region_weight) + 1))]
+        waiting = np.flatnonzero(endpoints.family[source] == family)
+        for _ in range(12):  # a source measures a target in one stream only: choose again where it came up twice
+            if not len(waiting):
+                break
+            home, area = city[source[waiting]], region[source[waiting]]
+            bounds = np.stack([by_city[home], by_city[home + 1], by_region[area], by_region[area + 1]])
+            target[waiting] = candidates[_choose(cumulative, bounds, reach[waiting], rng)]
+            waiting = _repeated(source, target, waiting)
+    return target
+
+
+def _choose(cumulative: Floats, bounds: Floats, reach: Ints, rng: np.random.Generator) -> Ints:
+    """Random targets by popularity: in the city (reach 0), in the region (1) or elsewhere (2), of which the first two
+    are ranges of the cumulative popularity."""
+    within, elsewhere = rng.random((2, len(reach)))
+    city_low, city_high, region_low, region_high = bounds
+    total = cumulative[-1]
+    local = (reach == 0) & (city_high > city_low)
+    low, high = np.where(local, city_low, region_low), np.where(local, city_high, region_high)
+    # Elsewhere is what remains on both sides of the region. A region without targets measures the whole world.
+    remote = ((reach == 2) & (total > region_high - region_low)) | (region_high == region_low)
+    elsewhere *= total - (region_high - region_low)
+    elsewhere += np.where(elsewhere >= region_low, region_high - region_low, 0.0)
+    at = np.where(remote, elsewhere, low + within * (high - low))
+    return np.clip(np.searchsorted(cumulative, at, side="right") - 1, 0, len(cumulative) - 2)
+
+
+def _repeated(source: Ints, target: Ints, among: Ints) -> Ints:
+    """Those of `among` whose (source, target) pair occurs in an earlier stream too."""
+    concerned = np.zeros(int(source.max()) + 1, bool)
+    concerned[source[among]] = True
+    streams = np.flatnonzero(concerned[source])
+    _, first = np.unique(_pair_key(source[streams], target[streams]), return_index=True)
+    repeated = np.ones(len(source), bool)
+    repeated[streams[first]] = False
+    return among[repeated[among]]
+
+
+def _pair_key(source: Ints, target: Ints) -> Ints:
+    return source * (target.max() + 1) + target
+
+
+def _values_by_weight(weight: Ints, shares: tuple[tuple[int, float], ...], rng: np.random.Generator) -> Ints:
+    """One of the values for every item, at random, such that the items of a value hold its share of the weight."""
+    order = rng.permutation(len(weight))
+    end = np.cumsum(weight[order])
+    middle = (end - weight[order] / 2.0) / end[-1]
+    bounds = np.cumsum([share for _, share in shares])
+    which = np.minimum(np.searchsorted(bounds / bounds[-1], middle, side="right"), len(shares) - 1)
+    values = np.empty(len(weight), np.int64)
+    values[order] = np.array([value for value, _ in shares])[which]
+    return values
