@@ -249,25 +249,35 @@ def test_an_ensemble_depends_less_on_chance_and_on_the_direction_of_measurements
 
 
 @pytest.mark.parametrize(
-    ("measurements", "drawn", "nodes", "is_one"),
-    [(63, 3, 6, True), (100, 90, 20, True), (100, 90, 30, False), (100, 20, 20, False), (200, 180, 20, False)],
+    ("drawn", "nodes", "is_one"),
+    [(50, 24, True), (90, 20, True), (90, 24, False), (170, 20, False)],
 )
 def test_a_short_or_dense_history_is_one_context(
-    trained: tuple[Any, list[float]], measurements: int, drawn: int, nodes: int, is_one: bool
+    trained: tuple[Any, list[float]], drawn: int, nodes: int, is_one: bool
 ) -> None:
-    """Short: less than 64 here. Dense: less than 150, four for each node or more, hardly two of one pair."""
+    """Short: less than 64 pairs here. Dense: less than 150, four for each node or more. Repeats do not count."""
     one, other = np.triu_indices(nodes, 1)
-    chosen = np.random.default_rng(0).permutation(len(one))[:drawn]
-    chosen = np.append(np.resize(chosen, measurements - nodes), np.resize(np.flatnonzero(other == one + 1), nodes))
-    known = Observations(
-        source=one[chosen],
-        destination=other[chosen],
-        time_s=np.full(len(chosen), np.nan),
-        rtt_ms=np.full(len(chosen), 20.0),
-    )
+    in_a_row = np.flatnonzero(other == one + 1)
+    rest = np.random.default_rng(0).permutation(np.flatnonzero(other != one + 1))
+    pairs, unmeasured = np.split(np.concatenate([in_a_row, rest]), [drawn])
+    rows = np.tile(pairs, 3)
+    nothing = np.full(len(rows), np.nan)
+    known = Observations(source=one[rows], destination=other[rows], time_s=nothing, rtt_ms=np.full(len(rows), 20.0))
     history = predictor(trained[0], whole=150, part=64, clusters=3).history(known, NODES, known.questions)
-    sizes = {len(history.context(int(a), int(b), np.nan)) for a, b in zip(one[:40], other[:40], strict=True)}
-    assert (sizes == {measurements}) == is_one
+    sizes = {len(history.context(int(one[pair]), int(other[pair]), np.nan)) for pair in unmeasured[:20]}
+    assert (sizes == {drawn}) == is_one
+
+
+def test_repeats_change_no_answer_about_other_pairs(trained: tuple[Any, list[float]]) -> None:
+    known, test = parted(line_of_nodes(), 0.6, seed=0)
+    completer = predictor(trained[0], whole=300, part=300)
+    once = completer.predict(known, test.questions, NODES)
+    often = completer.predict(known.take(np.tile(np.arange(len(known)), 5)), test.questions, NODES)
+    np.testing.assert_allclose(often.probability, once.probability, atol=1e-6)
+    measured = completer.predict(known.take(np.tile(np.arange(len(known)), 5)), known.questions, NODES)
+    assert (measured.median / known.rtt_ms).std() < (
+        completer.predict(known, known.questions, NODES).median / known.rtt_ms
+    ).std()
 
 
 def test_votes_and_clusters_answer_every_question(trained: tuple[Any, list[float]]) -> None:

@@ -109,13 +109,43 @@ def test_many_measurements_of_one_pair_do_not_displace_other_pairs() -> None:
     assert sum(row >= 50 for row in rows) >= 10
 
 
-def test_a_pair_that_was_measured_before_the_question_may_have_less_room() -> None:
-    known = observations([(1, 2, 5.0, 50.0)] + [(1, k, 0.0, 10.0 + k) for k in range(10, 32)])
-    index = ContextIndex(known, node_words([f"n{node}" for node in range(32)]))
-    sizes = [
-        len(index.choose(np.array([1]), np.array([2]), time_s, 12, if_measured=6)) for time_s in (4.0, 5.0, 6.0, np.nan)
-    ]
-    assert sizes == [12, 12, 6, 6]
+def test_what_is_measured_is_what_was_before() -> None:
+    known = observations([(2, 1, 5.0, 50.0)] + [(1, k, 0.0, 10.0 + k) for k in range(10, 32)])
+    index = index_of(known)
+    found = [index.is_measured(np.array([1]), np.array([2]), time_s) for time_s in (4.0, 5.0, 6.0, np.nan)]
+    assert found == [False, False, True, True]
+
+
+def test_a_slot_of_a_pair_summarizes_its_latest_measurements_before_the_question() -> None:
+    """By plain Python: the median of the latest 25, and a failure as often as they failed."""
+    known = random_observations(6000, 12, 3, failed=0.3)
+    index = index_of(known)
+    nothing = np.zeros(0, np.int64)
+    for time_s in (3000.5, np.nan):
+        rows = index.choose(nothing, nothing, time_s, 1000, of_pairs=True)
+        columns = index.columns(rows, time_s, 1 + len(rows), of_pairs=True)
+        expected_failures, failures = 0.0, 0
+        for slot, row in enumerate(rows.tolist(), 1):
+            ends = known.unordered_pair == known.unordered_pair[index.given[row]]
+            before = ends & ~(known.time_s >= time_s)
+            latest = known.rtt_ms[np.flatnonzero(before)[np.argsort(known.time_s[before])][-25:]]
+            assert known.time_s[index.given[row]] == known.time_s[before].max()
+            expected_failures += np.isnan(latest).mean()
+            if columns["kind"][slot] == FAILED:
+                failures += 1
+            else:
+                assert columns["log_rtt"][slot] == pytest.approx(np.log(np.nanmedian(latest)), abs=1e-5)
+        assert len(rows) == len(np.unique(known.unordered_pair[~(known.time_s >= time_s)])) == 66
+        assert abs(failures - expected_failures) < 12  # three standard deviations
+
+
+@pytest.mark.parametrize(("rtt", "kind"), [([np.nan] * 3, FAILED), ([30.0, 10.0, 20.0], ANSWERED)])
+def test_a_pair_that_always_answered_or_never_did_is_no_matter_of_chance(rtt: list[float], kind: int) -> None:
+    known = observations([(1, 2, float(time), value) for time, value in enumerate(rtt)])
+    index = index_of(known)
+    columns = index.columns(np.array([2]), np.nan, 2, of_pairs=True)
+    assert columns["kind"][1] == kind
+    assert columns["log_rtt"][1] == pytest.approx(np.log(20.0) if kind == ANSWERED else 0.0)
 
 
 def test_what_is_usable_does_not_depend_on_which_time_was_asked_before() -> None:

@@ -316,7 +316,7 @@ def test_a_tool_without_times_gives_a_history_without_times(tmp_path: Path) -> N
 def test_an_upload_is_read_but_no_program_runs_over_its_bytes() -> None:
     assert len(read_upload(PING_D.text.encode(), 1000).observations) == 7
     assert len(read_upload(SAMPLES["prometheus_smokeping"].text.encode(), 1000).observations) == 3
-    with pytest.raises(PingLlmError, match="a round-robin database: upload the output of rrdtool dump"):
+    with pytest.raises(PingLlmError, match="a round-robin database: upload the output of `rrdtool dump`"):
         read_upload(b"RRD\x000003\x00", 1000)
 
 

@@ -341,8 +341,9 @@ class TestFiles:
             (b'{"not json}\n', "JSON"),
             (b"[1, 2]", "no column"),
             (b"src_addr,dst_addr,rtt\n1.2,y,1\n", "no usable measurement"),
-            (b"\xff\xfe", "UTF-8"),
-            (b"\xff\xfe\x00\x00", "unknown kind of file"),
+            (b"\xff\xfe", "must name the columns"),
+            (b"\xff\xfe\x00\x00", "must name the columns"),
+            (b"\x93NUMPY\x01\x00", "NumPy array"),
         ],
     )
     def test_what_is_no_file_of_measurements_is_refused_in_one_line(

@@ -194,6 +194,8 @@ def node_words(nodes: Sequence[str], is_known: npt.NDArray[np.bool_] | None = No
 _TWICE: Final = 1 << 22
 """Doubling a distance adds this to its key."""
 _WORST_KEY: Final = 1 << 31
+_LATEST: Final = 25
+"""Measurements of a pair that count in its summary."""
 
 
 class ContextIndex:
@@ -257,12 +259,23 @@ class ContextIndex:
     def _times(self) -> Floats:
         return self.time_s[self._in_time_order]
 
+    def is_measured(self, source: Ints, destination: Ints, time_s: float) -> bool:
+        """Whether two of the nodes were measured before, in either direction."""
+        ends = np.searchsorted(self.nodes, np.sort(np.concatenate([source, destination])))
+        pair = np.flatnonzero((self.low == ends[0]) & (self.high == ends[1]))
+        return bool(self.usable(time_s)[pair].any())
+
+    @cached_property
+    def _hashes(self) -> npt.NDArray[np.uint64]:
+        """Of each pair, which depends on its nodes only."""
+        one, other = np.sort(self.words[self.nodes[np.stack([self.low, self.high])], 0].astype(np.uint64), axis=0)
+        return mix64(one << 32 | other)
+
     def sample(self, time_s: float, room: int) -> Ints:
         """At most `room` rows that are not chosen for particular pairs: the latest of each pair, in an order that
         depends on the nodes only, then the ones before."""
         usable = self.usable(time_s)
-        one, other = np.sort(self.words[self.nodes[np.stack([self.low, self.high])], 0].astype(np.uint64), axis=0)
-        order = np.argsort(mix64(one << 32 | other), kind="stable")
+        order = np.argsort(self._hashes, kind="stable")
         order = order[usable[order] > 0]
         chosen, left = [], room
         for round_ in range(int(usable.max(initial=0))):
@@ -306,22 +319,21 @@ class ContextIndex:
         time_s: float,
         room: int,
         *,
-        if_measured: int | None = None,
         is_shared: bool = False,
+        of_pairs: bool = False,
     ) -> Ints:
-        """At most `room` rows (`if_measured`, if any row is of a queried pair) for the context of questions between two
-        sets of nodes, in either direction, best first."""
+        """At most `room` rows for the context of questions between two sets of nodes, in either direction, best first;
+        with `of_pairs`, only the latest of each pair."""
         usable = self.usable(time_s)
         pairs = np.flatnonzero(usable)
         usable = usable[pairs]
         parts, distances = self._distances(pairs, usable, sources, destinations)
-        count = [int(usable[part].sum()) for part in parts]
-        if if_measured is not None and count[OWN]:
-            room = if_measured
+        most = 1 if of_pairs else int(usable.max(initial=0))
+        count = [int(np.minimum(usable[part], most).sum()) for part in parts]
         own, shared, rest, more_shared, more_own = map(int, quotas(count, room, is_shared=is_shared))
         numbers = own + more_own, shared + more_shared, rest
         of_own, of_shared, of_rest = (
-            self._best(pairs[part], usable[part], distance, number)
+            self._best(pairs[part], usable[part], distance, number, most)
             for part, distance, number in zip(parts, distances, numbers, strict=True)
         )
         return np.concatenate([of_own[:own], of_shared[:shared], of_rest, of_shared[shared:], of_own[own:]])
@@ -351,8 +363,9 @@ class ContextIndex:
             distance[np.isin(self.words[self.nodes, level], self.words[targets, level])] = PREFIX_MS[level - 1]
         return Target(np.isin(self.nodes, targets), distance)
 
-    def _best(self, pairs: Ints, usable: Ints, distance: Singles | None, count: int) -> Ints:
-        """Measurements of these pairs, best first: by distance, or without distances the latest first.
+    def _best(self, pairs: Ints, usable: Ints, distance: Singles | None, count: int, most: int) -> Ints:
+        """Measurements of these pairs, at most so many of each, best first: by distance, or without distances the
+        latest first.
 
         Ties are broken by their contents, so the order of the history does not matter.
         """
@@ -366,6 +379,7 @@ class ContextIndex:
             pairs, usable, distance = pairs[near], usable[near], distance[:, near]
             in_reach = (worst - nearest[near]) // _TWICE + 1  # rounds whose keys are not above the worst
             rounds = np.where(in_reach > MAX_ROUNDS, usable, np.minimum(in_reach, usable))
+        rounds = np.minimum(rounds, most)
         member = np.repeat(np.arange(len(rounds)), rounds)
         round_ = np.arange(len(member)) - np.repeat(np.cumsum(rounds) - rounds, rounds)
         rows = (self.starts[pairs] + usable - 1)[member] - round_
@@ -380,9 +394,14 @@ class ContextIndex:
         source, destination = self.words[self.nodes[np.stack([self.source[rows], self.destination[rows]])], 0]
         return rows[np.lexsort((self.rtt_ms[rows], time, destination, source, keys))][:count]
 
-    def columns(self, rows: Ints, time_s: float, slots: int) -> Arrays:
-        """Slots that hold these rows. Ends are node numbers; ages count from `time_s`, or (NaN) from the latest row."""
-        rtt, failed = self.rtt_ms[rows], np.isnan(self.rtt_ms[rows])
+    def columns(self, rows: Ints, time_s: float, slots: int, *, of_pairs: bool = False) -> Arrays:
+        """Slots that hold these rows. Ends are node numbers; ages count from `time_s`, or (NaN) from the latest row.
+
+        With `of_pairs`, a slot summarizes its pair up to that row: the median RTT of its latest measurements, or a
+        failure, with the frequency of failures (as a hash of the pair decides).
+        """
+        rtt = self._summaries(rows) if of_pairs else self.rtt_ms[rows]
+        failed = np.isnan(rtt)
         log_rtt = np.log(np.maximum(np.where(failed, 1.0, rtt), MIN_RTT_MS))
         times = self.time_s[rows]
         is_timed = np.isfinite(times)
@@ -394,6 +413,17 @@ class ContextIndex:
         return {
             name: value.astype(np.float32 if value.dtype.kind == "f" else np.int32) for name, value in found.items()
         }
+
+    def _summaries(self, rows: Ints) -> Floats:
+        pairs = self.pair[rows]
+        at = rows[:, None] - np.arange(_LATEST)
+        counts = at >= self.starts[pairs][:, None]
+        rtt = np.sort(np.where(counts, self.rtt_ms[np.maximum(at, 0)], np.nan), axis=1)
+        answers = np.isfinite(rtt).sum(axis=1)
+        middle = np.stack([(answers - 1) // 2, answers // 2], axis=1).clip(min=0)
+        median = np.take_along_axis(rtt, middle, axis=1).mean(axis=1)
+        uniform = self._hashes[pairs] / 2.0**64
+        return np.where(uniform < 1 - answers / counts.sum(axis=1), np.nan, median)
 
 
 def _keys(distance: Singles) -> Ints:
