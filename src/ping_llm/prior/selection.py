@@ -323,7 +323,7 @@ class ContextIndex:
         of_pairs: bool = False,
     ) -> Ints:
         """At most `room` rows for the context of questions between two sets of nodes, in either direction, best first;
-        with `of_pairs`, only the latest of each pair."""
+        with `of_pairs`, those that stand for their pairs."""
         usable = self.usable(time_s)
         pairs = np.flatnonzero(usable)
         usable = usable[pairs]
@@ -336,7 +336,8 @@ class ContextIndex:
             self._best(pairs[part], usable[part], distance, number, most)
             for part, distance, number in zip(parts, distances, numbers, strict=True)
         )
-        return np.concatenate([of_own[:own], of_shared[:shared], of_rest, of_shared[shared:], of_own[own:]])
+        rows = np.concatenate([of_own[:own], of_shared[:shared], of_rest, of_shared[shared:], of_own[own:]])
+        return self.of_pairs(rows, room) if of_pairs else rows
 
     def _distances(
         self, pairs: Ints, usable: Ints, sources: Ints, destinations: Ints
@@ -395,12 +396,9 @@ class ContextIndex:
         return rows[np.lexsort((self.rtt_ms[rows], time, destination, source, keys))][:count]
 
     def columns(self, rows: Ints, time_s: float, slots: int, *, of_pairs: bool = False) -> Arrays:
-        """Slots that hold these rows. Ends are node numbers; ages count from `time_s`, or (NaN) from the latest row.
-
-        With `of_pairs`, a slot summarizes its pair up to that row: the median RTT of its latest measurements, or a
-        failure, with the frequency of failures (as a hash of the pair decides).
-        """
-        rtt = self._summaries(rows) if of_pairs else self.rtt_ms[rows]
+        """Slots that hold these rows, or with `of_pairs` summaries of their pairs. Ends are node numbers; ages count from
+        `time_s`, or (NaN) from the latest row."""
+        rtt = self._summaries(rows)[0] if of_pairs else self.rtt_ms[rows]
         failed = np.isnan(rtt)
         log_rtt = np.log(np.maximum(np.where(failed, 1.0, rtt), MIN_RTT_MS))
         times = self.time_s[rows]
@@ -414,16 +412,42 @@ class ContextIndex:
             name: value.astype(np.float32 if value.dtype.kind == "f" else np.int32) for name, value in found.items()
         }
 
-    def _summaries(self, rows: Ints) -> Floats:
-        pairs = self.pair[rows]
+    # What stands for a pair: its latest answered row, for the median of its latest measurements, and its latest failed
+    # row, for the failures. With both, half of the slots of a pair would be failures. So one of them is left out as
+    # often as it takes for the share of failures to be right (a hash of the pair decides).
+
+    def of_pairs(self, latest: Ints, room: int | None = None) -> Ints:
+        """The rows that stand for pairs, given the latest row of each, best first; at most `room`."""
+        _, failed = self._summaries(latest)
+        uniform, odds = self._hashes[self.pair[latest]] / 2.0**64, failed / np.maximum(1 - failed, 1e-9)
+        answers = self._latest_answer[latest][uniform * odds < 1]
+        failures = self._latest_failure[latest][uniform < odds]
+        return np.concatenate([answers[: None if room is None else max(room - len(failures), 0)], failures])[:room]
+
+    def _summaries(self, rows: Ints) -> tuple[Floats, Floats]:
+        """Of the latest measurements of the pair up to each row: the median RTT (of a failed row NaN), and the share of
+        failures."""
         at = rows[:, None] - np.arange(_LATEST)
-        counts = at >= self.starts[pairs][:, None]
+        counts = at >= self.starts[self.pair[rows]][:, None]
         rtt = np.sort(np.where(counts, self.rtt_ms[np.maximum(at, 0)], np.nan), axis=1)
         answers = np.isfinite(rtt).sum(axis=1)
         middle = np.stack([(answers - 1) // 2, answers // 2], axis=1).clip(min=0)
         median = np.take_along_axis(rtt, middle, axis=1).mean(axis=1)
-        uniform = self._hashes[pairs] / 2.0**64
-        return np.where(uniform < 1 - answers / counts.sum(axis=1), np.nan, median)
+        return np.where(np.isnan(self.rtt_ms[rows]), np.nan, median), 1 - answers / counts.sum(axis=1)
+
+    @cached_property
+    def _latest_answer(self) -> Ints:
+        """For each row, the latest answered one of its pair up to it; where there is none, any other."""
+        return _latest(np.isfinite(self.rtt_ms))
+
+    @cached_property
+    def _latest_failure(self) -> Ints:
+        return _latest(np.isnan(self.rtt_ms))
+
+
+def _latest(holds: npt.NDArray[np.bool_]) -> Ints:
+    """For each row, the latest one up to it for which it holds."""
+    return np.maximum.accumulate(np.where(holds, np.arange(len(holds)), 0))
 
 
 def _keys(distance: Singles) -> Ints:

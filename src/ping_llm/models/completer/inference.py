@@ -3,9 +3,9 @@
 What a query looks at is its context, and `History` decides it from the history, the query and the settings alone, so
 the answer depends on nothing else: not on what else is queried, nor in which order.
 
-A pair that was never measured is predicted from the other pairs, each of which is summarized as one slot
-(`ContextIndex.columns`). Repeats would only distract: on MENOG with twelve results of each pair, without times, the
-median relative error falls from .125 to .097. Its context is
+A pair that was never measured is predicted from the other pairs, each of which is summarized as one slot, or two if it
+has timed out, too (`ContextIndex.of_pairs`). Repeats would only distract: on MENOG with twelve results of each pair,
+without times, the median relative error falls from .125 to .097. Its context is
 
     all pairs             where they are less than `part`, or less than `whole` and dense
     a part of them        chosen by `prior.selection` for all pairs between two clusters of nodes, of which a history
@@ -170,7 +170,7 @@ class _Context(NamedTuple):
     queries: Ints
     is_shared: bool = False
     of_pairs: bool = False
-    """Whether a row stands for all measurements of its pair, of which it is the latest."""
+    """Whether a row stands for all measurements of its pair."""
     votes: int = 1
 
 
@@ -212,7 +212,7 @@ class History:
         if not len(untimed):
             pass
         elif self._is_whole:
-            rows = index.sample(np.nan, len(index.starts))
+            rows = index.of_pairs(index.sample(np.nan, len(index.starts)))
             yield _Context(rows, np.nan, untimed, True, of_pairs=True, votes=_votes_of(rows))
         elif not s.clusters:
             alone[untimed] = True
