@@ -396,7 +396,7 @@ class ContextIndex:
         return rows[np.lexsort((self.rtt_ms[rows], time, destination, source, keys))][:count]
 
     def columns(self, rows: Ints, time_s: float, slots: int, *, of_pairs: bool = False) -> Arrays:
-        """Slots that hold these rows, or with `of_pairs` summaries of their pairs. Ends are node numbers; ages count from
+        """Slots that hold these rows, or (`of_pairs`) what they stand for. Ends are node numbers; ages count from
         `time_s`, or (NaN) from the latest row."""
         rtt = self._summaries(rows)[0] if of_pairs else self.rtt_ms[rows]
         failed = np.isnan(rtt)
