@@ -39,9 +39,7 @@ def predict(
     context: Annotated[int, Option(min=8, help="Measurements selected for a single pair, at most.")] = 1024,
     votes: Annotated[
         int | None,
-        Option(
-            min=1, help="Answers to average, each as slow as one.", show_default="4 for less than 2,048 measurements"
-        ),
+        Option(min=1, help="Answers to average, each as slow as one.", show_default="4 for less than 2,048 pairs"),
     ] = None,
     watch: Annotated[
         float | None,

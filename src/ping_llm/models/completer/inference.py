@@ -16,9 +16,9 @@ All other queries are answered from single measurements:
     all of them                if they are less than `part`, and the query has no time
     those chosen for the pair  otherwise: of what was measured strictly before the time of the query
 
-A context is encoded once for all queries that share it, and the latest ones are kept. One that holds everything is
-encoded several times, with other random identities and, every second time, with sources and destinations exchanged (an
-RTT takes both directions), and the answers are averaged: a test-time ensemble.
+A context is encoded once for all queries that share it, and the latest ones are kept. One of all pairs is encoded
+several times, with other random identities and, every second time, with sources and destinations exchanged (an RTT
+takes both directions), and the answers are averaged: a test-time ensemble.
 """
 
 import hashlib
@@ -77,8 +77,7 @@ class PredictionSettings:
     """Clusters of nodes, at most: 66 contexts of 2,048, 1.1 s each on a CPU, are all that a larger history needs. With
     0, a context is chosen for each pair."""
     votes: int | None = None
-    """Ensemble members. None: 4 for a history of up to 2,047 measurements, fewer for a longer one that is looked at
-    whole, and 1 for chosen contexts."""
+    """Ensemble members. None: 4 for a context of all pairs, fewer if it has more than 2,048 slots, 1 for any other."""
     contexts_per_call: int = 8
     """What an accelerator encodes at once. Memory grows with it, and speed up to what it can do in parallel."""
     backend: str = "auto"
@@ -206,8 +205,7 @@ class History:
         alone, measured = ~np.isnan(questions.time_s), _counts(self._sorted_pairs, questions.unordered_pair)
         repeated, untimed = np.flatnonzero(~alone & (measured > 1)), np.flatnonzero(~alone & (measured <= 1))
         if len(repeated) and len(index) < s.part:
-            rows = index.sample(np.nan, len(index))
-            yield _Context(rows, np.nan, repeated, True, votes=_votes_of(rows))
+            yield _Context(index.sample(np.nan, len(index)), np.nan, repeated, True)
         else:
             alone[repeated] = True
         if not len(untimed):
