@@ -342,7 +342,7 @@ class TestFiles:
             (b"[1, 2]", "no column"),
             (b"src_addr,dst_addr,rtt\n1.2,y,1\n", "no usable measurement"),
             (b"\xff\xfe", "must name the columns"),
-            (b"\xff\xfe\x00\x00", "must name the columns"),
+            (b"\xff\xfe\x00\x00", "no column"),
             (b"\x93NUMPY\x01\x00", "NumPy array"),
         ],
     )
