@@ -402,3 +402,12 @@ def test_atlas_results_are_known_by_what_they_are(tmp_path: Path, name: str) -> 
     assert found(read(tmp_path / name)) == [("192.0.2.1", "198.51.100.7", float(TIME), 11.5)]
     by_id = read(tmp_path / name, columns={"src_addr": "prb_id"})
     assert found(by_id) == [("6012", "198.51.100.7", float(TIME), 11.5)]
+
+
+def test_what_is_quoted_from_a_file_commands_no_terminal(tmp_path: Path) -> None:
+    (tmp_path / "pings.csv").write_text("a\x1b[31mb,c\n1,2\n3,4\n")
+    assert "it has: a\\x1b[31mb, c" in refusal(tmp_path / "pings.csv")
+    (tmp_path / "pings.csv").write_text("src_addr,dst_addr,rtt\na\x1b[31mb,c,12\n" + "c,d,20\n" * 30)
+    reading = read(tmp_path / "pings.csv").reading
+    assert reading
+    assert "bad_src_addr (line 2: src_addr=a\\x1b[31mb)" in reading.lines[1]

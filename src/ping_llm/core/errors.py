@@ -6,9 +6,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
+_CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+def printable(text: str) -> str:
+    """Text that may quote a stranger's file, without the control characters that a terminal would obey."""
+    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
 
 class PingLlmError(Exception):
     """Something is wrong with what the user gave (a file, an option, a folder). The message says what to do."""
+
+    def __str__(self) -> str:
+        return printable(super().__str__())
 
 
 class DroppedRowsWarning(UserWarning):

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ping_llm.core.cells import DATE, UNITS, Spelling, is_text, rtt_milliseconds, split_units, time_microseconds
-from ping_llm.core.errors import MeasurementError, PingLlmError
+from ping_llm.core.errors import MeasurementError, PingLlmError, printable
 from ping_llm.core.measurements import SCHEMA, parse_column
 
 
@@ -338,7 +338,7 @@ class Reading:
         if self.nodes:  # else they were not counted
             result += f", {self.timeouts:,} of them timeouts; {self.nodes:,} nodes{named}; {times}"
         left_out = f"; left out: {self.in_words(2)}" if self.dropped else ""
-        return f"read: {shown or 'measurements'}", result + left_out
+        return printable(f"read: {shown or 'measurements'}"), printable(result + left_out)
 
     def in_words(self, examples: int) -> str:
         """What was left out, most first; with examples of so many reasons."""
