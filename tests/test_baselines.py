@@ -8,7 +8,7 @@ import pytest
 
 from ping_llm.baselines import shortcuts, standard_baselines
 from ping_llm.baselines.coordinates import Dmfsgd, Vivaldi
-from ping_llm.baselines.factors import LogFactors, PairMedian
+from ping_llm.baselines.factors import LogFactors, PairMedian, _Grouped
 from ping_llm.baselines.forecasts import Asked
 from ping_llm.baselines.interface import Baseline, PairTable, Predict
 from ping_llm.baselines.neighbours import Neighbours
@@ -286,6 +286,29 @@ class TestFailures:
         early, late = Asked(train, asked(0, 1, [50, np.nan])).p_failed
         assert early < 0.01
         assert late == pytest.approx(0.5, abs=0.02)
+
+
+def test_nodes_without_pairs_change_no_solution() -> None:
+    rng = np.random.default_rng(0)
+    number, pairs = 200, 5000
+    node, other = (rng.random((2, pairs)) ** 3 * number).astype(np.int64)  # nodes with a few pairs and with many
+    value, weight, others = rng.normal(size=pairs), rng.uniform(0.2, 1.0, pairs), rng.normal(size=(number, 7))
+    ridge = np.full(7, 0.25)
+    dense = _Grouped(node, other, value, number).solve(others, weight, ridge)
+    ids = np.sort(rng.choice(20_000, number, replace=False))
+    scattered = rng.normal(size=(20_000, 7))
+    scattered[ids] = others
+    solved = _Grouped(ids[node], ids[other], value, 20_000).solve(scattered, weight, ridge)
+    np.testing.assert_array_equal(solved[ids], dense)
+    assert not np.delete(solved, ids, axis=0).any()
+
+    for one in range(number):  # the plain ridge regression
+        of_one = node == one
+        features = np.column_stack([np.ones(of_one.sum()), others[other[of_one], 1:]])
+        weighted = features.T * weight[of_one]
+        target = value[of_one] - others[other[of_one], 0]
+        plain = np.linalg.solve(weighted @ features + np.diag(ridge), weighted @ target)
+        np.testing.assert_allclose(dense[one], plain, rtol=1e-8, atol=1e-10)
 
 
 def test_what_is_too_large_for_a_baseline_is_said() -> None:

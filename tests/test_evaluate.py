@@ -294,8 +294,9 @@ class TestWhatIsEnoughForBaselines:
             who, known = (np.unique(m.source[m.destination == destination]) for m in (large.train, part.train))
             assert len(known) >= min(20, len(who))
 
-    def test_sources_keep_all_their_pairs_and_the_latest_of_each(self) -> None:
-        large = split(random_world(40_000, sources=30, targets=10))
+    @pytest.mark.parametrize("targets", [10, 60])  # the latest are a few of each pair; of some, all
+    def test_sources_keep_all_their_pairs_and_the_latest_of_each(self, targets: int) -> None:
+        large = split(random_world(40_000, sources=30, targets=targets))
         asked = sampled(large.questions["seen_pair"], 2)
         part = sufficient(large, [asked], enough=0, pairs=0)
         others = part.train.take(~np.isin(part.train.source, asked.source))

@@ -214,6 +214,8 @@ class Model:
 
     @classmethod
     def from_pretrained(cls, where: str | None, context: int) -> "Model":
+        if where == "gone":
+            raise PingLlmError("gone holds no trained model")
         return cls(where)
 
     def training_measurements(self) -> list[MeasurementSet]:
@@ -294,6 +296,15 @@ class TestCommand:
         for arguments in ((), ("--data", raw, "--rows", raw)):
             with pytest.raises(PingLlmError, match="either --data"):
                 run(*arguments)
+
+    def test_models_are_loaded_before_measurements_are_read(self, raw: Path, tmp_path: Path) -> None:
+        data = ("--data", tmp_path / "not there")
+        with pytest.raises(PingLlmError, match="gone holds no trained model"):
+            run("mine", "gone", *data)
+        with pytest.raises(PingLlmError, match=r"holds no world\.json"):
+            run("mine", *data, "--world", tmp_path)
+        with pytest.raises(PingLlmError, match="not there"):
+            run("mine", *data, "--world", raw)
 
     def test_refuses_a_model_that_was_trained_on_what_is_asked(self, raw: Path, tmp_path: Path) -> None:
         def prepared(inputs: Path, name: str) -> Path:

@@ -110,15 +110,16 @@ class _Grouped:
         self.order = np.argsort(slot[node], kind="stable")
         self.count = count[self.nodes]
         self.start = np.concatenate([[0], np.cumsum(self.count)])
-        self.other, self.value = other[self.order], value[self.order]
+        self.others, self.other = np.unique(other[self.order], return_inverse=True)  # of many nodes, few may occur
+        self.value = value[self.order]
 
     def solve(self, others: Floats, weight: Floats, ridge: Floats) -> Floats:
         """The weighted ridge regression of every node on the rows of the others."""
-        weight = weight[self.order]
-        target = self.value - others[self.other, 0]
-        features = others.copy()
-        features[:, 0] = 1.0
         solved = np.zeros_like(others)
+        weight = weight[self.order]
+        features = others[self.others]
+        target = self.value - features[self.other, 0]
+        features[:, 0] = 1.0
         begin = 0
         for size in _SMALL_SIZES:
             end = int(np.searchsorted(self.count, size, side="right"))

@@ -105,16 +105,17 @@ def evaluate(
 
     if plots:
         options.check_folder(plots, f"--plots {plots}")
-    measured = _only(_split_of(data or [], rows, how), protocols or [])
     only = [name.strip() for names in chosen or [] for name in names.split(",")]
     predictors: dict[str, Any] = {}
     sources: dict[str, str | None] = {}
-    for where in models or (None,):
+    for where in models or (None,):  # before the measurements are read, which may take minutes
         predictor = Predictor.from_pretrained(where, context=context)
-        _refuse_what_was_learned(predictor, measured)
         name = predictor.name if predictor.name not in predictors else str(where)
         predictors[name], sources[name] = predictor, where
     truth = World.load(world) if world else None
+    measured = _only(_split_of(data or [], rows, how), protocols or [])
+    for predictor in predictors.values():
+        _refuse_what_was_learned(predictor, measured)
     begun = time.monotonic()
 
     def finished(name: str, of: Mapping[str, Mapping[str, float]]) -> None:

@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import Final
 
 import numpy as np
+import pyarrow as pa
 
 from ping_llm.core.measurements import prefix_numbers
 from ping_llm.core.rtt import Bools, Ints, Observations
@@ -74,9 +75,12 @@ def _first_of_each(source: Ints, key: Ints, wanted: Ints) -> Ints:
 
 def _is_latest(known: Observations, cut_time_s: float) -> Bools:
     """Whether a measurement is among the latest of its pair, before the cut or after it; they are in time order."""
-    _, pair = np.unique(known.pair, return_inverse=True)
-    group = 2 * pair + (known.time_s >= cut_time_s)
-    return (_number_in_group(group[::-1]) < _LATEST)[::-1]
+    pair = pa.array(known.pair).dictionary_encode().indices.to_numpy()
+    group = 2 * pair.astype(np.int64) + (known.time_s >= cut_time_s)
+    is_latest = np.bincount(group)[group] <= _LATEST
+    rows = np.flatnonzero(~is_latest)[::-1]  # only large groups are sorted
+    is_latest[rows] = _number_in_group(group[rows]) < _LATEST
+    return is_latest
 
 
 def _number_in_group(group: Ints) -> Ints:

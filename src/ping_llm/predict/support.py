@@ -103,9 +103,11 @@ def _counts(keys: Ints, times: Floats, asked: Ints, before: Floats) -> Ints:
 
 def _chains(known: Observations, time_s: Floats, questions: Questions, nodes: int) -> Ints:
     answered = ~np.isnan(known.rtt_ms)
-    pairs, number = np.unique(known.unordered_pair[answered], return_inverse=True)
-    first_s = np.full(len(pairs), np.inf)
-    np.minimum.at(first_s, number, time_s[answered])
+    distinct = pa.array(known.unordered_pair[answered]).dictionary_encode()  # sorting all takes several times as long
+    pairs, first_s = distinct.dictionary.to_numpy(), np.full(len(distinct.dictionary), np.inf)
+    np.minimum.at(first_s, distinct.indices.to_numpy(), time_s[answered])
+    order = np.argsort(pairs)
+    pairs, first_s = pairs[order], first_s[order]
     now = np.where(np.isnan(questions.time_s), np.inf, questions.time_s)
     at, is_pair = np.searchsorted(pairs, questions.unordered_pair), np.isin(questions.unordered_pair, pairs)
     is_measured = np.append(first_s, np.inf)[np.where(is_pair, at, -1)] < now

@@ -201,7 +201,11 @@ def without_copies(known: Observations) -> tuple[Observations, int]:
     key = np.zeros(len(some), dtype=np.uint64)
     for column in columns:
         key = mix64(key ^ column)
-    order = np.argsort(key, kind="stable")
+    in_order = np.sort(key)  # five times as quick as finding the order, which is needed only of what may occur twice
+    may_occur_twice = np.zeros(1 << 24, dtype=bool)  # by a key's upper bits
+    may_occur_twice[in_order[1:][in_order[1:] == in_order[:-1]] >> np.uint64(40)] = True
+    rows = np.flatnonzero(may_occur_twice[key >> np.uint64(40)])
+    order = rows[np.argsort(key[rows], kind="stable")]
     is_copy = np.logical_and.reduce([column[order[1:]] == column[order[:-1]] for column in columns])
     if not is_copy.any():
         return known, 0
