@@ -215,7 +215,7 @@ def _menog_pairs(folder: Path) -> RealPairs:
 
 
 def _wonder(folder: Path) -> RealPairs:
-    table = _read_csv(folder / WONDER_FILE)
+    table = read_csv(folder / WONDER_FILE)
     pairs, names = _both_directions(table["src"], table["dst"], table["avg_ms"])
     distances, _ = _both_directions(table["src"], table["dst"], table["distance_km"])
     distance_km = np.zeros((len(names), len(names)))
@@ -229,14 +229,14 @@ def _wonder(folder: Path) -> RealPairs:
 
 
 def _aws(folder: Path) -> RealPairs:
-    table = _read_csv(folder / AWS_FILE)
+    table = read_csv(folder / AWS_FILE)
     pairs, names = _both_directions(table["src"], table["dst"], table["p50_ms"])
     return RealPairs(pairs=pairs, nodes=unrelated_addresses(len(names)), symmetric=True)
 
 
 def _filecoin(folder: Path) -> RealPairs:
     """Without times: the file says when a result was exported, not when it was measured."""
-    table = _read_csv(folder / FILECOIN_FILE)
+    table = read_csv(folder / FILECOIN_FILE)
     airports, source = np.unique(table["airport"], return_inverse=True)
     addresses, destination = np.unique(table["dst_addr"], return_inverse=True)
     rtt = table["avg_ms"].astype(np.float64)
@@ -274,7 +274,7 @@ def unrelated_addresses(count: int) -> tuple[str, ...]:
     return tuple(f"{0x2000 + node:x}::1" for node in range(count))
 
 
-def _read_csv(path: Path) -> dict[str, Column]:
+def read_csv(path: Path) -> dict[str, Column]:
     table = pyarrow.csv.read_csv(path)
     return {name: table[name].to_numpy() for name in table.column_names}
 

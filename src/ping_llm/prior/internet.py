@@ -19,15 +19,13 @@ from typing import TYPE_CHECKING, Final
 import jax
 import jax.numpy as jnp
 
+from ping_llm.core.geography import EARTH_KM, KM_PER_MS, distance_km
 from ping_llm.core.randomness import hash32, hash_with, unit_interval
 from ping_llm.prior.prng import Columns, Draws, first_equal, symmetric
 
 if TYPE_CHECKING:
     from ping_llm.prior.worlds import WorldSettings
 
-_EARTH_KM: Final = 6371.0
-_KM_PER_MS: Final = 100.0
-"""Length of fibre per ms of RTT: light in glass covers 200 km in a millisecond, one way."""
 _CONTINENTS: Final = 6
 _REGION: Final = 8
 """Cities in the region that holds all probes of a regional world."""
@@ -119,10 +117,10 @@ def make_nodes(draw: Draws, s: "WorldSettings", count: jax.Array, is_probe: jax.
 def undisturbed_ms(draw: Draws, nodes: Columns, paths: Columns, one: jax.Array, other: jax.Array) -> jax.Array:
     """RTTs of pairs of nodes. Each pair may occur only once, since its noise is drawn here."""
     shape = one.shape
-    distance = _distance_km(nodes.position[one], nodes.position[other])
+    distance = distance_km(nodes.position[one], nodes.position[other])
     hub = paths.hub[nodes.network[one], nodes.network[other]]
     by_way_of = paths.hub_position[jnp.maximum(hub, 0)]
-    through_hub = _distance_km(nodes.position[one], by_way_of) + _distance_km(by_way_of, nodes.position[other])
+    through_hub = distance_km(nodes.position[one], by_way_of) + distance_km(by_way_of, nodes.position[other])
     same_site = nodes.site[one] == nodes.site[other]
     distance = jnp.where((hub >= 0) & ~same_site, through_hub, distance)
     nearest = _nearest_instance_km(nodes, paths)
@@ -131,7 +129,7 @@ def undisturbed_ms(draw: Draws, nodes: Columns, paths: Columns, one: jax.Array, 
 
     effect = paths.network_effect[nodes.network[one], nodes.network[other]]
     effect += paths.city_effect[nodes.city[one], nodes.city[other]]
-    fibre = distance / _KM_PER_MS * jnp.maximum(paths.stretch * jnp.exp(effect), 1.0)
+    fibre = distance / KM_PER_MS * jnp.maximum(paths.stretch * jnp.exp(effect), 1.0)
     ends = jnp.where(same_site, 0.0, nodes.site_ms[one] + nodes.site_ms[other])
     rtt = fibre + ends + nodes.own_ms[one] + nodes.own_ms[other]
     spread = paths.pair_noise * jnp.sqrt(nodes.messiness[one] * nodes.messiness[other])
@@ -152,18 +150,28 @@ def _unit_vectors(vectors: jax.Array) -> jax.Array:
     return vectors / jnp.linalg.norm(vectors, axis=-1, keepdims=True)
 
 
-def _distance_km(one: jax.Array, other: jax.Array) -> jax.Array:
-    """Distance along the surface, computed from the chord: by the cosine, short distances would be lost to rounding."""
-    chord = jnp.sqrt(jnp.sum((one - other) ** 2, axis=-1))
-    return 2.0 * _EARTH_KM * jnp.arcsin(jnp.minimum(chord / 2.0, 1.0))
-
-
 def _nearest_instance_km(nodes: Columns, paths: Columns) -> jax.Array:
     """[nodes, operators]: distance to the nearest instance of each anycast operator, half the equator without any."""
-    distance = _distance_km(nodes.position[:, None], paths.instance_position[None])
+    distance = distance_km(nodes.position[:, None], paths.instance_position[None])
     mine = paths.instance_operator == jnp.arange(_OPERATORS)[:, None]
-    farthest = jnp.pi * _EARTH_KM
+    farthest = jnp.pi * EARTH_KM
     return jnp.min(jnp.where(mine[None], distance[:, None], farthest), axis=-1)
+
+
+def known_positions(draw: Draws, position: jax.Array, is_probe: jax.Array) -> jax.Array:
+    """[nodes, 3]: positions as people have them, zeros where they have none.
+
+    They are off by 1 to 300 km (the centre of a city, of a country), a few are grossly wrong. They are known of all
+    nodes, of a part of them, or of one side only, as those of RIPE Atlas probes are.
+    """
+    shape = position.shape[:1]
+    found = _unit_vectors(position + draw.log_uniform(1.0, 300.0) / EARTH_KM * draw.normal(position.shape))
+    somewhere = found[draw.below(shape[0], shape)]
+    found = jnp.where(draw.chance(draw.half_normal(0.03), shape)[:, None], somewhere, found)
+    part = draw.chance(draw.uniform(0.2, 1.0), shape)
+    side = jnp.where(jnp.any(is_probe), is_probe == draw.chance(0.7), part)
+    is_known = draw.one_of(jnp.ones(shape, bool), jnp.ones(shape, bool), part, side)
+    return jnp.where(is_known[:, None], found, 0.0)
 
 
 def make_prefix_groups(draw: Draws, nodes: Columns) -> jax.Array:

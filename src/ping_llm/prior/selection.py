@@ -34,6 +34,7 @@ import numpy.typing as npt
 from scipy.sparse import csr_array  # type: ignore[import-untyped]
 from scipy.sparse.csgraph import dijkstra  # type: ignore[import-untyped]
 
+from ping_llm.core.geography import Positions, is_known, light_ms
 from ping_llm.core.measurements import UNPARSABLE, parse_addresses, source_hash
 from ping_llm.core.randomness import mix64
 from ping_llm.core.rtt import MIN_RTT_MS, Floats, Ints, Observations
@@ -63,6 +64,9 @@ PREFIX_BITS: Final = {4: (24, 16, 8), 6: (48, 32, 16)}
 LEVELS: Final = len(PREFIX_BITS[4])
 PREFIX_MS: Final = (2.0, 10.0, 50.0)
 """Distance of nodes that share a prefix of each length, unless less was measured."""
+NEAREST_MS: Final = 3.0
+STRETCH: Final = 1.6
+"""Distance of nodes by their positions: a usual RTT over fibre, to lines that take a few ms."""
 
 
 class Target(NamedTuple):
@@ -205,9 +209,9 @@ class ContextIndex:
     measurements that may be chosen.
     """
 
-    def __init__(self, known: Observations, words: Words) -> None:
-        """`words` of all nodes, also of those that were never measured."""
-        self.words = words
+    def __init__(self, known: Observations, words: Words, positions: Positions | None = None) -> None:
+        """`words` and positions of all nodes, also of those that were never measured."""
+        self.words, self.positions = words, positions
         ends = np.stack([known.source, known.destination])
         is_measured = np.zeros(len(words), bool)
         is_measured[ends[ends >= 0]] = True
@@ -362,7 +366,19 @@ class ContextIndex:
         distance = np.full(len(self.nodes), FAR_MS, dtype=np.float32)
         for level in reversed(range(1, 1 + LEVELS)):
             distance[np.isin(self.words[self.nodes, level], self.words[targets, level])] = PREFIX_MS[level - 1]
+        if self.positions is not None:
+            distance = np.minimum(distance, self._near_ms(targets))
         return Target(np.isin(self.nodes, targets), distance)
+
+    def _near_ms(self, targets: Ints) -> Singles:
+        """For each measured node, the RTT that its distance to the nearest of the targets suggests."""
+        assert self.positions is not None
+        targets = targets[is_known(self.positions[targets])]
+        nearest = np.full(len(self.nodes), FAR_MS, dtype=np.float32)
+        for target in targets.tolist():
+            light = light_ms(self.positions[self.nodes], self.positions[target])
+            nearest = np.minimum(nearest, np.where(light < 0, FAR_MS, NEAREST_MS + STRETCH * light).astype(np.float32))
+        return nearest
 
     def _best(self, pairs: Ints, usable: Ints, distance: Singles | None, count: int, most: int) -> Ints:
         """Measurements of these pairs, at most so many of each, best first: by distance, or without distances the

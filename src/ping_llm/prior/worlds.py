@@ -44,6 +44,9 @@ Batch = dict[str, jax.Array]
 
 QUESTION_REACH_MS: Final = 20.0
 """Distance from the queried pairs at which a pair is drawn for a question half as often."""
+_NEW_CHANCE: Final = 0.6
+_NEW_SHARE: Final = 0.5
+"""Where positions are known: share of the worlds with nodes that were never measured, and of their nodes, at most."""
 _SEEN_WEIGHT: Final = 6.0
 """Factor by which pairs that were measured before are drawn more often (in worlds that allow questions about them)."""
 
@@ -77,6 +80,8 @@ class WorldSettings:
     """Worlds whose nodes fall into parts between which nothing was measured."""
     chosen_share: float = 0.65
     """Worlds whose context is chosen for the queried pairs."""
+    geography: bool = False
+    """Whether positions of nodes are known, most of them, and more nodes than usual were never measured."""
 
     @property
     def pairs(self) -> int:
@@ -106,6 +111,16 @@ def _shown(s: WorldSettings, key: jax.Array) -> Batch:
     """The context and questions of one world."""
     w = _computed_once(make_world(s, jax.random.fold_in(key, 1)))
     draw = Draws(jax.random.fold_in(key, 2))
+    shown = {"node_words": words_of_groups(w.groups, jax.random.fold_in(key, 3))}
+    if s.geography:
+        draw_positions = Draws(jax.random.fold_in(key, 4))
+        shown["node_position"] = internet.known_positions(draw_positions, w.position, w.is_probe)
+        is_new = draw_positions.chance(
+            draw_positions.sometimes(_NEW_CHANCE, draw_positions.uniform(0, _NEW_SHARE)), (s.most_nodes,)
+        )
+        is_new_pair = is_new[w.one] | is_new[w.other]
+        w.known &= ~is_new_pair[w.pair]
+        w.may_be_queried |= is_new_pair & w.exists
     one, other = w.one[w.pair], w.other[w.pair]
     w.source, w.destination = jnp.where(w.backwards, other, one), jnp.where(w.backwards, one, other)
     w.log_rtt = jnp.log(w.rtt_ms)
@@ -119,7 +134,7 @@ def _shown(s: WorldSettings, key: jax.Array) -> Batch:
         "question_counts": is_question,
         "question_failed": w.now_failed[pair],
         "question_log_rtt": jnp.log(w.now_ms[pair]),
-        "node_words": words_of_groups(w.groups, jax.random.fold_in(key, 3)),
+        **shown,
     }
 
 
@@ -268,6 +283,8 @@ def make_world(s: WorldSettings, key: jax.Array) -> Columns:
         # of nodes; the source is node 0
         is_queried=is_queried,
         groups=internet.make_prefix_groups(draw, nodes),
+        position=nodes.position,
+        is_probe=bipartite & is_probe,
     )
 
 

@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from ping_llm.core.console import Advance, no_progress
 from ping_llm.core.errors import PingLlmError, explained, extras_needed
+from ping_llm.core.geography import LocatedNodes, is_known, misplaced
 from ping_llm.core.measurements import (
     ADDRESS_BYTES,
     NAMED,
@@ -40,7 +41,7 @@ from ping_llm.sources.columns import (
 )
 from ping_llm.sources.files import Piece, RawBatch
 from ping_llm.sources.layouts import melted
-from ping_llm.sources.nodes import NO_NODES, Nodes, addresses_of, read_nodes, shown_in_rows, shown_names
+from ping_llm.sources.nodes import NO_NODES, Nodes, addresses_of, degrees_of, read_nodes, shown_in_rows, shown_names
 from ping_llm.storage import Location, locate
 
 BATCH_ROWS: Final = 1_000_000  # measurements in work at once; the memory beyond the result grows with it
@@ -64,9 +65,10 @@ class MeasurementSet:
     described: Nodes = field(default_factory=dict)
     """What a nodes file says, by name."""
 
-    def addresses_of(self, nodes: Sequence[str] | None = None) -> tuple[str, ...]:
-        """What a model is told of nodes (None: all): their addresses, as far as they have any."""
-        return tuple(addresses_of(self.nodes if nodes is None else nodes, self.described))
+    def addresses_of(self, nodes: Sequence[str] | None = None) -> LocatedNodes:
+        """What a model is told of nodes (None: all): addresses and positions, as far as they have any."""
+        nodes = self.nodes if nodes is None else nodes
+        return LocatedNodes.of(addresses_of(nodes, self.described), degrees_of(nodes, self.described))
 
 
 def joined(sets: Sequence[MeasurementSet]) -> MeasurementSet:
@@ -168,6 +170,8 @@ def _checked(
         notes = [*notes, f"{options.nodes} has none of the nodes"]
     if is_timed:
         known, dropped["duplicate"] = without_copies(known)
+    described, doubts = _without_misplaced(nodes, known, described)
+    notes = [*notes, *doubts]
     failed = np.isnan(known.rtt_ms)
     begin_s, end_s = (float(known.time_s[0]), float(known.time_s[-1])) if is_timed and len(known) else (None, None)
     reading = Reading(
@@ -188,6 +192,25 @@ def _checked(
     return MeasurementSet(
         nodes=nodes, observations=known, dropped=reading.dropped, reading=reading, described=described
     )
+
+
+def _without_misplaced(nodes: Sequence[str], known: Observations, described: Nodes) -> tuple[Nodes, list[str]]:
+    """What is known of nodes, without positions that measurements contradict, and a note of which these are."""
+    positions = LocatedNodes.of(nodes, degrees_of(nodes, described)).positions
+    answered = known.answered
+    located = is_known(positions)
+    answered = answered.take(located[answered.source] & located[answered.destination])
+    if not len(answered):
+        return described, []
+    pairs = answered.take(np.lexsort((answered.rtt_ms, answered.unordered_pair)))
+    _, first, count = np.unique(pairs.unordered_pair, return_index=True, return_counts=True)
+    median = pairs.take(first + count // 2)
+    wrong = [nodes[node] for node in misplaced(positions, median.source, median.destination, median.rtt_ms).tolist()]
+    if not wrong:
+        return described, []
+    shown = ", ".join(wrong[:3]) + (", …" if len(wrong) > 3 else "")
+    note = f"not used, since light would take longer than measured: the position of {len(wrong)} nodes ({shown})"
+    return {**described, **{name: replace(described[name], latitude=None, longitude=None) for name in wrong}}, [note]
 
 
 def without_copies(known: Observations) -> tuple[Observations, int]:

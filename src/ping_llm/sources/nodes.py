@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from ping_llm.core.errors import PingLlmError
+from ping_llm.core.geography import UNKNOWN
 from ping_llm.core.measurements import NAMED, UNPARSABLE, format_address, parse_nodes
 from ping_llm.sources import NODES_FILE
 from ping_llm.sources.columns import split_unit, words
@@ -115,3 +116,11 @@ def write_nodes(addresses: Mapping[str, str]) -> str:
 def addresses_of(texts: Iterable[str], nodes: Nodes) -> Sequence[str]:
     """The address of each node that has one, else its name."""
     return [(nodes[text].address or text) if text in nodes else text for text in texts]
+
+
+def degrees_of(texts: Iterable[str], nodes: Nodes) -> list[tuple[float, float]]:
+    """Latitude and longitude of each node that has both."""
+    found = ((nodes[text].latitude, nodes[text].longitude) if text in nodes else (None, None) for text in texts)
+    return [
+        UNKNOWN if latitude is None or longitude is None else (latitude, longitude) for latitude, longitude in found
+    ]

@@ -24,7 +24,7 @@ takes both directions), and the answers are averaged: a test-time ensemble.
 import hashlib
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib.util import find_spec
 from typing import Any, Final, NamedTuple, Protocol
@@ -35,6 +35,7 @@ from scipy.special import expit  # type: ignore[import-untyped]
 
 from ping_llm.core.console import Advance
 from ping_llm.core.errors import PingLlmError, extras_needed
+from ping_llm.core.geography import is_known, light_ms, positions_of
 from ping_llm.core.rtt import CODE_MS, Floats, Ints, Observations, Questions, RttDistribution, search_rows
 from ping_llm.models.completer.network import (
     FINE,
@@ -134,22 +135,33 @@ class Completer:
 
     def history(self, known: Observations, nodes: Sequence[str], questions: Questions) -> "History":
         """Known measurements, ready for these questions."""
-        if self._last and self._last[0].known is known and self._last[0].nodes == nodes:
+        if self._last and self._last[0].known is known and _are_same(self._last[0].nodes, nodes):
             return self._last[0]
         is_known = np.ones(len(nodes), bool)
         is_known[np.concatenate([questions.source, questions.destination])] = False
         is_known[np.concatenate([known.source, known.destination])] = True  # one that is only queried decides nothing
-        self._last[:] = [History(self, known, nodes, ContextIndex(known, node_words(nodes, is_known)))]
+        index = ContextIndex(
+            known, node_words(nodes, is_known), positions_of(nodes) if self.settings.geography else None
+        )
+        self._last[:] = [History(self, known, nodes, index)]
         return self._last[0]
 
     @cached_property
     def network(self) -> "RunningNetwork":
+        """For histories without positions of nodes."""
+        return self._running(replace(self.settings, geography=0))
+
+    @cached_property
+    def network_of_positions(self) -> "RunningNetwork":
+        return self._running(self.settings)
+
+    def _running(self, settings: CompleterSettings) -> "RunningNetwork":
         if self.prediction.backend == "numpy" or (self.prediction.backend == "auto" and not _has_accelerator()):
-            return _OnNumPy(PlainNetwork(self.settings, self.weights))
+            return _OnNumPy(PlainNetwork(settings, self.weights))
         with extras_needed("backend=jax"):
             from ping_llm.models.completer.model import OnJax
 
-        return OnJax(self.settings, self.weights, self.prediction.contexts_per_call)
+        return OnJax(settings, self.weights, self.prediction.contexts_per_call)
 
     def encoded(self, key: bytes, encode: Callable[[], Encoded]) -> Encoded:
         """What was kept under this key, or what is now."""
@@ -181,13 +193,15 @@ class History:
         self.completer, self.known, self.nodes, self.index = completer, known, nodes, index
         self.settings = completer.prediction
         self.words = np.concatenate([index.words, _NOBODY])
+        self.positions = None if index.positions is None else np.pad(index.positions, ((0, len(_NOBODY)), (0, 0)))
+        self.network = completer.network if self.positions is None else completer.network_of_positions
 
     def answer(self, questions: Questions, advance: Advance | None = None) -> Iterator[tuple[Ints, "BinDistribution"]]:
         """Rows of the questions and their answers."""
         waiting: list[_Context] = []
         for context in self._contexts(questions):
             waiting.append(context)
-            if len(waiting) == self.completer.network.contexts_at_once or context.is_shared:
+            if len(waiting) == self.network.contexts_at_once or context.is_shared:
                 yield from self._answers(questions, waiting, advance)
                 waiting = []
         if waiting:
@@ -253,10 +267,16 @@ class History:
 
     @cached_property
     def _cluster_of_node(self) -> Ints:
-        """Of every node and, last, of -1. One that was never measured is where others of its prefix are, or in none."""
+        """Of every node and, last, of -1. One that was never measured is where the nearest other is, if positions are
+        known, or others of its prefix, or in none."""
         index, words = self.index, self.index.words
         found = np.full(len(words) + 1, -1)
         found[index.nodes] = index.clusters(self.settings.clusters, _CLUSTER_SIZE)
+        if index.positions is not None:
+            rest = np.flatnonzero((found[:-1] < 0) & is_known(index.positions))
+            there = index.nodes[is_known(index.positions[index.nodes])]
+            if len(there):
+                found[rest] = found[there[[np.argmax(index.positions[there] @ index.positions[node]) for node in rest]]]
         measured = index.nodes[np.argsort(words[index.nodes, 0])]
         for level in range(1, 1 + LEVELS):
             prefixes, first = np.unique(words[measured, level], return_index=True)
@@ -271,7 +291,7 @@ class History:
     ) -> Iterator[tuple[Ints, "BinDistribution"]]:
         """Answers to queries of some contexts, which are encoded together."""
         encoded = [self._encoded(contexts, vote) for vote in range(self.settings.votes or contexts[0].votes)]
-        network = self.completer.network
+        network = self.network
         at_once = network.queries_at_once
         for start in range(0, max(len(context.queries) for context in contexts), at_once):
             parts = [context.queries[start : start + at_once] for context in contexts]
@@ -289,12 +309,16 @@ class History:
                 bins, failed = network.answer(of_vote, self._identities[vote][one], self._identities[vote][other])
                 votes.append((bins[is_query], failed[is_query].astype(np.float64)))
             p_failed = np.mean([failed for _, failed in votes], axis=0)
-            yield filled[is_query], BinDistribution(p_failed=p_failed, probability=_pooled([bins for bins, _ in votes]))
+            pooled = _pooled([bins for bins, _ in votes])
+            if self.positions is not None:
+                ends = self.positions[source[is_query]], self.positions[destination[is_query]]
+                pooled = _no_faster(pooled, light_ms(*ends))
+            yield filled[is_query], BinDistribution(p_failed=p_failed, probability=pooled)
             if advance is not None:
                 advance(int(is_query.sum()))
 
     def _encoded(self, contexts: list[_Context], vote: int) -> Encoded:
-        network = self.completer.network
+        network = self.network
         slots = network.padded_context(1 + max(len(context.rows) for context in contexts))
         columns = [
             self.index.columns(context.rows, context.time_s, slots, of_pairs=context.of_pairs) for context in contexts
@@ -316,7 +340,8 @@ class History:
         """Of all nodes, for each vote."""
         votes = self.settings.votes or _VOTES
         salts = np.random.default_rng(self.settings.seed).integers(1 << 32, size=votes, dtype=np.uint32)
-        return [identities((self.words ^ salt)[None], self.completer.settings.identity)[0] for salt in salts]
+        position, size = None if self.positions is None else self.positions[None], self.completer.settings.identity
+        return [identities((self.words ^ salt)[None], size, position)[0] for salt in salts]
 
 
 def _votes_of(rows: Ints) -> int:
@@ -334,6 +359,21 @@ def _pooled(votes: Sequence[Singles]) -> Singles:
     log = np.mean([np.log(np.maximum(probability, np.float32(1e-9))) for probability in votes], axis=0)
     pooled = np.exp(log)
     return np.asarray(pooled / pooled.sum(axis=1, keepdims=True))
+
+
+def _no_faster(probability: Singles, light_ms: Singles) -> Singles:
+    """The distributions without what would be faster than light in fibre (-1: unknown)."""
+    reached = np.exp(Bins(FINE).centres) >= light_ms[:, None]
+    reached[:, -1] = True
+    kept = np.where(reached, np.maximum(probability, np.float32(1e-12)), np.float32(0))
+    return np.asarray(kept / kept.sum(axis=1, keepdims=True))
+
+
+def _are_same(nodes: Sequence[str], others: Sequence[str]) -> bool:
+    position, other = positions_of(nodes), positions_of(others)
+    if position is None or other is None:
+        return nodes == others and position is other
+    return nodes == others and np.array_equal(position, other)
 
 
 def _counts(pairs: Ints, queried: Ints) -> Ints:

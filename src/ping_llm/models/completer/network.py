@@ -28,6 +28,7 @@ steps) with pointers reaches 2.49 nats where the pair was measured before and 5.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from itertools import product
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -35,8 +36,10 @@ import numpy.typing as npt
 from scipy.sparse import csr_array  # type: ignore[import-untyped]
 
 from ping_llm.core.errors import PingLlmError
+from ping_llm.core.geography import is_known
 from ping_llm.core.randomness import hash32, hash_with, unit_interval
 from ping_llm.core.rtt import Floats
+from ping_llm.models.completer import geography
 from ping_llm.models.layers import (
     Array,
     LayerFunctions,
@@ -186,6 +189,8 @@ class CompleterSettings(LayerSettings):
     """Length of the random vectors that stand for nodes. Cosines between 400 of them stay below 0.45."""
     bins: int = BINS
     """Of ln RTT from 0.05 ms to 10.5 s: 2 % each."""
+    geography: int = 0
+    """Rank of the adapters for networks whose nodes have known positions; 0: there are none."""
 
     def __post_init__(self) -> None:
         if 2 * self.identity >= self.width:
@@ -213,6 +218,11 @@ class CompleterSettings(LayerSettings):
             "point_at": (w, self.head_dim),
             "choice": (w, 1 + PRECISIONS),
         }
+        if self.geography:
+            matrices["geography"] = (geography.FEATURES, w)
+            for layer, name in product(range(self.layers), geography.ADAPTED):
+                ends = (of_block[name][0], self.geography), (self.geography, of_block[name][1])
+                matrices |= {f"blocks.{layer}.{a}": end for a, end in zip(geography.adapters(name), ends, strict=True)}
         return {"kind_embedding": (KINDS + 1, w)} | {f"{name}.kernel": shape for name, shape in matrices.items()}
 
     @property
@@ -260,6 +270,7 @@ class Network:
     point_from: Linear
     point_at: Linear
     choice: Linear
+    geography: Linear
 
     def layer(self, block: Any, key: Array, value: Array, length: Array, x: Array, query: Array) -> Array:
         return block.add(x, self.attend(query, key, value, length))
@@ -296,6 +307,7 @@ class Network:
     def answer(self, encoded: Encoded, source: Array, destination: Array) -> Mixture:
         """The answers to queries, which are given by the identities of their ends, [contexts, queries, identity]."""
         x = self._ends(source, destination) + self.kind_embedding[...][KINDS].astype(self.settings.dtype)
+        x = x + self._distance(source, destination)
         for block, (key, value) in zip(self.blocks, encoded.layers, strict=True):
             x = self.layer(block, key, value, encoded.length, x, block.read(x, encoded.length)[0])
         x = rms_norm(x)
@@ -310,8 +322,17 @@ class Network:
         )
 
     def _ends(self, source: Array, destination: Array) -> Array:
-        dtype = self.settings.dtype
-        return self.source(source.astype(dtype, copy=False)) + self.destination(destination.astype(dtype, copy=False))
+        dtype, size = self.settings.dtype, self.settings.identity
+        of_source = self.source(source[..., :size].astype(dtype, copy=False))
+        return of_source + self.destination(destination[..., :size].astype(dtype, copy=False))
+
+    def _distance(self, source: Array, destination: Array, *of_result: Array) -> Array:
+        """Input vectors of the distance between two ends, if their identities come with positions."""
+        size = self.settings.identity
+        if source.shape[-1] == size:
+            return np.float32(0)
+        found = geography.features(source[..., size:], destination[..., size:], *of_result)
+        return self.geography(found.astype(self.settings.dtype))
 
     def _embedded(self, m: Measurements) -> Array:
         """Input vectors of ends, kind, RTT and age. A failure has no RTT, an empty slot only a kind."""
@@ -322,7 +343,9 @@ class Network:
         one_hot = functions_of(m.kind).one_hot(m.kind, KINDS + 1, dtype=dtype)
         kind = one_hot @ self.kind_embedding[...].astype(dtype)
         features = self.value(value.astype(dtype)) + self.time(time.astype(dtype))
-        return xp.where(is_measurement, self._ends(m.source, m.destination), 0.0) + features + kind
+        ends = self._ends(m.source, m.destination)
+        ends = ends + self._distance(m.source, m.destination, m.log_rtt, m.kind == ANSWERED)
+        return xp.where(is_measurement, ends, 0.0) + features + kind
 
     def _pointer(self, x: Array, encoded: Encoded) -> tuple[Array, Array]:
         """Log shares of the bins, of each precision, and of each measurement with an RTT to copy."""
@@ -336,9 +359,17 @@ class Network:
 
 
 class BlockFunctions(LayerFunctions):
-    """A layer whose attention can grow sharper with the number of keys (a scalable softmax)."""
+    """A layer whose attention can grow sharper with the number of keys (a scalable softmax). In networks with
+    positions, the product of two low-rank adapters is added to each matrix."""
 
+    settings: CompleterSettings
     sharpen: Linear
+
+    def matmul(self, name: str, x: Array) -> Array:
+        found = super().matmul(name, x)
+        for a, b in [geography.adapters(name)] if self.settings.geography else ():
+            found = found + getattr(self, b)(getattr(self, a)(x))
+        return found
 
     def read(self, x: Array, keys: Array) -> tuple[Array, Array, Array]:
         """Query, key and value of each position. `keys`: how many keys each context has to attend to."""
@@ -351,7 +382,7 @@ class BlockFunctions(LayerFunctions):
 
 
 class PlainBlock(BlockFunctions):
-    def __init__(self, settings: LayerSettings) -> None:
+    def __init__(self, settings: CompleterSettings) -> None:
         self.settings = settings
 
 
@@ -410,11 +441,12 @@ def _waves(value: Array, scales: npt.NDArray[np.floating[Any]]) -> tuple[Array, 
     return xp.sin(angle), xp.cos(angle)
 
 
-def identities(words: Array, size: int) -> Array:
+def identities(words: Array, size: int, position: Array | None = None) -> Array:
     """[contexts, nodes, size]: random directions, all of length 3, closer together where prefixes are shared.
 
     `words`, [contexts, nodes, 1 + levels], hold a number for the node itself and one for each of its prefix groups.
-    Equal numbers give equal vectors, different numbers independent ones.
+    Equal numbers give equal vectors, different numbers independent ones. With positions of the nodes, directions are
+    also closer together where these are near, and the positions stand behind them: [contexts, nodes, size + 3].
     """
     xp = words.__array_namespace__()
     index = hash_with(xp.arange(size, dtype=np.uint32), 1)
@@ -422,5 +454,10 @@ def identities(words: Array, size: int) -> Array:
     for level, share in enumerate((OWN_SHARE, *LEVEL_SHARES)):
         stream = hash_with(words[..., level].astype(np.uint32), 2 + level)
         uniform = unit_interval(hash32(hash32(stream)[..., None] ^ index))
-        identity += share**0.5 * functions_of(uniform).erf_inv(2.0 * uniform - 1.0)
-    return 3.0 * identity / xp.linalg.norm(identity, axis=-1, keepdims=True)
+        drawn = functions_of(uniform).erf_inv(2.0 * uniform - 1.0)
+        if position is not None and level >= 2:
+            near = geography.nearness(position, level - 2, size) * np.float32(0.5**0.5)  # of the variance of erf_inv
+            drawn = xp.where(is_known(position)[..., None], near, drawn)
+        identity += share**0.5 * drawn
+    identity = 3.0 * identity / xp.linalg.norm(identity, axis=-1, keepdims=True)
+    return identity if position is None else xp.concatenate([identity, position], axis=-1)
