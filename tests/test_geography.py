@@ -9,8 +9,7 @@ import pytest
 from ping_llm import Predictor
 from ping_llm.core.geography import UNKNOWN, LocatedNodes, distance_km, light_ms, misplaced, positions_of
 from ping_llm.core.rtt import Observations, Questions
-from ping_llm.models.completer.geography import nearness
-from ping_llm.models.completer.inference import Completer
+from ping_llm.models.completer.geography import DistanceModel, nearness
 from ping_llm.models.completer.network import identities
 from ping_llm.prior.selection import node_words
 from ping_llm.rows.measurement_set import read_observations
@@ -118,6 +117,25 @@ class TestMisplacedNodes:
         assert "the position of 1 nodes (frankfurt)" in measured.reading.lines[0]
 
 
+class TestDistanceModel:
+    def test_slope_and_offsets_are_found_in_spite_of_gross_errors(self) -> None:
+        nodes, pairs = network(40)
+        offset = np.random.default_rng(3).exponential(10.0, 40)
+        rtt = pairs.rtt_ms + offset[pairs.source] + offset[pairs.destination]
+        rtt = np.where(np.arange(len(rtt)) % 20 == 0, 10 * rtt, rtt)
+        model = DistanceModel.between(nodes.positions, pairs.source, pairs.destination, rtt.astype(np.float64))
+        assert model.slope == pytest.approx(1.5, rel=0.02)
+        assert np.median(np.abs(model.common_ms + model.offset_ms - offset - 2.0)) < 1.0
+        assert model.count.tolist() == [39] * 40
+
+    def test_without_measurements_it_knows_what_is_usual(self) -> None:
+        nodes, pairs = network(5)
+        nothing = pairs.take(slice(0, 0))
+        model = DistanceModel.between(nodes.positions, nothing.source, nothing.destination, np.zeros(0))
+        light = light_ms(nodes.positions[pairs.source], nodes.positions[pairs.destination])
+        assert model.predict(pairs.source, pairs.destination, light) == pytest.approx(1.6 * light + 6.0)
+
+
 class TestAnswers:
     @pytest.fixture(scope="class")
     def predictor(self) -> Predictor:
@@ -130,15 +148,6 @@ class TestAnswers:
         nowhere = LocatedNodes.of(nodes, [UNKNOWN] * 20)
         plain, located = (predictor.predict(known, queries, told) for told in (tuple(nodes), nowhere))
         np.testing.assert_array_equal(plain.median, located.median)
-        weights = {
-            name: array
-            for name, array in predictor.trained.weights.items()
-            if "lora" not in name and name != "geography.kernel"
-        }
-        model = predictor.model
-        assert isinstance(model, Completer)
-        before = Completer(settings=replace(model.settings, geography=0), weights=weights, prediction=model.prediction)
-        np.testing.assert_array_equal(before.predict(known, queries, nodes).median, plain.median)
 
     def test_nodes_that_were_never_measured_are_answered_from_their_position(self, predictor: Predictor) -> None:
         nodes, pairs = network()

@@ -285,9 +285,6 @@ class Worlds(Section):
     worlds_most_nodes: Annotated[int, at_least(4)] = key(400, "Nodes of the largest worlds.")
     measured_share: Share = key(0.5, "`measured`: share of the contexts that come from real measurements.")
     completer_identity: Annotated[int, at_least(4)] = key(128, "Length of the random vectors that identify nodes.")
-    completer_geography: Annotated[int, at_least(0)] = key(
-        0, "Rank of the adapters for positions of nodes. Only they are trained, on worlds with positions; 0 = none."
-    )
 
 
 class Loader(Section):

@@ -56,10 +56,7 @@ def _loader(config: Config, part: Part, *, seed: int, measurements: str = "", **
 
 def world_settings(config: Config) -> WorldSettings:
     return WorldSettings(
-        context=config.worlds_context,
-        questions=config.worlds_questions,
-        most_nodes=config.worlds_most_nodes,
-        geography=config.completer_geography > 0,
+        context=config.worlds_context, questions=config.worlds_questions, most_nodes=config.worlds_most_nodes
     )
 
 

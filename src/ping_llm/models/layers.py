@@ -87,17 +87,14 @@ class LayerFunctions:
         return x + self.mlp(x)
 
     def project(self, x: Array) -> Array:
-        return self.matmul("qkv", rms_norm(x))
+        return self.qkv(rms_norm(x))
 
     def join(self, attended: Array) -> Array:
-        return self.matmul("out", attended)
+        return self.out(attended)
 
     def mlp(self, x: Array) -> Array:
-        gate, up = x.__array_namespace__().split(self.matmul("gate_up", rms_norm(x)), 2, axis=-1)
-        return self.matmul("down", functions_of(x).silu(gate) * up)
-
-    def matmul(self, name: str, x: Array) -> Array:
-        return getattr(self, name)(x)
+        gate, up = x.__array_namespace__().split(self.gate_up(rms_norm(x)), 2, axis=-1)
+        return self.down(functions_of(x).silu(gate) * up)
 
 
 def rms_norm(x: Array) -> Array:

@@ -16,7 +16,7 @@ from jinja2 import Template
 from ping_llm.config import Config
 from ping_llm.core.errors import PingLlmError
 from ping_llm.data.completer import measurements_on_device, world_settings
-from ping_llm.models.completer.model import SetTransformer, frozen_but_adapters
+from ping_llm.models.completer.model import SetTransformer
 from ping_llm.models.completer.model import loss_sums as completer_sums
 from ping_llm.models.completer.network import CompleterSettings
 from ping_llm.models.lm import ModelSettings, Transformer
@@ -106,7 +106,7 @@ def _completer(config: Config, s: CompleterSettings) -> Task:
 
     def sums(model: SetTransformer, batch: DeviceBatch, data: Columns | None, max_segments: int) -> Sums:
         shown = jax.lax.stop_gradient(_contexts(worlds, data, config.measured_share, batch))
-        values = completer_sums((frozen_but_adapters(model) if model.settings.geography else model)(shown), shown)
+        values = completer_sums(model(shown), shown)
         return {**values, "real_tokens": jnp.sum(shown["context_length"], dtype=jnp.int32) + values["targets"]}
 
     return Task(

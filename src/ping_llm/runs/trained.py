@@ -129,8 +129,7 @@ def _read_index(file: Path) -> tuple[int, dict[str, str]]:
 
 
 def completer_settings(config: Config) -> CompleterSettings:
-    own = {"identity": config.completer_identity, "geography": config.completer_geography}
-    return CompleterSettings(**(layer_settings(config) | own))
+    return CompleterSettings(**layer_settings(config), identity=config.completer_identity)
 
 
 def layer_settings(config: Config) -> dict[str, Any]:

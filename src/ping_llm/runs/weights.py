@@ -21,7 +21,6 @@ from ping_llm.config import Config
 from ping_llm.config.keys import COMPLETER_DATA, TEXT_DATASET_TYPES
 from ping_llm.core.errors import PingLlmError, explained
 from ping_llm.core.files import atomic_folder, file_sha256, unsealed
-from ping_llm.models.completer.geography import is_adapter
 from ping_llm.models.completer.model import SetTransformer
 from ping_llm.models.completer.network import CompleterSettings
 from ping_llm.models.lm import ModelSettings, Transformer
@@ -120,8 +119,7 @@ def check_replaceable(folder: Path, *, overwrite: bool, marker: str = INDEX) -> 
 
 def begin_with(trained: Trained, weights: Any) -> Any:
     """The trained weights, laid out over devices like `weights`, the initial ones that they replace."""
-    want = by_name(weights)
-    have = {name: want[name] for name in want if is_adapter(name)} | trained.weights
+    have, want = trained.weights, by_name(weights)
     shapes = [{name: array.shape for name, array in of.items()} for of in (have, want)]
     if different := different_shapes(*shapes):
         there, here = ("×".join(map(str, of[different[0]])) if different[0] in of else "missing" for of in shapes)

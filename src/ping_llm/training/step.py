@@ -87,11 +87,7 @@ OPTIMIZERS: Final = {"adamw": _adamw, "muon": _muon}
 def make_optimizer(config: Config) -> optax.GradientTransformation:
     limit = config.gradient_clipping_threshold
     clip = optax.clip_by_global_norm(limit) if limit else optax.identity()
-    optimizer = optax.chain(clip, OPTIMIZERS[config.opt_type](config, schedule(config)))
-    if not config.completer_geography:
-        return optimizer
-    labels = partial(_map_paths, lambda path: "adapters" if "_lora_" in path or "geography" in path else "frozen")
-    return optax.partition({"adapters": optimizer, "frozen": optax.set_to_zero()}, labels)
+    return optax.chain(clip, OPTIMIZERS[config.opt_type](config, schedule(config)))
 
 
 def _map_paths(function: Callable[[str], Any], weights: Any) -> Any:

@@ -24,7 +24,7 @@ takes both directions), and the answers are averaged: a test-time ensemble.
 import hashlib
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.util import find_spec
 from typing import Any, Final, NamedTuple, Protocol
@@ -37,6 +37,7 @@ from ping_llm.core.console import Advance
 from ping_llm.core.errors import PingLlmError, extras_needed
 from ping_llm.core.geography import is_known, light_ms, positions_of
 from ping_llm.core.rtt import CODE_MS, Floats, Ints, Observations, Questions, RttDistribution, search_rows
+from ping_llm.models.completer.geography import Densities, DistanceModel, pooled
 from ping_llm.models.completer.network import (
     FINE,
     Bins,
@@ -47,7 +48,7 @@ from ping_llm.models.completer.network import (
     identities,
 )
 from ping_llm.models.layers import Array, Singles, by_rows, single_threaded_blas
-from ping_llm.prior.selection import LEVELS, ContextIndex, node_words
+from ping_llm.prior.selection import ANSWERED, LEVELS, ContextIndex, node_words
 
 _CLUSTER_SIZE: Final = 32
 """Nodes of a cluster, about so many or more."""
@@ -140,28 +141,18 @@ class Completer:
         is_known = np.ones(len(nodes), bool)
         is_known[np.concatenate([questions.source, questions.destination])] = False
         is_known[np.concatenate([known.source, known.destination])] = True  # one that is only queried decides nothing
-        index = ContextIndex(
-            known, node_words(nodes, is_known), positions_of(nodes) if self.settings.geography else None
-        )
+        index = ContextIndex(known, node_words(nodes, is_known), positions_of(nodes))
         self._last[:] = [History(self, known, nodes, index)]
         return self._last[0]
 
     @cached_property
     def network(self) -> "RunningNetwork":
-        """For histories without positions of nodes."""
-        return self._running(replace(self.settings, geography=0))
-
-    @cached_property
-    def network_of_positions(self) -> "RunningNetwork":
-        return self._running(self.settings)
-
-    def _running(self, settings: CompleterSettings) -> "RunningNetwork":
         if self.prediction.backend == "numpy" or (self.prediction.backend == "auto" and not _has_accelerator()):
-            return _OnNumPy(PlainNetwork(settings, self.weights))
+            return _OnNumPy(PlainNetwork(self.settings, self.weights))
         with extras_needed("backend=jax"):
             from ping_llm.models.completer.model import OnJax
 
-        return OnJax(settings, self.weights, self.prediction.contexts_per_call)
+        return OnJax(self.settings, self.weights, self.prediction.contexts_per_call)
 
     def encoded(self, key: bytes, encode: Callable[[], Encoded]) -> Encoded:
         """What was kept under this key, or what is now."""
@@ -194,14 +185,13 @@ class History:
         self.settings = completer.prediction
         self.words = np.concatenate([index.words, _NOBODY])
         self.positions = None if index.positions is None else np.pad(index.positions, ((0, len(_NOBODY)), (0, 0)))
-        self.network = completer.network if self.positions is None else completer.network_of_positions
 
     def answer(self, questions: Questions, advance: Advance | None = None) -> Iterator[tuple[Ints, "BinDistribution"]]:
         """Rows of the questions and their answers."""
         waiting: list[_Context] = []
         for context in self._contexts(questions):
             waiting.append(context)
-            if len(waiting) == self.network.contexts_at_once or context.is_shared:
+            if len(waiting) == self.completer.network.contexts_at_once or context.is_shared:
                 yield from self._answers(questions, waiting, advance)
                 waiting = []
         if waiting:
@@ -291,7 +281,7 @@ class History:
     ) -> Iterator[tuple[Ints, "BinDistribution"]]:
         """Answers to queries of some contexts, which are encoded together."""
         encoded = [self._encoded(contexts, vote) for vote in range(self.settings.votes or contexts[0].votes)]
-        network = self.network
+        network = self.completer.network
         at_once = network.queries_at_once
         for start in range(0, max(len(context.queries) for context in contexts), at_once):
             parts = [context.queries[start : start + at_once] for context in contexts]
@@ -309,16 +299,17 @@ class History:
                 bins, failed = network.answer(of_vote, self._identities[vote][one], self._identities[vote][other])
                 votes.append((bins[is_query], failed[is_query].astype(np.float64)))
             p_failed = np.mean([failed for _, failed in votes], axis=0)
-            pooled = _pooled([bins for bins, _ in votes])
-            if self.positions is not None:
-                ends = self.positions[source[is_query]], self.positions[destination[is_query]]
-                pooled = _no_faster(pooled, light_ms(*ends))
-            yield filled[is_query], BinDistribution(p_failed=p_failed, probability=pooled)
+            probability = _pooled([bins for bins, _ in votes])
+            for number, context in enumerate(contexts if self.positions is not None else ()):
+                rows = np.nonzero(is_query)[0] == number
+                ends = source[number][is_query[number]], destination[number][is_query[number]]
+                probability[rows] = self._with_distances(probability[rows], context, *ends)
+            yield filled[is_query], BinDistribution(p_failed=p_failed, probability=probability)
             if advance is not None:
                 advance(int(is_query.sum()))
 
     def _encoded(self, contexts: list[_Context], vote: int) -> Encoded:
-        network = self.network
+        network = self.completer.network
         slots = network.padded_context(1 + max(len(context.rows) for context in contexts))
         columns = [
             self.index.columns(context.rows, context.time_s, slots, of_pairs=context.of_pairs) for context in contexts
@@ -334,6 +325,19 @@ class History:
             return network.encode(measurements)
         content = hashlib.sha256(b"".join(np.asarray(column).tobytes() for column in measurements))
         return self.completer.encoded(content.digest(), lambda: network.encode(measurements))
+
+    def _with_distances(self, probability: Singles, context: _Context, source: Ints, destination: Ints) -> Singles:
+        """The answers to the queries of one context, those with two known positions improved by their distance."""
+        assert self.positions is not None
+        slots = self.index.columns(context.rows, context.time_s, 1 + len(context.rows), of_pairs=context.of_pairs)
+        rtt_ms = np.where(slots["kind"] == ANSWERED, np.exp(slots["log_rtt"]), np.nan)
+        model = DistanceModel.between(self.positions, slots["source"], slots["destination"], rtt_ms)
+        light = light_ms(self.positions[source], self.positions[destination])
+        some = light >= 0
+        answers = Densities(probability[some], Bins(FINE).centres)
+        found = probability.copy()
+        found[some] = pooled(answers, model, source[some], destination[some], light[some])
+        return found
 
     @cached_property
     def _identities(self) -> list[npt.NDArray[np.float32]]:
@@ -359,14 +363,6 @@ def _pooled(votes: Sequence[Singles]) -> Singles:
     log = np.mean([np.log(np.maximum(probability, np.float32(1e-9))) for probability in votes], axis=0)
     pooled = np.exp(log)
     return np.asarray(pooled / pooled.sum(axis=1, keepdims=True))
-
-
-def _no_faster(probability: Singles, light_ms: Singles) -> Singles:
-    """The distributions without what would be faster than light in fibre (-1: unknown)."""
-    reached = np.exp(Bins(FINE).centres) >= light_ms[:, None]
-    reached[:, -1] = True
-    kept = np.where(reached, np.maximum(probability, np.float32(1e-12)), np.float32(0))
-    return np.asarray(kept / kept.sum(axis=1, keepdims=True))
 
 
 def _are_same(nodes: Sequence[str], others: Sequence[str]) -> bool:

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from ping_llm.models.completer import geography
 from ping_llm.models.completer.network import (
     KERNEL_WIDTHS,
     KINDS,
@@ -26,7 +25,7 @@ from ping_llm.models.completer.network import (
     identities,
 )
 from ping_llm.models.layers import LayerSettings, Singles
-from ping_llm.models.modules import Layer, by_name, choose_attention, keep_compiled, linear, with_arrays
+from ping_llm.models.modules import Layer, choose_attention, keep_compiled, linear, with_arrays
 
 Batch = dict[str, jax.Array]
 
@@ -38,16 +37,10 @@ of 3.61, and needs 500 steps instead of 1,000 for the latter."""
 class ContextBlock(BlockFunctions, Layer):
     """The matrices of one layer. Before training, the sharpness of attention does not depend on the number of keys."""
 
-    settings: CompleterSettings
-
-    def __init__(self, settings: CompleterSettings, rngs: nnx.Rngs) -> None:
+    def __init__(self, settings: LayerSettings, rngs: nnx.Rngs) -> None:
         super().__init__(settings, rngs)
-        self.sharpen = zeros(settings, settings.width, settings.heads, rngs)
-        for name in geography.ADAPTED if settings.geography else ():
-            rows, columns = getattr(self, name).kernel.shape
-            a, b = geography.adapters(name)
-            setattr(self, a, linear(settings, rows, settings.geography, rngs))
-            setattr(self, b, zeros(settings, settings.geography, columns, rngs))
+        self.sharpen = linear(settings, settings.width, settings.heads, rngs)
+        self.sharpen.kernel[...] = jnp.zeros_like(self.sharpen.kernel[...])
 
 
 class SetTransformer(Network, nnx.Module):
@@ -69,8 +62,6 @@ class SetTransformer(Network, nnx.Module):
         self.point_at = linear(s, s.width, s.head_dim, rngs)
         self.choice = linear(s, s.width, 1 + PRECISIONS, rngs)
         _init_pointer(self, rngs)
-        if s.geography:
-            self.geography = zeros(s, geography.FEATURES, s.width, rngs)
 
     def __call__(self, batch: Batch) -> Mixture:
         table = identities(batch["node_words"], self.settings.identity, batch.get("node_position"))
@@ -91,20 +82,6 @@ class SetTransformer(Network, nnx.Module):
 
     def similarity(self, query: jax.Array, key: jax.Array) -> jax.Array:
         return jnp.einsum("bqh,bkh->bqk", query, key, preferred_element_type=jnp.float32)
-
-
-def frozen_but_adapters(model: SetTransformer) -> SetTransformer:
-    """The model, of which only what concerns positions can be trained."""
-    graph, state = nnx.split(model)
-    stop = jax.lax.stop_gradient
-    weights = {name: w if geography.is_adapter(name) else stop(w) for name, w in by_name(state).items()}
-    return nnx.merge(graph, with_arrays(state, weights))
-
-
-def zeros(settings: LayerSettings, inputs: int, outputs: int, rngs: nnx.Rngs) -> nnx.Linear:
-    found = linear(settings, inputs, outputs, rngs)
-    found.kernel[...] = jnp.zeros_like(found.kernel[...])
-    return found
 
 
 def _looked_up(identity: jax.Array, nodes: jax.Array) -> jax.Array:

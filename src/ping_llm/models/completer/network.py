@@ -28,7 +28,6 @@ steps) with pointers reaches 2.49 nats where the pair was measured before and 5.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from itertools import product
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -39,7 +38,7 @@ from ping_llm.core.errors import PingLlmError
 from ping_llm.core.geography import is_known
 from ping_llm.core.randomness import hash32, hash_with, unit_interval
 from ping_llm.core.rtt import Floats
-from ping_llm.models.completer import geography
+from ping_llm.models.completer.geography import nearness
 from ping_llm.models.layers import (
     Array,
     LayerFunctions,
@@ -189,8 +188,6 @@ class CompleterSettings(LayerSettings):
     """Length of the random vectors that stand for nodes. Cosines between 400 of them stay below 0.45."""
     bins: int = BINS
     """Of ln RTT from 0.05 ms to 10.5 s: 2 % each."""
-    geography: int = 0
-    """Rank of the adapters for networks whose nodes have known positions; 0: there are none."""
 
     def __post_init__(self) -> None:
         if 2 * self.identity >= self.width:
@@ -218,11 +215,6 @@ class CompleterSettings(LayerSettings):
             "point_at": (w, self.head_dim),
             "choice": (w, 1 + PRECISIONS),
         }
-        if self.geography:
-            matrices["geography"] = (geography.FEATURES, w)
-            for layer, name in product(range(self.layers), geography.ADAPTED):
-                ends = (of_block[name][0], self.geography), (self.geography, of_block[name][1])
-                matrices |= {f"blocks.{layer}.{a}": end for a, end in zip(geography.adapters(name), ends, strict=True)}
         return {"kind_embedding": (KINDS + 1, w)} | {f"{name}.kernel": shape for name, shape in matrices.items()}
 
     @property
@@ -270,7 +262,6 @@ class Network:
     point_from: Linear
     point_at: Linear
     choice: Linear
-    geography: Linear
 
     def layer(self, block: Any, key: Array, value: Array, length: Array, x: Array, query: Array) -> Array:
         return block.add(x, self.attend(query, key, value, length))
@@ -307,7 +298,6 @@ class Network:
     def answer(self, encoded: Encoded, source: Array, destination: Array) -> Mixture:
         """The answers to queries, which are given by the identities of their ends, [contexts, queries, identity]."""
         x = self._ends(source, destination) + self.kind_embedding[...][KINDS].astype(self.settings.dtype)
-        x = x + self._distance(source, destination)
         for block, (key, value) in zip(self.blocks, encoded.layers, strict=True):
             x = self.layer(block, key, value, encoded.length, x, block.read(x, encoded.length)[0])
         x = rms_norm(x)
@@ -322,17 +312,8 @@ class Network:
         )
 
     def _ends(self, source: Array, destination: Array) -> Array:
-        dtype, size = self.settings.dtype, self.settings.identity
-        of_source = self.source(source[..., :size].astype(dtype, copy=False))
-        return of_source + self.destination(destination[..., :size].astype(dtype, copy=False))
-
-    def _distance(self, source: Array, destination: Array, *of_result: Array) -> Array:
-        """Input vectors of the distance between two ends, if their identities come with positions."""
-        size = self.settings.identity
-        if source.shape[-1] == size:
-            return np.float32(0)
-        found = geography.features(source[..., size:], destination[..., size:], *of_result)
-        return self.geography(found.astype(self.settings.dtype))
+        dtype = self.settings.dtype
+        return self.source(source.astype(dtype, copy=False)) + self.destination(destination.astype(dtype, copy=False))
 
     def _embedded(self, m: Measurements) -> Array:
         """Input vectors of ends, kind, RTT and age. A failure has no RTT, an empty slot only a kind."""
@@ -343,9 +324,7 @@ class Network:
         one_hot = functions_of(m.kind).one_hot(m.kind, KINDS + 1, dtype=dtype)
         kind = one_hot @ self.kind_embedding[...].astype(dtype)
         features = self.value(value.astype(dtype)) + self.time(time.astype(dtype))
-        ends = self._ends(m.source, m.destination)
-        ends = ends + self._distance(m.source, m.destination, m.log_rtt, m.kind == ANSWERED)
-        return xp.where(is_measurement, ends, 0.0) + features + kind
+        return xp.where(is_measurement, self._ends(m.source, m.destination), 0.0) + features + kind
 
     def _pointer(self, x: Array, encoded: Encoded) -> tuple[Array, Array]:
         """Log shares of the bins, of each precision, and of each measurement with an RTT to copy."""
@@ -359,17 +338,9 @@ class Network:
 
 
 class BlockFunctions(LayerFunctions):
-    """A layer whose attention can grow sharper with the number of keys (a scalable softmax). In networks with
-    positions, the product of two low-rank adapters is added to each matrix."""
+    """A layer whose attention can grow sharper with the number of keys (a scalable softmax)."""
 
-    settings: CompleterSettings
     sharpen: Linear
-
-    def matmul(self, name: str, x: Array) -> Array:
-        found = super().matmul(name, x)
-        for a, b in [geography.adapters(name)] if self.settings.geography else ():
-            found = found + getattr(self, b)(getattr(self, a)(x))
-        return found
 
     def read(self, x: Array, keys: Array) -> tuple[Array, Array, Array]:
         """Query, key and value of each position. `keys`: how many keys each context has to attend to."""
@@ -382,7 +353,7 @@ class BlockFunctions(LayerFunctions):
 
 
 class PlainBlock(BlockFunctions):
-    def __init__(self, settings: CompleterSettings) -> None:
+    def __init__(self, settings: LayerSettings) -> None:
         self.settings = settings
 
 
@@ -445,8 +416,8 @@ def identities(words: Array, size: int, position: Array | None = None) -> Array:
     """[contexts, nodes, size]: random directions, all of length 3, closer together where prefixes are shared.
 
     `words`, [contexts, nodes, 1 + levels], hold a number for the node itself and one for each of its prefix groups.
-    Equal numbers give equal vectors, different numbers independent ones. With positions of the nodes, directions are
-    also closer together where these are near, and the positions stand behind them: [contexts, nodes, size + 3].
+    Equal numbers give equal vectors, different numbers independent ones. Nodes with a position have, instead of the
+    parts of their shorter prefixes, vectors that are closer together the nearer they are.
     """
     xp = words.__array_namespace__()
     index = hash_with(xp.arange(size, dtype=np.uint32), 1)
@@ -456,8 +427,7 @@ def identities(words: Array, size: int, position: Array | None = None) -> Array:
         uniform = unit_interval(hash32(hash32(stream)[..., None] ^ index))
         drawn = functions_of(uniform).erf_inv(2.0 * uniform - 1.0)
         if position is not None and level >= 2:
-            near = geography.nearness(position, level - 2, size) * np.float32(0.5**0.5)  # of the variance of erf_inv
+            near = nearness(position, level - 2, size) * np.float32(0.5**0.5)  # of the variance of erf_inv
             drawn = xp.where(is_known(position)[..., None], near, drawn)
         identity += share**0.5 * drawn
-    identity = 3.0 * identity / xp.linalg.norm(identity, axis=-1, keepdims=True)
-    return identity if position is None else xp.concatenate([identity, position], axis=-1)
+    return 3.0 * identity / xp.linalg.norm(identity, axis=-1, keepdims=True)
