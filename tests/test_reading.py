@@ -313,13 +313,15 @@ def test_names_survive_preparation(tmp_path: Path, with_nodes_file: bool) -> Non
     (tmp_path / "pings").write_text(csv([*named(ROWS[:20]), *ROWS[20:30], *mixed]))
     options = InputOptions()
     if with_nodes_file:
-        (tmp_path / "nodes.csv").write_text("name,address\nsite 1,198.51.100.9\nsite 2,2001:db8::2\n")
+        (tmp_path / "nodes.csv").write_text("name,address,lat,lon\nsite 1,198.51.100.9,50,8\nsite 2,2001:db8::2,,\n")
         options = InputOptions(nodes=str(tmp_path / "nodes.csv"))
     settings = PrepareSettings(inputs=(str(tmp_path / "pings"),), output=tmp_path / "rows", input_options=options)
     manifest, _ = prepare(settings)
     assert manifest.written == 36
     parts = [rows_observations(tmp_path / "rows", split) for split in ("train", "eval")]
     assert found(joined([part for part in parts if part.nodes])) == found(read(tmp_path / "pings"))
+    if with_nodes_file:
+        assert (parts[0].described["site 1"].latitude, parts[0].described["site 2"].latitude) == (50.0, None)
 
 
 def test_the_language_model_reads_names_by_what_stands_in_for_them(tmp_path: Path) -> None:

@@ -121,7 +121,8 @@ def split(measured: MeasurementSet, settings: SplitSettings | None = None) -> Sp
     known = _in_time_order(measured)
     cut = _cut_time(known.time_s, settings.later)
     timeless = bool(np.isnan(cut))
-    hashes = _node_hashes(measured.nodes)
+    nodes = measured.addresses_of()
+    hashes = _node_hashes(nodes)
 
     # Of each pair that was measured, with its direction:
     pairs, pair = _distinct(known.pair)
@@ -161,7 +162,7 @@ def split(measured: MeasurementSet, settings: SplitSettings | None = None) -> Sp
             "give more measurements, or other shares"
         )
     return Split(
-        nodes=measured.nodes,
+        nodes=nodes,
         cut_time_s=cut,
         train=known.take(in_train),
         history=known.take(in_history),

@@ -35,7 +35,7 @@ from ping_llm.rows.shards import join_indexes, read_index, write_shard
 from ping_llm.sources import NODES_FILE, files
 from ping_llm.sources.columns import AS_FOUND, InputOptions, Reading
 from ping_llm.sources.files import InputFile, Piece
-from ping_llm.sources.nodes import Nodes, read_nodes, write_nodes
+from ping_llm.sources.nodes import Node, Nodes, read_nodes, write_nodes
 from ping_llm.storage import Location, MissingError, locate
 from ping_llm.storage.cache import work_folder
 from ping_llm.storage.mirror import LEDGER, Ledger
@@ -122,7 +122,7 @@ class Plan:
             "format": FORMAT_VERSION,
             "files": [{**asdict(f), "path": str(locate(f.path).absolute())} for f in self.files],
             "columns": [[p.columns, asdict(p.spelling), p.layout and asdict(p.layout)] for p in self.pieces],
-            "nodes": {name: node.address for name, node in self.settings.nodes.items()},
+            "nodes": {name: asdict(node) for name, node in self.settings.nodes.items()},
             "options": self.options,
         }
         if self.settings.sizes != DEFAULT_SIZES:
@@ -355,8 +355,10 @@ def _publish(
                 advance()
         if output.is_local:
             sync(output.local)  # the manifest comes after what it names
-        names = {**{node.name: node.address for node in plan.settings.nodes.values() if node.address}, **names}
-        (output / NODES_FILE).write_text(write_nodes(names)) if names else (output / NODES_FILE).delete()
+        described = plan.settings.nodes
+        names = {**{node.name: node.address for node in described.values() if node.address}, **names}
+        nodes = [replace(described.get(name, Node(name=name)), address=names[name]) for name in sorted(names)]
+        (output / NODES_FILE).write_text(write_nodes(nodes)) if nodes else (output / NODES_FILE).delete()
         (output / MANIFEST).write_text(json.dumps(manifest.to_json(), indent=1) + "\n")
     return manifest
 

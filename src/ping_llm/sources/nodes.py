@@ -1,5 +1,7 @@
 """The nodes file: what is known of nodes that measurements name. Columns name, address, latitude, longitude, as."""
 
+import csv
+import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -107,10 +109,13 @@ def shown_in_rows(folder: Location) -> tuple[Nodes, Callable[[str], str]]:
     return nodes, shown
 
 
-def write_nodes(addresses: Mapping[str, str]) -> str:
-    """A nodes file with the addresses of names."""
-    quoted = (f'"{name.replace(chr(34), chr(34) * 2)}",{address}' for name, address in sorted(addresses.items()))
-    return "\n".join(["name,address", *quoted, ""])
+def write_nodes(nodes: Iterable[Node]) -> str:
+    """A nodes file."""
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(_COLUMNS)
+    table.writerows([getattr(node, column) for column in _COLUMNS] for node in nodes)
+    return text.getvalue()
 
 
 def addresses_of(texts: Iterable[str], nodes: Nodes) -> Sequence[str]:
