@@ -172,15 +172,17 @@ class Far:
     """
 
     least: float = 0.15
+    most: float = 0.9
+    """Not more, so that the 90 % interval holds the model's own answer, too: all parts may be in one town."""
     median_ms: float = 175.0
     spread: float = 0.8
     """Standard deviation of ln RTT."""
     short_ms: float = 100.0
-    """Where a tenth of the known RTTs is longer than this, the share is halfway between `least` and 1."""
+    """Where a tenth of the known RTTs is longer than this, the share is halfway between `least` and `most`."""
     power: float = 3.0
 
     def share(self, long_ms: Floats) -> Floats:
-        return self.least + (1 - self.least) / (1 + (long_ms / self.short_ms) ** self.power)
+        return self.least + (self.most - self.least) / (1 + (long_ms / self.short_ms) ** self.power)
 
 
 FAR: Final = Far()
