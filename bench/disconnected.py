@@ -13,9 +13,9 @@ asked about pairs between these:
     new           of both
     timeouts      of one end, nothing is known but timeouts
 
-It prints NLL, given an answer, and the coverage of the 90 % interval of the model alone and of what `ping-llm predict` answers. With
-`--choose` it tries other constants, too: those with the least mean NLL and, for every bit by which a design of a kind
-of sets is worse than now or every 33 % of coverage below 86 %, a bit more.
+It prints NLL, given an answer, and the coverage of the 90 % interval of the model alone and of what `ping-llm predict`
+answers. With `--choose` it tries other constants, too: those with the least mean NLL and, for every bit by which a
+design of a kind of sets is worse than now or every 33 % of coverage below 86 %, a bit more.
 """
 
 import argparse
