@@ -107,8 +107,7 @@ def test_the_long_rtts_are_those_before_the_question_and_of_ends_that_answered()
     asked = [(0, 2, 3.0), (0, 2, np.nan), (0, 6, np.nan), (0, 9, np.nan), (0, 1, np.nan), (0, 4, 3.0), (0, 2, 1.0)]
     source, destination, time_s = (np.array(column) for column in zip(*asked, strict=True))
     support = Support.of(known, Questions(source=source, destination=destination, time_s=time_s))
-    expected = [19.0, np.quantile([10.0, 20.0, 1000.0], 0.9), *[np.nan] * 5]
-    np.testing.assert_allclose(support.long_ms, expected)
+    np.testing.assert_allclose(support.long_ms, [20.0, 1000.0, *[np.nan] * 5], rtol=1e-3)
 
 
 def test_says_why_an_answer_is_a_guess() -> None:

@@ -6,6 +6,7 @@ ends: an answer is then a guess from typical topologies, and `widened` according
 """
 
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, Final, Self
 
 import numpy as np
@@ -13,7 +14,16 @@ import numpy.typing as npt
 import pyarrow as pa
 from scipy.sparse import csr_array  # type: ignore[import-untyped]
 
-from ping_llm.core.rtt import Floats, History, Ints, Observations, Questions, RttDistribution
+from ping_llm.core.rtt import (
+    Floats,
+    History,
+    Ints,
+    Observations,
+    Questions,
+    RttDistribution,
+    decode_rtt,
+    encode_rtt,
+)
 from ping_llm.models.completer.inference import BinDistribution
 
 NO_CHAIN: Final = -1
@@ -105,15 +115,22 @@ def _counts(keys: Ints, times: Floats, asked: Ints, before: Floats) -> Ints:
 
 
 def _long_ms(answered: Observations, questions: Questions, chain: Ints) -> Floats:
-    found, rest = np.full(len(questions), np.nan), np.flatnonzero(chain == NO_CHAIN)
     time_s = np.where(np.isnan(answered.time_s), -np.inf, answered.time_s)
-    now = np.where(np.isnan(questions.time_s), np.inf, questions.time_s)[rest]
-    for time in np.unique(now):
-        before, rows = answered.take(time_s < time), rest[now == time]
-        has_answers = np.concatenate([before.source, before.destination])
-        of_both = rows[np.isin(questions.source[rows], has_answers) & np.isin(questions.destination[rows], has_answers)]
-        if len(of_both):
-            found[of_both] = np.quantile(before.rtt_ms, 0.9)
+    now = np.where(np.isnan(questions.time_s), np.inf, questions.time_s)
+    ends, asked = (np.concatenate([one.source, one.destination]) for one in (answered, questions))
+    first_s = np.full(2 + max(ends.max(initial=0), asked.max(initial=0)), np.inf)  # of unknown nodes: the last
+    np.minimum.at(first_s, ends, np.tile(time_s, 2))
+    both_s = np.maximum(first_s[questions.source], first_s[questions.destination])
+    rows = np.flatnonzero((chain == NO_CHAIN) & (both_s < now))
+
+    order = np.argsort(time_s)
+    codes, times = encode_rtt(answered.rtt_ms[order]), np.unique(now[rows])
+    counts, long_ms = np.zeros(1 << 16, np.int64), np.zeros(len(times))
+    for which, (start, stop) in enumerate(pairwise([0, *np.searchsorted(time_s[order], times)])):
+        counts += np.bincount(codes[start:stop], minlength=len(counts))
+        long_ms[which] = decode_rtt(np.searchsorted(np.cumsum(counts), 0.9 * counts.sum()))
+    found = np.full(len(questions), np.nan)
+    found[rows] = long_ms[np.searchsorted(times, now[rows])]
     return found
 
 
