@@ -85,6 +85,31 @@ def test_only_answers_without_a_chain_are_widened_and_not_those_of_new_nodes() -
     assert wide.p_failed.tolist() == answers.p_failed.tolist()
 
 
+def test_the_shorter_all_known_rtts_the_more_an_answer_without_a_chain_is_widened() -> None:
+    answers = BinDistribution(p_failed=np.zeros(1), probability=np.eye(512, dtype=np.float32)[[250]])
+    kept = []
+    for rtt in (300.0, 100.0, 10.0):
+        known = Observations(
+            source=np.array([0, 2]), destination=np.array([1, 3]), time_s=np.zeros(2), rtt_ms=np.array([rtt, rtt])
+        )
+        question = Questions(source=np.array([0]), destination=np.array([2]), time_s=np.array([np.nan]))
+        kept.append(widened(answers, Support.of(known, question)).probability[0, 250])
+    assert kept[0] > 0.8 > kept[1] > 0.4 > 0.11 > kept[2] > 0.1
+
+
+def test_the_long_rtts_are_those_before_the_question_and_of_ends_that_answered() -> None:
+    known = Observations(
+        source=np.array([0, 2, 4, 6]),
+        destination=np.array([1, 3, 5, 7]),
+        time_s=np.array([1.0, 1.0, 5.0, 1.0]),
+        rtt_ms=np.array([10.0, 20.0, 1000.0, np.nan]),
+    )
+    asked = [(0, 2, 3.0), (0, 2, np.nan), (0, 6, np.nan), (0, 9, np.nan), (0, 1, np.nan), (0, 4, 3.0), (0, 2, 1.0)]
+    source, destination, time_s = (np.array(column) for column in zip(*asked, strict=True))
+    support = Support.of(known, Questions(source=source, destination=destination, time_s=time_s))
+    np.testing.assert_allclose(support.long_ms, [20.0, 1000.0, *[np.nan] * 5], rtol=1e-3)
+
+
 def test_says_why_an_answer_is_a_guess() -> None:
     ends = np.array([[0, 1, 20.0], [1, 2, 30.0], [3, 4, 40.0], [0, 2, np.nan]])
     known = Observations(

@@ -6,6 +6,7 @@ ends: an answer is then a guess from typical topologies, and `widened` according
 """
 
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, Final, Self
 
 import numpy as np
@@ -13,7 +14,16 @@ import numpy.typing as npt
 import pyarrow as pa
 from scipy.sparse import csr_array  # type: ignore[import-untyped]
 
-from ping_llm.core.rtt import Floats, History, Ints, Observations, Questions, RttDistribution
+from ping_llm.core.rtt import (
+    Floats,
+    History,
+    Ints,
+    Observations,
+    Questions,
+    RttDistribution,
+    decode_rtt,
+    encode_rtt,
+)
 from ping_llm.models.completer.inference import BinDistribution
 
 NO_CHAIN: Final = -1
@@ -34,6 +44,8 @@ class Support:
     destination: Ints
     chain: Ints
     """Hops of the shortest chain, or `NO_CHAIN`."""
+    long_ms: Floats
+    """Where there is no chain although both ends had answers: the 90 % quantile of all RTTs known; NaN elsewhere."""
 
     @classmethod
     def of(cls, known: Observations, questions: Questions) -> Self:
@@ -45,7 +57,8 @@ class Support:
         of_ends = _counts(ends, np.tile(time_s, 2), asked, np.tile(questions.time_s, 2))
         source, destination = np.split(of_ends, 2)
         chain = _chains(known, time_s, questions, 2 + max(ends.max(initial=0), asked.max(initial=0)))
-        return cls(pair=pair, source=source, destination=destination, chain=chain)
+        long_ms = _long_ms(known.answered, questions, chain)
+        return cls(pair=pair, source=source, destination=destination, chain=chain, long_ms=long_ms)
 
     def __len__(self) -> int:
         return len(self.pair)
@@ -101,6 +114,26 @@ def _counts(keys: Ints, times: Floats, asked: Ints, before: Floats) -> Ints:
     return stop - start
 
 
+def _long_ms(answered: Observations, questions: Questions, chain: Ints) -> Floats:
+    time_s = np.where(np.isnan(answered.time_s), -np.inf, answered.time_s)
+    now = np.where(np.isnan(questions.time_s), np.inf, questions.time_s)
+    ends, asked = (np.concatenate([one.source, one.destination]) for one in (answered, questions))
+    first_s = np.full(2 + max(ends.max(initial=0), asked.max(initial=0)), np.inf)  # of unknown nodes: the last
+    np.minimum.at(first_s, ends, np.tile(time_s, 2))
+    both_s = np.maximum(first_s[questions.source], first_s[questions.destination])
+    rows = np.flatnonzero((chain == NO_CHAIN) & (both_s < now))
+
+    order = np.argsort(time_s)
+    codes, times = encode_rtt(answered.rtt_ms[order]), np.unique(now[rows])
+    counts, long_ms = np.zeros(1 << 16, np.int64), np.zeros(len(times))
+    for which, (start, stop) in enumerate(pairwise([0, *np.searchsorted(time_s[order], times)])):
+        counts += np.bincount(codes[start:stop], minlength=len(counts))
+        long_ms[which] = decode_rtt(np.searchsorted(np.cumsum(counts), 0.9 * counts.sum()))
+    found = np.full(len(questions), np.nan)
+    found[rows] = long_ms[np.searchsorted(times, now[rows])]
+    return found
+
+
 def _chains(known: Observations, time_s: Floats, questions: Questions, nodes: int) -> Ints:
     answered = ~np.isnan(known.rtt_ms)
     distinct = pa.array(known.unordered_pair[answered]).dictionary_encode()  # sorting all takes several times as long
@@ -151,28 +184,36 @@ def _hops(graph: Any, questions: Questions) -> Ints:
 class Far:
     """RTTs between places far apart, log-normal, and their share in an answer without a chain.
 
-    The defaults are those of `bench/disconnected.py`.
+    Where long RTTs are known, the parts of a network are probably alike, and the share is `least`. The shorter those
+    that are known, the more likely is each part a region of its own. The defaults are those of `bench/disconnected.py`.
     """
 
-    share: float = 0.15
-    median_ms: float = 150.0
-    spread: float = 1.0
+    least: float = 0.15
+    most: float = 0.9
+    """Not more, so that the 90 % interval holds the model's own answer, too: all parts may be in one town."""
+    median_ms: float = 175.0
+    spread: float = 0.8
     """Standard deviation of ln RTT."""
+    short_ms: float = 100.0
+    """Where a tenth of the known RTTs is longer than this, the share is halfway between `least` and `most`."""
+    power: float = 3.0
+
+    def share(self, long_ms: Floats) -> Floats:
+        return self.least + (self.most - self.least) / (1 + (long_ms / self.short_ms) ** self.power)
 
 
 FAR: Final = Far()
 
 
 def widened(answers: BinDistribution, support: Support, far: Far = FAR) -> BinDistribution:
-    """Answers, of which those about two measured ends without a chain are mixed with RTTs between far places.
+    """Answers, of which those about two answered ends without a chain are mixed with RTTs between far places.
 
     What is known of each end says how near its neighbours are, and the model believes that the ends are as near each
-    other. Where one end or both were never measured, its intervals are wide enough.
+    other. Where one end or both never answered, its intervals are wide enough.
     """
-    is_guess = (support.chain == NO_CHAIN) & (support.source > 0) & (support.destination > 0)
-    if not is_guess.any():
+    share = np.nan_to_num(far.share(support.long_ms))[:, None]
+    if not share.any():
         return answers
     density = np.exp(-(((answers.bins.centres - np.log(far.median_ms)) / far.spread) ** 2) / 2)
-    share = np.where(is_guess, far.share, 0.0)[:, None]
     mixed = (1 - share) * answers.probability + share * (density / density.sum())
     return replace(answers, probability=mixed.astype(answers.probability.dtype))
