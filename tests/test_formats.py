@@ -20,7 +20,8 @@ from ping_llm.rows.measurement_set import read_observations
 from ping_llm.serve.store import read_upload
 from ping_llm.sources import files
 from ping_llm.sources.columns import AS_FOUND, InputOptions
-from ping_llm.sources.files import BLOCK_BYTES, Piece
+from ping_llm.sources.contents import BLOCK_BYTES
+from ping_llm.sources.files import Piece
 from ping_llm.sources.tools import READERS, TABLE, read_tool, tool_of, vantage_in
 
 
@@ -309,7 +310,7 @@ def test_a_tool_without_times_gives_a_history_without_times(tmp_path: Path) -> N
     assert known.nodes == (A, V6, "ams1")
     assert len(known.observations) == 8
     assert known.reading is not None
-    assert known.reading.lines[0] == "read: output of fping"
+    assert known.reading.lines[0] == "read: output of fping, sent by 'ams1' if it does not say"
     assert not (known.observations.time_s == known.observations.time_s).any()
 
 

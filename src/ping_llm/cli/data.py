@@ -18,7 +18,7 @@ from ping_llm.report.formatting import SI, duration, short
 
 if TYPE_CHECKING:
     from ping_llm.rows.estimate import Estimate
-    from ping_llm.sources.columns import Reading
+    from ping_llm.sources.files import Reading
     from ping_llm.tasks.engines import OnTiming, Timing
 
 EngineName = Annotated[str, Option("--engine", help="Where tasks run: `local` or `ray`.")]

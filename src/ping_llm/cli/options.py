@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from ping_llm.rows.measurement_set import MeasurementSet
-    from ping_llm.sources.columns import InputOptions, Reading
+    from ping_llm.sources.columns import InputOptions
+    from ping_llm.sources.files import Reading
 
 # Input.
 MeasurementFiles = Annotated[list[str], Argument(help="Measurement files, folders or globs.")]

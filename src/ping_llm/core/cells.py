@@ -5,6 +5,8 @@ may be text, with a unit (`7.1 ms`) and a decimal comma. `Spelling` holds what t
 cannot be read is flagged; only a column of a wrong *type* raises an error (`TypeError`).
 """
 
+import contextlib
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -52,23 +54,33 @@ PLAIN: Final = Spelling()
 
 # RTTs.
 
+_NINES: Final = tuple(10.0**digits - 1 for digits in range(4, 10))
+"""9999, 99999, … stand for a timeout where they would be an RTT of ten seconds or more: no tool waits so long."""
+
 
 def rtt_milliseconds(column: Any, spelling: Spelling = PLAIN, name: str = "rtt") -> tuple[Floats, Flags]:
     """The RTT in each cell; NaN where there is none, with a flag for NaN and for text that is no number."""
     per_ms = _PER_MILLISECOND[spelling.rtt_unit]
     column, missing = _cells(column)
+    if pa.types.is_duration(column.type):
+        nanoseconds = column.cast(pa.duration("ns")).cast(pa.int64())
+        return _floats(nanoseconds) / _PER_MILLISECOND["ns"], np.zeros(len(column), dtype=bool)
     if not is_text(column.type) and not is_number(column.type):
         raise TypeError(f"column {name} has type {column.type}; expected numbers (milliseconds)")
     if is_text(column.type) and spelling.decimal_comma:
         column = pc.replace_substring(_ungrouped(column, "."), ",", ".")
     try:  # the common case: every cell a number, or none
         values = _floats(column)
-        return (values if per_ms == 1 else values / per_ms), np.isnan(values) & ~missing
+        scale: Any = per_ms
     except pa.ArrowInvalid:
         values, units = split_units(_ungrouped(column, ","))
-    of_units = [_PER_MILLISECOND[UNITS[unit]] if unit in UNITS else np.nan for unit in units.categories]
-    values = values / np.array([*of_units, per_ms])[units.codes]  # the last is that of cells without a unit
-    return values, np.isnan(values) & ~missing
+        of_units = [_PER_MILLISECOND[UNITS[unit]] if unit in UNITS else np.nan for unit in units.categories]
+        scale = np.array([*of_units, per_ms])[units.codes]  # the last is that of cells without a unit
+    rtts = values if np.ndim(scale) == 0 and scale == 1 else values / scale
+    late = rtts >= _NINES[0]
+    if late.any():
+        rtts = np.where(late & np.isin(values, _NINES), -1.0, rtts)
+    return rtts, np.isnan(rtts) & ~missing
 
 
 @dataclass(frozen=True)
@@ -85,12 +97,17 @@ def _ungrouped(text: Any, sign: str) -> Any:
     return pc.if_else(grouped, pc.replace_substring(text, sign, ""), text)
 
 
-_NUMBER_AND_UNIT: Final = r"^(?P<number>[-+]?[0-9]*\.?[0-9]*(?:[eE][-+]?[0-9]+)?)\s*(?P<unit>[a-zA-Zµμ]*)$"
+# `7.1 ms`, `7.1 ± 0.4`, `7.1 (0.4)`; and of `1.2/7.1/9.8 ms` (least, mean, largest, perhaps the deviation) the mean.
+_NUMBER_AND_UNIT: Final = (
+    r"^(?P<number>[-+]?[0-9]*\.?[0-9]*(?:[eE][-+]?[0-9]+)?)(?:\s*(?:±|\+/?-)\s*[0-9.]+|\s*\([±]?[0-9.]+\))?"
+    r"\s*(?P<unit>[a-zA-Zµμ]*)$"
+)
+_OF_PING: Final = r"^[0-9.]+/([0-9.]+)(?:/[0-9.]+){1,2}(\s*[a-z]*)$"
 
 
 def split_units(text: Any) -> tuple[Floats, CellUnits]:
     """Numbers (NaN where there is none) and units of cells such as `7.1 ms`."""
-    parts = pc.extract_regex(text, _NUMBER_AND_UNIT)
+    parts = pc.extract_regex(pc.replace_substring_regex(text, _OF_PING, r"\1\2"), _NUMBER_AND_UNIT)
     number, unit = (pc.struct_field(parts, field) for field in ("number", "unit"))
     number = pc.if_else(pc.match_substring_regex(number, "[0-9]"), number, pa.scalar(None, number.type))
     encoded = pc.if_else(pc.equal(unit, ""), pa.scalar(None, unit.type), pc.utf8_lower(unit)).dictionary_encode()
@@ -202,13 +219,30 @@ def _time_from_text(text: str, bounds: dict[float, int]) -> int:
     try:
         number = float(text)
     except ValueError:
-        moment = datetime.fromisoformat(text)
+        moment = _moment(text)
         moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
         return int(moment.replace(microsecond=0).timestamp()) * 1_000_000 + moment.microsecond
     micros, bad = _epoch_floats(np.array([number]), bounds)
     if bad[0]:
         raise ValueError(text)
     return int(micros[0])
+
+
+_WRITTEN_OUT: Final = (
+    *("%a %b %d %H:%M:%S %Y", "%a %d %b %Y %H:%M:%S", "%b %d %Y %H:%M:%S", "%b %d %Y %I:%M:%S %p"),
+    *("%b %d %Y %H:%M", "%b %d %Y %I:%M %p", "%d %b %Y %H:%M:%S", "%b %d %Y"),
+)
+"""Times with the name of the month, without commas and zone."""
+
+
+def _moment(text: str) -> datetime:
+    with contextlib.suppress(ValueError):
+        return datetime.fromisoformat(text)
+    plain = re.sub(r"\b([A-Z][a-z]{2})[a-z]+\b", r"\1", re.sub(r" (?:UTC|GMT|[+-]0000)\b|,", "", text))
+    for form in _WRITTEN_OUT:
+        with contextlib.suppress(ValueError):
+            return datetime.strptime(plain, form).replace(tzinfo=UTC)
+    raise ValueError(text)
 
 
 def _parse_each(cells: Any, parse: Callable[[str], int]) -> tuple[Ints, Flags]:

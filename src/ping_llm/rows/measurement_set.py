@@ -34,12 +34,11 @@ from ping_llm.sources.columns import (
     AS_FOUND,
     OPTIONAL_WITHOUT_TIME,
     InputOptions,
-    Reading,
     check_rtts,
     find_columns,
     understand,
 )
-from ping_llm.sources.files import Piece, RawBatch
+from ping_llm.sources.files import Piece, RawBatch, Reading
 from ping_llm.sources.layouts import melted
 from ping_llm.sources.nodes import NO_NODES, Nodes, addresses_of, degrees_of, read_nodes, shown_in_rows, shown_names
 from ping_llm.storage import Location, locate

@@ -33,8 +33,8 @@ from ping_llm.rows.manifest import MANIFEST, SPLITS, Manifest, ShardInfo, SplitI
 from ping_llm.rows.partition import BUCKETS, Marker, Task, bucket_spans, deliver, finished, partition, temporary_folder
 from ping_llm.rows.shards import join_indexes, read_index, write_shard
 from ping_llm.sources import NODES_FILE, files
-from ping_llm.sources.columns import AS_FOUND, InputOptions, Reading
-from ping_llm.sources.files import InputFile, Piece
+from ping_llm.sources.columns import AS_FOUND, InputOptions
+from ping_llm.sources.files import InputFile, Piece, Reading
 from ping_llm.sources.nodes import Node, Nodes, read_nodes, write_nodes
 from ping_llm.storage import Location, MissingError, locate
 from ping_llm.storage.cache import work_folder

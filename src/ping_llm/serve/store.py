@@ -232,13 +232,15 @@ def read_upload(content: bytes, limit: int, options: InputOptions = AS_FOUND) ->
         raise PingLlmError("the file is compressed: unpack it first")
     if content.startswith(b"RRD\0"):  # no program is run over strangers' bytes
         raise PingLlmError("the file is a round-robin database: upload the output of `rrdtool dump` instead")
-    if content.startswith(b"\x93NUMPY"):  # a byte of it may become a measurement
-        raise PingLlmError("the file is a NumPy array: upload the matrix as a text table instead")
+    if content.startswith((b"\x93NUMPY", b"MATLAB")):  # a byte of it may become a measurement
+        raise PingLlmError("the file is an array: upload the matrix as a text table instead")
     if content.startswith(b"PAR1"):
         _check_parquet(content, limit)
     else:
         check_count(content.count(b"\n"), limit)
         check_count(content.count(b"{") // 60, limit)  # no result of one measurement has more than 60 objects
+        if start.startswith((b"{", b"[")):  # each value may be one, of a matrix or of a list of RTTs
+            check_count(content.count(b",") // 60, limit)
     measured = _read_file(content, options)
     check_count(len(measured.observations), limit)
     return measured

@@ -265,25 +265,37 @@ def _read_ahead(items: Iterator[Chunk]) -> Iterator[Chunk]:
             yield item
 
 
+def _results_of(value: Any) -> list[Any]:
+    """Those of a page of the API's, which has them in a list; else a result by itself."""
+    if isinstance(value, dict) and isinstance(page := value.get("results"), list) and "prb_id" not in value:
+        return page
+    return [value]
+
+
 def parse_chunk(chunk: Chunk, *, each_packet: bool, strict: bool = False) -> ParsedChunk:
     """A worker's task. Every result of the chunk is in its batch, or is counted as dropped."""
     counts = Counts()
     pings: list[Ping] = []
-    for number, line in enumerate(chunk.data.split(b"\n"), chunk.first):
-        try:
-            pings.append(read_ping(orjson.loads(line), each_packet=each_packet))
-            continue
-        except orjson.JSONDecodeError as error:
-            if not line.strip():
-                continue
-            reason, detail = "malformed_json", str(error)
-        except Unusable as unusable:
-            reason, detail = unusable.args
+
+    def drop(number: int, reason: str, detail: str) -> None:
         where = f"{chunk.file} element {number}" if chunk.in_array else f"{chunk.file}:{number}"
         if strict:
             raise MeasurementError(f"{where}: {reason}: {detail}")
         counts.dropped[reason] = counts.dropped.get(reason, 0) + 1
         counts.examples.setdefault(reason, f"{where}: {detail}")
+
+    for number, line in enumerate(chunk.data.split(b"\n"), chunk.first):
+        try:
+            result = orjson.loads(line)
+        except orjson.JSONDecodeError as error:
+            if line.strip():
+                drop(number, "malformed_json", str(error))
+            continue
+        for one in _results_of(result):
+            try:
+                pings.append(read_ping(one, each_packet=each_packet))
+            except Unusable as unusable:
+                drop(number, *unusable.args)
 
     each = [(ping, number) for ping in pings for number in range(len(ping.rtts))]  # one for each measurement
     columns: tuple[list[Any], ...] = (

@@ -1,5 +1,4 @@
-"""Which columns of a table are a measurement's, and how its cells are written: found by looking at names and cells; and
-what became of the rows.
+"""Which columns of a table are a measurement's, and how its cells are written: found by looking at names and cells.
 
 Whatever a table comes from (a text file, Parquet, JSON, a data frame), `understand` gets its column names and its first
 rows. What it cannot tell it does not guess: dates that may be of two months, and RTTs of no plausible size, are errors
@@ -7,18 +6,25 @@ that name the option to write.
 """
 
 import re
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ping_llm.core.cells import DATE, UNITS, Spelling, is_text, rtt_milliseconds, split_units, time_microseconds
-from ping_llm.core.errors import MeasurementError, PingLlmError, printable
+from ping_llm.core.cells import (
+    DATE,
+    UNITS,
+    Spelling,
+    is_number,
+    is_text,
+    rtt_milliseconds,
+    split_units,
+    time_microseconds,
+)
+from ping_llm.core.errors import PingLlmError
 from ping_llm.core.measurements import SCHEMA, parse_column
 
 
@@ -41,7 +47,8 @@ def _end_names(first: str, *roles: str) -> tuple[str, ...]:
 
 
 _RTT_WORDS: Final = words(
-    "rtt latency delay ping ping_time round_trip_time roundtrip_time round_trip roundtrip response_time"
+    "rtt latency delay ping ping_time round_trip_time roundtrip_time round_trip roundtrip response_time rtts latencies "
+    "latenz laufzeit antwortzeit latence latencia latenza"
 )
 
 
@@ -53,24 +60,25 @@ def _rtt_names(word: str, *kinds: str) -> list[str]:
 COLUMN_NAMES: Final = {
     "event_time": words(
         "event_time timestamp time ts datetime date_time epoch unix_time unixtime time_utc timestamp_utc utc utc_time "
-        "when measured_at created_at recorded_at start_time start measurement_time test_time date"
+        "when measured_at created_at recorded_at start_time start measurement_time test_time date "
+        "zeitstempel zeit horodatage datum uhrzeit fecha hora heure"
     ),
     "src_addr": _end_names(
         "src_addr",
         "source src from",
-        "sender sending origin probe prb agent client vantage_point vantage monitor local",
-        "saddr srcaddr a",
+        "sender sending origin probe prb agent client vantage_point vantage observer monitor local",
+        "saddr srcaddr quelle origine origen origem von a",
     ),
     "dst_addr": _end_names(
         "dst_addr",
         "destination dst to dest",
         "target receiver receiving responder server peer remote",
-        "daddr dstaddr b",
+        "daddr dstaddr ziel destino destinazione nach b",
     ),
     "ip_version": words("ip_version af address_family ip_family ipv"),
     "rtt": (
         *(name for word in _RTT_WORDS for name in (word, *_rtt_names(word, "avg", "average", "mean"))),
-        *words("avg average mean"),
+        *words("avg average mean avg_time mean_time average_time"),
         *(name for word in _RTT_WORDS for name in _rtt_names(word, "median", "p50")),
         *words("median p50"),
         *(name for word in _RTT_WORDS for name in _rtt_names(word, "min", "minimum")),
@@ -143,6 +151,8 @@ def understand(
 ) -> Understood:
     """`sample` has some cells of each column, as Arrow arrays. `what` is what the table is called in errors."""
     columns = find_columns(names, options.columns, what, optional)
+    if is_list((cells := sample[columns["rtt"]]).type):
+        sample = {**sample, columns["rtt"]: cells.flatten()}
     # Wrong types are refused before any work is done, not in the middle of it.
     for column, check in _CHECKS.items():
         if column in columns:
@@ -152,6 +162,8 @@ def understand(
     time = sample[columns["event_time"]] if "event_time" in columns else None
     order = options.date_order or (None if time is None else _date_order(time, what))
     time_unit = None if time is None else split_unit(columns["event_time"])[1]
+    if time is not None and not time_unit and not options.allow_bad_rows:
+        _refuse_days(time, what)
     spelling = Spelling(rtt_unit=unit, decimal_comma=comma, date_order=order, time_unit=time_unit)
     values, _ = rtt_milliseconds(sample[columns["rtt"]], spelling)
     if not options.allow_bad_rows:
@@ -178,7 +190,10 @@ def find_columns(
 ) -> dict[str, str]:
     """The table's name of each schema column: what the user said, else the first of the usual names that is there."""
     taken = {wanted.strip().lower() for wanted in renamed.values()}
-    usual = {split_unit(name)[0]: name for name in reversed(names) if name.strip().lower() not in taken}
+    free = [name for name in names if name.strip().lower() not in taken]
+    # A field of a field (`a.MinRTT`, `stats.rtt.avg`) is found by its own name if not by the whole.
+    ends = {split_unit(end)[0]: name for name in reversed(free) for end in _ends_of(name)}
+    usual = ends | {split_unit(name)[0]: name for name in reversed(free)}
     chosen = {}
     for column in SCHEMA.names:
         if column in renamed:
@@ -193,8 +208,25 @@ def find_columns(
             missing = repr(renamed.get(column, column))
             missing += "" if column in renamed else " or of another usual name"
             has = ", ".join(names[:20]) + (", …" if len(names) > 20 else "")
-            raise PingLlmError(f"{what}: no column {missing} (it has: {has}); name yours with --columns {column}=NAME")
+            remedy = f"name yours with --columns {column}=NAME"
+            if usual.keys() >= {"latitude", "longitude"} and "rtt" not in chosen:
+                remedy += ", or give a table of nodes as --nodes"
+            if column == "event_time" and not renamed:
+                remedy += " (predict, suggest and evaluate do without times)"
+            raise PingLlmError(f"{what}: no column {missing} (it has: {has}); {remedy}")
     return chosen
+
+
+def are_columns(names: Sequence[str], renamed: Mapping[str, str], optional: frozenset[str] = OPTIONAL_COLUMNS) -> bool:
+    try:
+        return bool(find_columns(names, renamed, "", optional))
+    except PingLlmError:
+        return False
+
+
+def _ends_of(name: str) -> list[str]:
+    parts = name.split(".")
+    return [".".join(parts[start:]) for start in range(len(parts) - 1, 0, -1)]
 
 
 _UNIT: Final = "|".join(sorted(map(re.escape, UNITS), key=len, reverse=True))
@@ -204,13 +236,18 @@ _SUFFIXED: Final = re.compile(rf"^(.+?)(?:[\s_.,/-]+(?:in[\s_]+)?)({_UNIT})$", r
 
 def split_unit(name: str) -> tuple[str, str | None]:
     """`RTT (ms)` or `rtt_us`: the name as it is looked up, and the unit if it has one."""
-    text = re.sub(r"^[a-z]\.", "", name.strip().strip("\ufeff\"'#@ "))  # `a.MinRTT` is of a table with an alias
+    text = re.sub(r"^[a-z]_(?=[A-Z])", "", name.strip().strip("\ufeff\"'#@ "))  # `a_MinRTT` of a table with an alias
     text = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", text)
     if len(text) > 1 and text.lower() in UNITS:  # `ms` is an RTT; `s` may be anything
         return "rtt", UNITS[text.lower()]
     found = _BRACKETED.match(text) or _SUFFIXED.match(text)
     base, unit = (found[1], UNITS[found[2].lower()]) if found else (text, None)
     return re.sub(r"[^a-z0-9]+", "_", base.lower()).strip("_"), unit
+
+
+def is_list(kind: Any) -> bool:
+    """Whether each cell may hold several values: the RTTs of several packets."""
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
 
 
 # How cells are written.
@@ -284,6 +321,24 @@ def _date_order(cells: Any, what: str) -> str | None:
     return "dmy" if day_first else "mdy"
 
 
+_SPREADSHEET_DAYS: Final = (36_526, 73_050)
+"""2000 to 2099, in days since 1900. Seconds of a trace would begin near 0."""
+
+
+def _refuse_days(cells: Any, what: str) -> None:
+    low, high = _SPREADSHEET_DAYS
+    if is_text(cells.type):
+        cells = cells.filter(pc.match_substring_regex(cells, r"^\s*[3-7][0-9]{4}([.,][0-9]+)?\s*$").fill_null(False))
+        cells = pc.replace_substring(pc.utf8_trim_whitespace(cells), ",", ".").cast(pa.float64())
+    if is_number(cells.type) and len(cells.drop_null()):
+        least, most = (value.as_py() for value in pc.min_max(cells).values())
+        if low <= least and most <= high:
+            raise PingLlmError(
+                f"{what}: times like {least:g} look like days since 1900, as spreadsheets keep them: give the column a "
+                "format of date and time there, and save the table again (or --allow-bad-rows: they are seconds)"
+            )
+
+
 def check_rtts(rtt_ms: Any, unit: str, what: str, *, is_stated: bool = True) -> None:
     """An error if RTTs are not of a size that networks have, if read as this unit."""
     answered = rtt_ms[(rtt_ms > 0) & (rtt_ms < 1e12)]
@@ -297,69 +352,3 @@ def check_rtts(rtt_ms: Any, unit: str, what: str, *, is_stated: bool = True) -> 
         raise PingLlmError(
             f"{what}: the median RTT would be {ms} ms, {doubt}: say --rtt-unit us, ms or s (or --allow-bad-rows)"
         )
-
-
-# What became of the rows.
-
-MAX_BAD_SHARE: Final = 0.1
-"""Of the rows. Where more cannot be used, the table was most likely misunderstood."""
-_NO_FAULT: Final = frozenset({"duplicate", "not_ping"})
-"""Reasons to leave a row out that say nothing against the others."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Reading:
-    """What was understood of an input, and what became of its rows."""
-
-    understood: tuple[str, ...] = ()
-    """What each file or table was taken for, without repetitions."""
-    rows: int = 0
-    used: int = 0
-    timeouts: int = 0
-    nodes: int = 0
-    names: int = 0
-    """Of the nodes, those without an address."""
-    begin_s: float | None = None
-    end_s: float | None = None
-    dropped: Mapping[str, int] = field(default_factory=dict)
-    """Rows that are not used, by reason (`measurements.DROP_REASONS`)."""
-    examples: Mapping[str, str] = field(default_factory=dict)
-    """Of each reason, the first such row."""
-
-    @property
-    def lines(self) -> tuple[str, str]:
-        shown = "; ".join(self.understood[:2]) + (f"; and {len(self.understood) - 2} more" * (len(self.understood) > 2))
-        named = f" ({self.names:,} by name)" if self.names else ""
-        times = "no times"
-        if self.begin_s is not None and self.end_s is not None:
-            both = (f"{datetime.fromtimestamp(s, UTC):%Y-%m-%d %H:%M:%S}" for s in (self.begin_s, self.end_s))
-            times = " to ".join(both) + " UTC"
-        result = f"{self.used:,} of {self.rows:,} rows used"
-        if self.nodes:  # else they were not counted
-            result += f", {self.timeouts:,} of them timeouts; {self.nodes:,} nodes{named}; {times}"
-        left_out = f"; left out: {self.in_words(2)}" if self.dropped else ""
-        return printable(f"read: {shown or 'measurements'}"), printable(result + left_out)
-
-    def in_words(self, examples: int) -> str:
-        """What was left out, most first; with examples of so many reasons."""
-        found = Counter(self.dropped).most_common()
-        return ", ".join(
-            f"{count:,} {reason}" + (f" ({self.examples[reason]})" if reason in self.examples and i < examples else "")
-            for i, (reason, count) in enumerate(found)
-        )
-
-    def check(self, *, allow_bad_rows: bool) -> None:
-        """An error if so few rows can be used that answers from them would mislead."""
-        bad = sum(count for reason, count in self.dropped.items() if reason not in _NO_FAULT)
-        if not self.used:
-            raise MeasurementError(
-                f"no usable measurement in the input; left out: {self.in_words(3) or 'none, it is empty'}"
-            )
-        if bad > MAX_BAD_SHARE * self.rows and not allow_bad_rows:
-            raise PingLlmError(
-                f"{bad:,} of {self.rows:,} rows cannot be used: {self.in_words(2)}; correct them, say how to read them "
-                "(--columns, --rtt-unit, --delimiter), or go on without them: --allow-bad-rows"
-            )
-
-    def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "lines": list(self.lines)}

@@ -4,38 +4,30 @@ A *piece* is what one task reads: a range of row groups of a Parquet file, or a 
 batches whose columns have the schema's names; the values are still as the user wrote them (`measurements.validate`
 judges them).
 
-To add a format: a line in `FORMATS`, and a module with two functions (those of Parquet, below, are short):
+To add a format: a line in `FORMATS`, and a module with two functions (those of `parquet.py` are short):
 
     plan_NAME(whole, options, piece_rows, optional)   rows (None where only reading tells) and pieces of a file
     read_NAME(piece, batch_rows, strict)              the `RawBatch`es of a piece
 """
 
-import contextlib
-import csv
 import glob
 import importlib
-import io
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
-try:
-    import lzma
-except ModuleNotFoundError:  # Python may be built without
-    lzma = None  # type: ignore[assignment]
-
-import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
-from pyarrow import csv as arrow_csv
+import pyarrow.compute as pc
 
 from ping_llm.core.cells import PLAIN, Spelling
-from ping_llm.core.errors import MeasurementError, PingLlmError, explained, one_line
+from ping_llm.core.errors import MeasurementError, PingLlmError, printable
 from ping_llm.sources import NODES_FILE, ROWS_FILE, SPLIT_FILE, WORLD_FILE
-from ping_llm.sources.columns import OPTIONAL_COLUMNS, InputOptions, find_columns, understand
+from ping_llm.sources.columns import OPTIONAL_COLUMNS, InputOptions, is_list
+from ping_llm.sources.contents import BLOCK_BYTES, open_text, readable, refuse_foreign
 from ping_llm.storage import Location, locate
 from ping_llm.storage.location import split_pattern
 
@@ -51,7 +43,22 @@ class Format:
     """Only choose among the files of a folder; what a file is, its content says."""
 
 
+_OF_TOOLS: Final = re.compile(
+    rb"\ARRD\0|<rrd>|\A[^\n,;]*\b(?:ping1|median)\b"  # SmokePing
+    rb'|"mtr"|\AMtr_Version,|HOST: \S+\s+Loss%|"asn"|"ping_sent"|"cycle-start"'
+    rb'|"status"|"metric"|(?:average_response_ms|rtt_ms|rtt_avg|rtt|response_time)='  # Prometheus, InfluxDB
+    rb"|\s: \[\d+\], |\s: xmt/rcv/| is alive| is unreachable|\s:(?: (?:-|\d[\d.]*))+[ \t\r]*$"  # fping
+    rb"|PING|seq[= ]\d| packets transmitted|[=<]\d+ ?(?:ms|\xd0\xbc\xd1\x81)|\b32 [^=\n]*:[ \t\r]*$",
+    re.MULTILINE,
+)
+"""What is in whatever a tool writes. Only where it is, the readers of tools are asked."""
+
+
 def _is_of_tool(start: bytes) -> bool:
+    if start.startswith((b"\xff\xfe", b"\xfe\xff")):  # as PowerShell writes
+        start = start.decode("utf-16", errors="replace").encode(errors="replace")
+    if not _OF_TOOLS.search(start):
+        return False
     from ping_llm.sources.tools import is_tool
 
     return is_tool(start)
@@ -59,7 +66,9 @@ def _is_of_tool(start: bytes) -> bool:
 
 _JSON: Final = rb"^(?:\xef\xbb\xbf)?\s*"
 FORMATS: Final = {
-    "parquet": Format(module=__name__, is_of=re.compile(rb"PAR1").match, suffixes=(".parquet", ".pq")),
+    "parquet": Format(
+        module="ping_llm.sources.parquet", is_of=re.compile(rb"PAR1").match, suffixes=(".parquet", ".pq")
+    ),
     "tool": Format(module="ping_llm.sources.tools", is_of=_is_of_tool, suffixes=(".rrd",)),
     "atlas": Format(
         module="ping_llm.sources.atlas_results",
@@ -80,9 +89,6 @@ FORMATS: Final = {
 
 SERVERS: Final = ("prometheus+http://", "prometheus+https://", "atlas:")
 """What begins like this is not the name of a file: see `remote`."""
-
-BLOCK_BYTES: Final = 1 << 16
-"""Of a file, what tells its format and how it is to be read."""
 
 _KNOWN_NAMES: Final = (
     "Parquet, CSV and other text tables, JSON, RIPE Atlas results, what ping tools write; "
@@ -183,7 +189,10 @@ def _files_of(folder: Location) -> list[Location]:
         return measured
     if logs := [file for file in files.values() if _is_log(file)]:
         return logs
-    raise PingLlmError(f"the folder {folder} holds no measurement file ({_KNOWN_NAMES})")
+    raise PingLlmError(
+        f"the folder {folder} holds no measurement file (.parquet, .csv, .tsv, .jsonl, or output of a ping tool): "
+        f"name others by themselves, as in {folder / '*.txt'}"
+    )
 
 
 def _is_log(path: Location) -> bool:
@@ -252,7 +261,16 @@ def examples_of(piece: Piece, raw: RawBatch, first_dropped: Mapping[str, int]) -
 def read(piece: Piece, batch_rows: int, *, strict: bool = False) -> Iterator[RawBatch]:
     """Read a piece in batches of at most about `batch_rows` rows."""
     with readable(piece.path):
-        yield from _function("read", piece.format)(piece, batch_rows, strict)
+        for raw in _function("read", piece.format)(piece, batch_rows, strict):
+            is_one_each = "rtt" not in raw.batch.schema.names or not is_list(raw.batch["rtt"].type)
+            yield raw if is_one_each else replace(raw, batch=_one_each(raw.batch))
+
+
+def _one_each(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """A row for each RTT of a list."""
+    rtts = batch["rtt"]
+    rows = batch.take(pc.list_parent_indices(rtts))
+    return rows.set_column(batch.schema.get_field_index("rtt"), "rtt", rtts.flatten())
 
 
 def _function(task: str, format: str) -> Any:
@@ -264,65 +282,10 @@ def _format_of(path: Location) -> str:
         start = stream.read(BLOCK_BYTES)
     if not start:
         raise PingLlmError(f"{path} is empty")
+    refuse_foreign(str(path), start)
     if found := next((name for name, kind in FORMATS.items() if kind.is_of(start)), None):
         return found
-    hint = ": of a spreadsheet, save the table as CSV" if start.startswith((b"PK", b"\xd0\xcf\x11\xe0")) else ""
-    raise PingLlmError(f"{path}: unknown kind of file (known: {_KNOWN_NAMES}){hint}")
-
-
-_CODECS: Final = {
-    b"\x1f\x8b": "gzip",
-    b"BZh": "bz2",
-    b"\x28\xb5\x2f\xfd": "zstd",
-    b"\x04\x22\x4d\x18": "lz4",
-    b"\xfd7zXZ": "xz",
-}
-"""By the first bytes. Arrow knows all but xz."""
-
-UNPACKING_ERRORS: Final = (OSError, EOFError, *((lzma.LZMAError,) if lzma else ()))
-
-
-def open_text(path: str) -> pa.NativeFile:
-    """The bytes of a file, decompressed; of what numpy has saved, those of a text table of the same numbers."""
-    file = open_stored(locate(path))
-    start = bytes(file.read(64))
-    file.seek(0)
-    if start.startswith(b"\x93NUMPY") or (start.startswith(b"PK\x03\x04") and b".npy" in start):
-        return _array_as_text(file, path)
-    return decompressed(file)
-
-
-def _array_as_text(file: Any, path: str) -> pa.NativeFile:
-    """The one array of two dimensions in a .npy or .npz file; names of as many nodes may be beside it."""
-    with explained(f"cannot read {path}", ValueError, MemoryError), file:
-        loaded = np.load(io.BytesIO(file.read()))
-        arrays = [loaded] if isinstance(loaded, np.ndarray) else list(loaded.values())
-    tables = [array for array in arrays if array.ndim == 2 and array.dtype.kind in "iuf"]
-    if len(tables) != 1:
-        raise PingLlmError(f"{path}: has {len(tables)} arrays of numbers in two dimensions, not one: save it alone")
-    names = [array.tolist() for array in arrays if array.dtype.kind == "U" and array.shape == tables[0].shape[:1]]
-    columns = {str(i): column for i, column in enumerate(tables[0].astype(np.float64).T)}
-    if names and len(columns) == len(names[0]):
-        columns = {"": names[0], **dict(zip(names[0], columns.values(), strict=True))}
-    text = io.BytesIO()
-    arrow_csv.write_csv(pa.table(columns), text, arrow_csv.WriteOptions(include_header=bool(names)))
-    return pa.BufferReader(text.getvalue())
-
-
-def open_stored(where: Location) -> Any:
-    """The bytes of a file as they are."""
-    return where.open_random() if where.is_local else where.open_stream()
-
-
-def decompressed(file: Any) -> pa.NativeFile:
-    start = bytes(file.read(6))
-    file.seek(0)
-    codec = next((codec for magic, codec in _CODECS.items() if start.startswith(magic)), None)
-    if codec == "xz":
-        if lzma is None:
-            raise PingLlmError("this Python was built without xz: decompress the file first")
-        return pa.PythonFile(lzma.open(file), mode="r")
-    return pa.input_stream(file, compression=codec)
+    raise PingLlmError(f"{path}: unknown kind of file (known: {_KNOWN_NAMES})")
 
 
 def _format_by_name(name: str) -> str | None:
@@ -332,62 +295,67 @@ def _format_by_name(name: str) -> str | None:
     return next((name for name, kind in FORMATS.items() if suffixes and suffixes[-1] in kind.suffixes), None)
 
 
-@contextlib.contextmanager
-def readable(path: str | Path | Location) -> Iterator[None]:
-    """What goes wrong becomes an error of one line."""
-    try:
-        yield
-    except (*UNPACKING_ERRORS, pa.ArrowException, UnicodeDecodeError, csv.Error, TypeError) as error:
-        if isinstance(error, OSError) and error.strerror:
-            raise PingLlmError(f"cannot read {path}: {error.strerror}") from error
-        raise MeasurementError(f"cannot read {path}: {one_line(error, 300)}") from error  # damaged
+# What became of the rows.
+
+MAX_BAD_SHARE: Final = 0.1
+"""Of the rows. Where more cannot be used, the table was most likely misunderstood."""
+_NO_FAULT: Final = frozenset({"duplicate", "not_ping"})
+"""Reasons to leave a row out that say nothing against the others."""
 
 
-# Parquet.
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """What was understood of an input, and what became of its rows."""
 
-_SAMPLE_ROWS: Final = 10_000
-_FETCHED_AHEAD: Final = 256 << 20
-"""Of a remote file, pieces up to this size are fetched in a few large requests; longer ones block by block."""
+    understood: tuple[str, ...] = ()
+    """What each file or table was taken for, without repetitions."""
+    rows: int = 0
+    used: int = 0
+    timeouts: int = 0
+    nodes: int = 0
+    names: int = 0
+    """Of the nodes, those without an address."""
+    begin_s: float | None = None
+    end_s: float | None = None
+    dropped: Mapping[str, int] = field(default_factory=dict)
+    """Rows that are not used, by reason (`measurements.DROP_REASONS`)."""
+    examples: Mapping[str, str] = field(default_factory=dict)
+    """Of each reason, the first such row."""
 
+    @property
+    def lines(self) -> tuple[str, str]:
+        shown = "; ".join(self.understood[:2]) + (f"; and {len(self.understood) - 2} more" * (len(self.understood) > 2))
+        named = f" ({self.names:,} by name)" if self.names else ""
+        times = "no times"
+        if self.begin_s is not None and self.end_s is not None:
+            both = (f"{datetime.fromtimestamp(s, UTC):%Y-%m-%d %H:%M:%S}" for s in (self.begin_s, self.end_s))
+            times = " to ".join(both) + " UTC"
+        result = f"{self.used:,} of {self.rows:,} rows used"
+        if self.nodes:  # else they were not counted
+            result += f", {self.timeouts:,} of them timeouts; {self.nodes:,} nodes{named}; {times}"
+        left_out = f"; left out: {self.in_words(2)}" if self.dropped else ""
+        return printable(f"read: {shown or 'measurements'}"), printable(result + left_out)
 
-def plan_parquet(whole: Piece, options: InputOptions, piece_rows: int, optional: frozenset[str]) -> Plan:
-    """Pieces of whole row groups with about `piece_rows` rows each."""
-    with pq.ParquetFile(_parquet_file(whole.path)) as file:
-        metadata, names = file.metadata, file.schema_arrow.names
-        columns = find_columns(names, options.columns, whole.path, optional)
-        chosen = list(columns.values())
-        sample = next(file.iter_batches(_SAMPLE_ROWS, columns=chosen, use_threads=False), None)
-        if sample is None:
-            empty = [pa.array([], file.schema_arrow.field(name).type) for name in chosen]
-            sample = pa.RecordBatch.from_arrays(empty, names=chosen)
-        found = understand(names, {name: sample.column(name) for name in chosen}, options, whole.path, optional)
-    whole = replace(whole, columns=columns, spelling=found.spelling, understood=found.said)
-    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
-    pieces = []
-    first = first_row = 0
-    while first < len(groups):
-        last, rows, size = first, 0, 0
-        while last < len(groups) and (rows == 0 or rows + groups[last].num_rows <= piece_rows):
-            rows, size, last = rows + groups[last].num_rows, size + groups[last].total_byte_size, last + 1
-        pieces.append(replace(whole, bytes=size, row_groups=(first, last), first_row=first_row))
-        first, first_row = last, first_row + rows
-    return metadata.num_rows, pieces
+    def in_words(self, examples: int) -> str:
+        """What was left out, most first; with examples of so many reasons."""
+        found = Counter(self.dropped).most_common()
+        return ", ".join(
+            f"{count:,} {reason}" + (f" ({self.examples[reason]})" if reason in self.examples and i < examples else "")
+            for i, (reason, count) in enumerate(found)
+        )
 
+    def check(self, *, allow_bad_rows: bool) -> None:
+        """An error if so few rows can be used that answers from them would mislead."""
+        bad = sum(count for reason, count in self.dropped.items() if reason not in _NO_FAULT)
+        if not self.used:
+            raise MeasurementError(
+                f"no usable measurement in the input; left out: {self.in_words(3) or 'none, it is empty'}"
+            )
+        if bad > MAX_BAD_SHARE * self.rows and not allow_bad_rows:
+            raise PingLlmError(
+                f"{bad:,} of {self.rows:,} rows cannot be used: {self.in_words(2)}; correct them, say how to read them "
+                "(--columns, --rtt-unit, --delimiter), or go on without them: --allow-bad-rows"
+            )
 
-def read_parquet(piece: Piece, batch_rows: int, strict: bool) -> Iterator[RawBatch]:
-    addresses = [piece.columns["src_addr"], piece.columns["dst_addr"]]
-    first_row = piece.first_row
-    # One thread: the caller runs several tasks side by side. Addresses come dictionary-encoded, as they are stored.
-    ahead = locate(piece.path).is_remote and piece.bytes <= _FETCHED_AHEAD
-    buffer = {"pre_buffer": True} if ahead else {"pre_buffer": False, "buffer_size": 1 << 20}
-    with pq.ParquetFile(_parquet_file(piece.path), read_dictionary=addresses, **buffer) as file:
-        groups = list(range(*piece.row_groups)) if piece.row_groups else None
-        names = list(piece.columns.values())
-        for batch in file.iter_batches(batch_rows, row_groups=groups, columns=names, use_threads=False):
-            yield RawBatch(batch=batch.select(names).rename_columns(list(piece.columns)), first_row=first_row)
-            first_row += batch.num_rows
-
-
-def _parquet_file(path: str) -> Any:
-    where = locate(path)
-    return where.open_random() if where.is_remote else where.local
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "lines": list(self.lines)}

@@ -24,15 +24,22 @@ from ping_llm.sources.columns import (
     COLUMN_NAMES,
     InputOptions,
     Understood,
+    are_columns,
     find_columns,
     split_unit,
     understand,
+    words,
 )
 
 _DELIMITERS: Final = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars", " ": "spaces"}
 _UNMEASURED: Final = MISSING_TEXT - TIMEOUT_TEXT | {"nan"}
-_SUMMARIES: Final = frozenset(("average", "avg", "mean", "median", "min", "max", "total"))
-"""Beside the nodes of a matrix."""
+_NO_NODES: Final = frozenset(
+    words(
+        "average avg mean median min max total count loss lat latitude lon lng long longitude altitude elevation "
+        "distance asn as id index"
+    )
+)
+"""What is beside the nodes of a matrix."""
 _TIME_OF_DAY: Final = re.compile(r"^\d{1,2}:\d{2}(:\d{2}([.,]\d+)?)?\s*([AaPp][Mm])?$")
 _NUMBER: Final = re.compile(r"^\s*[-+]?\d[\d.,/]*(e[-+]?\d+)?\s*[a-zµ]{0,2}\s*$", re.IGNORECASE)
 
@@ -50,8 +57,10 @@ class Layout:
     time_of_day: str | None = None
     """The column that completes that of the date."""
     is_matrix: bool = False
-    has_row_names: bool = True
-    """Whether the first column of a matrix names the nodes."""
+    row_names: int | None = None
+    """The column that names the nodes in the rows of a matrix; None: they are numbered."""
+    nodes: tuple[int, ...] = ()
+    """The columns of a matrix that are nodes."""
 
 
 def look_at(
@@ -72,20 +81,18 @@ def look_at(
         rows, first = rows[1:], second  # a title, or how many nodes there are
     if first and lines[first - 1].startswith("#") and _is_data(rows[0]):  # a header that is a comment
         named = next(iter(cells_of([lines[first - 1].lstrip("# ")], delimiter)))
-        if len(named) == len(rows[0]):
+        if len(named) == len(rows[0]) and are_columns(named, options.columns, optional):
             rows, first = [named, *rows], first - 1
     header, body = _header_and_rows(rows, width)
     layout, no_header = Layout(delimiter=delimiter, names=_unique(header), skipped=first + 1), ""
-    try:
-        find_columns(layout.names, options.columns, what, optional)
-    except PingLlmError:
-        if _is_matrix(header, body):
-            return _matrix(layout, header[0], body, options, what)
+    if not are_columns(layout.names, options.columns, optional):
+        if nodes := _nodes_of(header, body):
+            return _matrix(layout, nodes, body, options, what)
         if not _is_data(header):
-            raise
+            find_columns(layout.names, options.columns, what, optional)  # says what is missing
         layout = replace(layout, names=tuple(str(i + 1) for i in range(width)), skipped=first)
         if not options.columns and _is_bare_matrix(rows):
-            return _matrix(replace(layout, has_row_names=False), "", rows, options, what)
+            return _matrix(layout, (None, tuple(range(width))), rows, options, what)
         body = [row for row in rows if len(row) == width]
         options = replace(options, columns=_by_type(layout.names, body, options.columns, what))
         no_header = "no header: columns by number, "
@@ -258,26 +265,48 @@ def _date_and_time(time: str | None, sample: Mapping[str, Any]) -> tuple[str, st
 # Matrices.
 
 
-def _is_matrix(header: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
-    """Whether the first row and column name nodes, and all other cells are RTTs."""
+Nodes = tuple[int | None, tuple[int, ...]]
+"""Of a matrix, the column that names the nodes in its rows, and the columns that are nodes."""
+
+
+def _nodes_of(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Nodes | None:
+    """Where a row and a column name nodes, and all other cells are RTTs; None where that is not so."""
     if len(header) < 2 or not rows:
-        return False
-    names = header[1:], [row[0].strip() for row in rows]
-    across, down = map(set, names)
-    families, _, _ = parse_nodes(sorted(across | down))
-    if (families == UNPARSABLE).any() or len(across) < len(header) - 1:
-        return False
+        return None
+    own = 0
+    if (
+        len(header) > 2 and header[0].lower() in _OF_INDEX and _counts([row[0] for row in rows])
+    ):  # as data frames number their rows
+        own = 0 if _kind([row[1].strip() for row in rows]) == "number" else 1
+    down = [row[own].strip() for row in rows]
+    nodes = [i for i, name in enumerate(header) if i > own and name.lower() not in _NO_NODES]
+    if {header[i] for i in nodes} & set(down):  # there may be texts about the nodes, too
+        nodes = [i for i in nodes if header[i] in down or _are_rtts([row[i] for row in rows], 0.0)]
+    names = [header[i] for i in nodes], down
+    across, below = map(set, names)
+    families, _, _ = parse_nodes(sorted(across | below))
+    if not nodes or (families == UNPARSABLE).any() or len(across) < len(nodes):
+        return None
     are_numbers = [not np.isnan(_numbers(some)).any() for some in names]
-    if all(are_numbers) and (_NUMBER.match(header[0]) or not all(map(_goes_on, names))):
-        return False  # numbers are names only in a row of names, and in order
-    if (any(are_numbers) and not all(are_numbers) and not header[0]) or _kind(names[1]) in ("time", "clock"):
-        return False  # rows by number or by time
+    if all(are_numbers) and (_NUMBER.match(header[own]) or not all(map(_goes_on, names))):
+        return None  # numbers are names only in a row of names, and in order
+    if (any(are_numbers) and not all(are_numbers) and not header[own]) or _kind(down) in ("time", "clock"):
+        return None  # rows by number or by time
     usual = {name for names in COLUMN_NAMES.values() for name in names}
-    corner = split_unit(header[0])[0]
+    corner = split_unit(header[own])[0]
     may_be_of_two_kinds = corner in {"", "rtt", "node", "name", "host", *COLUMN_NAMES["src_addr"]}
-    if not across & down and (not may_be_of_two_kinds or usual & {split_unit(name)[0] for name in across}):
-        return False
-    return _are_rtts([cell for row in rows for name, cell in zip(names[0], row[1:], strict=False) if name != row[0]])
+    if not across & below and (not may_be_of_two_kinds or usual & {split_unit(name)[0] for name in across}):
+        return None
+    cells = [row[i] for row in rows for i in nodes if header[i] != row[own] and i < len(row)]
+    return (own, tuple(nodes)) if _are_rtts(cells) else None
+
+
+_OF_INDEX: Final = ("", "unnamed: 0", "index", "id", "#")
+
+
+def _counts(cells: Sequence[str]) -> bool:
+    first = cells[0].strip()
+    return first in ("0", "1") and [cell.strip() for cell in cells] == [str(int(first) + i) for i in range(len(cells))]
 
 
 def _is_bare_matrix(rows: Sequence[Sequence[str]]) -> bool:
@@ -290,15 +319,20 @@ def _is_bare_matrix(rows: Sequence[Sequence[str]]) -> bool:
     )
 
 
-def _are_rtts(cells: Sequence[str]) -> bool:
+def _are_rtts(cells: Sequence[str], share: float = 0.9) -> bool:
+    """Whether at least this share of cells that are not empty are numbers, and at least one is if there are any."""
     cells = [cell for cell in map(str.strip, cells) if cell.lower() not in MISSING_TEXT | _UNMEASURED]
-    return bool(len(cells)) and bool(np.mean(~np.isnan(_numbers(cells))) >= 0.9)
+    if not cells:
+        return share == 0
+    numbers = np.mean(~np.isnan(_numbers(cells)))
+    return bool(numbers > 0 and numbers >= share)
 
 
 def _matrix(
-    layout: Layout, corner: str, rows: Sequence[Sequence[str]], options: InputOptions, what: str
+    layout: Layout, nodes: Nodes, rows: Sequence[Sequence[str]], options: InputOptions, what: str
 ) -> tuple[Layout, Understood]:
-    layout = replace(layout, is_matrix=True)
+    layout = replace(layout, is_matrix=True, row_names=nodes[0], nodes=nodes[1])
+    corner = "" if nodes[0] is None else layout.names[nodes[0]]
     names = {"src_addr": "first column", "dst_addr": "first row", "rtt": corner if split_unit(corner)[1] else "cells"}
     measured = list(triples(layout, rows))
     if not measured:
@@ -307,17 +341,17 @@ def _matrix(
     found = understand(
         list(sample), sample, replace(options, columns=names), what, optional=frozenset({"ip_version", "event_time"})
     )
-    said = found.said if layout.has_row_names else f"nodes by number, RTT{found.said.partition('RTT')[2]}"
+    said = found.said if layout.row_names is not None else f"nodes by number, RTT{found.said.partition('RTT')[2]}"
     return layout, replace(found, columns={name: name for name in names}, said=f"a matrix: {said}")
 
 
 def triples(layout: Layout, rows: Iterable[Sequence[str]]) -> Iterator[tuple[str, str, str]]:
     """Source, destination and RTT of each cell that was measured."""
-    own = layout.has_row_names
-    names = [(i, name) for i, name in enumerate(layout.names[own:], own) if name.lower() not in _SUMMARIES]
+    own = layout.row_names
+    names = [(i, layout.names[i]) for i in layout.nodes]
     for number, row in enumerate(rows, 1):
-        source = row[0].strip() if own else str(number)
-        if source.lower() in _SUMMARIES:
+        source = str(number) if own is None else row[own].strip()
+        if source.lower() in _NO_NODES:
             continue
         for i, destination in names:
             if destination != source and i < len(row) and _is_measured(cell := row[i].strip()):
@@ -335,8 +369,11 @@ def melted(table: pa.Table) -> pa.Table | None:
     """A matrix in the form of a data frame as a table with a row for each measurement; None if it is no matrix."""
     cells = [["" if cell is None else str(cell) for cell in column.to_pylist()] for column in table.columns]
     rows = list(zip(*cells, strict=True))
-    if table.num_columns > table.num_rows * 100 + 1000 or not _is_matrix(table.column_names, rows):
+    nodes = None
+    if table.num_columns <= table.num_rows * 100 + 1000:
+        nodes = _nodes_of(table.column_names, rows)
+    if nodes is None:
         return None
-    layout = Layout(delimiter=",", names=tuple(table.column_names), skipped=0, is_matrix=True)
+    layout = Layout(delimiter=",", names=tuple(table.column_names), skipped=0, row_names=nodes[0], nodes=nodes[1])
     columns = zip(*triples(layout, rows), strict=True)
     return pa.table(dict(zip(("src_addr", "dst_addr", "rtt"), map(list, columns), strict=False)))

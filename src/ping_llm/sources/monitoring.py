@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from ping_llm.core.errors import PingLlmError, shown
-from ping_llm.sources.tools import Row, Source, count, documents, listed, mapped, number, summary
+from ping_llm.sources.objects import documents
+from ping_llm.sources.tools import Row, Source, count, listed, mapped, number, summary
 
 # SmokePing's round-robin databases: `rrdtool dump` (XML), `rrdtool fetch FILE AVERAGE` (text), or the file itself.
 #

@@ -1,12 +1,12 @@
 """JSON of any size becomes chunks of whole lines, one value each. In the format "objects", their fields are columns.
 
-What the file is (compressed or plain; JSON lines or one JSON array) its content says, not its name. Web APIs return
-lists as one array of any length; `array_as_lines` cuts it up without parsing it.
+What the file is (compressed or plain; JSON lines, one JSON array, or objects over many lines) its content says, not its
+name. Web APIs return lists as one array of any length; `array_as_lines` cuts it up without parsing it.
 """
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 from pathlib import Path
@@ -16,9 +16,11 @@ import numpy as np
 import orjson
 import pyarrow as pa
 
-from ping_llm.core.errors import MeasurementError, PingLlmError
-from ping_llm.sources.columns import InputOptions, understand
-from ping_llm.sources.files import UNPACKING_ERRORS, Piece, Plan, RawBatch, decompressed, open_stored
+from ping_llm.core.errors import MeasurementError, PingLlmError, shown
+from ping_llm.sources.columns import OPTIONAL_WITHOUT_TIME, InputOptions, are_columns, understand
+from ping_llm.sources.contents import UNPACKING_ERRORS, decompressed, open_stored, refuse_foreign
+from ping_llm.sources.files import Piece, Plan, RawBatch
+from ping_llm.sources.layouts import melted
 from ping_llm.storage import Location, locate
 
 # The format "objects".
@@ -27,15 +29,13 @@ _SAMPLE_OBJECTS: Final = 1_000
 
 
 def plan_objects(whole: Piece, options: InputOptions, piece_rows: int, optional: frozenset[str]) -> Plan:
-    lines = (one for _, one in _objects(whole.path) if isinstance(one, dict))
+    lines = (one for _, one in _rows(whole.path, options.columns) if one is not None)
     sample = list(islice(lines, _SAMPLE_OBJECTS))
     if not sample:
         raise PingLlmError(f"{whole.path}: holds no JSON object")
     names = list(dict.fromkeys(name for one in sample for name in one))
     found = understand(names, {name: column_of(sample, name) for name in names}, options, whole.path, optional)
-    return None, [
-        replace(whole, columns=found.columns, spelling=found.spelling, understood=f"JSON objects: {found.said}")
-    ]
+    return None, [replace(whole, columns=found.columns, spelling=found.spelling, understood=f"JSON: {found.said}")]
 
 
 def read_objects(piece: Piece, batch_rows: int, strict: bool) -> Iterator[RawBatch]:
@@ -47,8 +47,8 @@ def read_objects(piece: Piece, batch_rows: int, strict: bool) -> Iterator[RawBat
         dropped = Counter(malformed_row=len(bad))
         return RawBatch(batch=pa.record_batch(columns), first_row=first_row, dropped=dropped, examples=examples)
 
-    for number, one in _objects(piece.path):
-        if isinstance(one, dict):
+    for number, one in _rows(piece.path, piece.columns):
+        if one is not None:
             objects.append(one)
         elif strict:
             raise MeasurementError(f"{piece.path}, line {number}: malformed_row (no JSON object)")
@@ -60,24 +60,119 @@ def read_objects(piece: Piece, batch_rows: int, strict: bool) -> Iterator[RawBat
     yield batch()
 
 
-def _objects(path: str) -> Iterator[tuple[int, Any]]:
-    """What each line or element holds (None: no JSON), with its number."""
-    for chunk in read_chunks(path):
+def _rows(path: str, columns: Mapping[str, str]) -> Iterator[tuple[int, dict[str, Any] | None]]:
+    """The rows in each line or element (None: it holds no JSON object), with its number."""
+    for chunk in read_chunks(path, _SIZES):
         for number, line in enumerate(chunk.data.split(b"\n"), chunk.first):
             if line.strip():
                 try:
-                    yield number, orjson.loads(line)
+                    one = orjson.loads(line)
                 except orjson.JSONDecodeError:
-                    yield number, None
+                    one = None
+                yield from ((number, row) for row in (rows_of(one, columns) if isinstance(one, dict) else [None]))
+
+
+def rows_of(document: dict[str, Any], columns: Mapping[str, str], depth: int = 3) -> list[dict[str, Any]]:
+    """An object as one row, or as the rows of the table, of the matrix or of the list of objects in it.
+
+    Fields of fields have names like `source.name`. In each row of a list is also what is said beside the list. The hops
+    of a route are not measurements between its ends. `depth`: of lists in lists.
+    """
+    if not any(isinstance(value, dict | list) for value in document.values()):
+        return [document]
+    if (table := _table_in(document, columns)) is not None:
+        return table
+    row = _flat(document)
+    lists = {name: value for name, value in row.items() if isinstance(value, list) and value and _all(value, dict)}
+    beside = {name: value for name, value in row.items() if name not in lists}
+    lists = {name: value for name, value in lists.items() if "hop" not in name.lower() and not _HOPS & value[0].keys()}
+    if not lists or not depth or are_columns(list(beside), columns, OPTIONAL_WITHOUT_TIME):
+        return [beside]
+
+    def rows_in(name: str) -> Iterator[dict[str, Any]]:
+        for one in (one for element in lists[name] for one in rows_of(element, columns, depth - 1)):
+            yield {**beside, **{f"{name}.{key}": value for key, value in one.items()}}
+
+    def promise(name: str) -> tuple[bool, int]:
+        return are_columns(list(next(rows_in(name))), columns, OPTIONAL_WITHOUT_TIME), len(lists[name])
+
+    return list(rows_in(max(lists, key=promise)))
+
+
+_HOPS: Final = frozenset(("hop", "hop_number", "probe_ttl"))
+
+
+def _flat(document: Mapping[str, Any], before: str = "", depth: int = 10) -> dict[str, Any]:
+    row: dict[str, Any] = {}
+    for name, value in document.items():
+        inner = isinstance(value, dict) and depth
+        row |= _flat(value, f"{before}{name}.", depth - 1) if inner else {before + name: value}
+    return row
+
+
+def _all(values: Iterable[Any], kind: type) -> bool:
+    return all(isinstance(value, kind) for value in values)
+
+
+def _table_in(document: Mapping[str, Any], columns: Mapping[str, str], depth: int = 3) -> list[dict[str, Any]] | None:
+    """The rows of a table by columns or rows, or of a matrix, that an object is or has in a field."""
+    inner = list(document.values())
+
+    def make_rows(names: Iterable[str]) -> bool:
+        return are_columns(list(names), columns, OPTIONAL_WITHOUT_TIME)
+
+    def nested(names: Sequence[str], rows: Sequence[Any]) -> list[dict[str, Any]] | None:
+        cells = [dict(zip(names, row, strict=False)) for row in rows]
+        return cells if make_rows(names) else _matrix_of(dict(zip(document.get("index", names), cells, strict=False)))
+
+    if len(inner) > 1 and _all(inner, dict):
+        if make_rows(document) and all(one.keys() == inner[0].keys() for one in inner):
+            return [dict(zip(document, (one[key] for one in inner), strict=True)) for key in inner[0]]
+        if (found := _matrix_of(document)) is not None:
+            return found
+        if all(make_rows(_flat(one)) for one in inner):
+            return [_flat(one) for one in inner]
+    if len(inner) > 1 and _all(inner, list) and make_rows(document) and len({len(one) for one in inner}) == 1:
+        return [dict(zip(document, row, strict=True)) for row in zip(*inner, strict=True)]
+    squares = [one for one in inner if isinstance(one, list) and one and _all(one, list)]
+    names = [one for one in inner if isinstance(one, list) and one and _all(one, str)]
+    if len(squares) == 1 and names and len(names[0]) == len(squares[0][0]):
+        return nested(names[0], squares[0])
+    fields = (_table_in(one, columns, depth - 1) for one in inner if isinstance(one, dict) and depth)
+    return next((found for found in fields if found is not None), None)
+
+
+def _matrix_of(rows: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]] | None:
+    """Of RTTs by source and destination, or of objects with an RTT, one row each."""
+    names = list(dict.fromkeys(name for row in rows.values() for name in row))
+    if not rows.keys() & set(names):
+        return None
+    cells = [cell for row in rows.values() for cell in row.values() if cell is not None]
+    if cells and _all(cells, dict):
+        pairs = [(a, b, _flat(cell)) for a, row in rows.items() for b, cell in row.items() if cell and a != b]
+        if not all(are_columns(["src", "dst", *cell], {}, OPTIONAL_WITHOUT_TIME) for _, _, cell in pairs[:100]):
+            return None
+        return [
+            cell if are_columns(list(cell), {}, OPTIONAL_WITHOUT_TIME) else {"source": a, "destination": b, **cell}
+            for a, b, cell in pairs
+        ]
+    by_column = {name: pa.array([_text(row.get(name)) for row in rows.values()], pa.string()) for name in names}
+    table = melted(pa.table({"": pa.array(list(rows), pa.string()), **by_column}))
+    return None if table is None else table.to_pylist()
+
+
+def _text(value: Any) -> str:
+    return "" if value is None else str(value)
 
 
 def column_of(objects: Sequence[Any], name: str) -> Any:
     """A field of all objects: numbers if they all are, else text."""
     values = [one.get(name) for one in objects]
     kinds = {type(value) for value in values if value is not None}
-    if kinds <= {int, float}:
+    if kinds and (kinds <= {int, float} or kinds == {list}):
+        numbers = pa.int64() if kinds == {int} else pa.float64()
         try:
-            return pa.array(values, pa.int64() if kinds == {int} else pa.float64())
+            return pa.array(values, pa.list_(numbers) if kinds == {list} else numbers)
         except (pa.ArrowException, OverflowError):
             pass
     return pa.array([value if value is None or isinstance(value, str) else str(value) for value in values], pa.string())
@@ -94,6 +189,9 @@ class ReadSizes:
 
 
 DEFAULT_SIZES: Final = ReadSizes()
+MAX_DOCUMENT: Final = 256 << 20
+"""One JSON value, of which it must be read whole where measurements lie."""
+_SIZES: Final = ReadSizes(result=MAX_DOCUMENT)
 
 
 class Chunk(NamedTuple):
@@ -109,9 +207,6 @@ class Chunk(NamedTuple):
 # From a file to chunks.
 
 _BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
-
-_FOREIGN: Final = {b"PK\x03\x04": "a zip archive", b"PAR1": "a Parquet file"}
-"""First bytes of files that people have, and that need another tool first."""
 
 
 def read_chunks(path: Path | str | Location, sizes: ReadSizes = DEFAULT_SIZES) -> Iterator[Chunk]:
@@ -145,14 +240,15 @@ def read_chunks(path: Path | str | Location, sizes: ReadSizes = DEFAULT_SIZES) -
     start = head.lstrip()[:8]
     if not start:
         raise PingLlmError(f"{path}: the file is empty")
-    for kind in (kind for magic, kind in _FOREIGN.items() if head.startswith(magic)):
-        raise PingLlmError(f"{path}: is {kind}; expected JSON, plain or compressed")
     if start[:1] not in (b"[", b"{"):
+        refuse_foreign(str(path), head)
         raise PingLlmError(f"{path}: not RIPE Atlas JSON: it starts with {start!r}, not with '{{' or '['")
     in_array = start[:1] == b"["
     lines: Iterable[bytes] = chain([head], blocks)
     if in_array:
         lines = array_as_lines(lines, str(path))
+    elif head.lstrip().partition(b"\n")[0].rstrip()[-1:] in (b"{", b"[", b",", b":"):  # not the end of an object
+        lines = _as_lines(lines, str(path))
 
     first = 1
     parts: list[bytes] = []
@@ -172,6 +268,63 @@ def read_chunks(path: Path | str | Location, sizes: ReadSizes = DEFAULT_SIZES) -
             parts, size = [data[end:]], size - end
     if size:
         yield Chunk(str(path), b"".join(parts), first, in_array, position)
+
+
+def _as_lines(blocks: Iterable[bytes], name: str) -> Iterator[bytes]:
+    """Objects that are written over many lines, each in one."""
+    text = b""
+    for block in blocks:
+        text += block
+        if len(text) > MAX_DOCUMENT:
+            raise PingLlmError(
+                f"{name}: more than {MAX_DOCUMENT >> 20} MB of JSON in one piece: write an object a line"
+            )
+    try:
+        found = documents(iter(text.decode(errors="replace").splitlines(keepends=True)))
+        yield from (orjson.dumps(one) + b"\n" for one in found)
+    except PingLlmError as error:
+        raise PingLlmError(f"{name}: {error}") from error
+
+
+_MAX_TRIES: Final = 100
+
+
+def documents(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
+    """The JSON objects of a text: one on each line, one or several on many lines, or a list of them.
+
+    A document on many lines ends with a line that begins with a bracket. Where the next one begins before that, it was
+    cut off, and is left out.
+    """
+    held: list[str] = []
+    size = tries = 0
+    for line in lines:
+        if held and line[0] == held[0][0] == "{":
+            held.clear()
+        if not held and not line.strip():
+            continue
+        tries, size = (tries, size) if held else (0, 0)
+        held.append(line)
+        size += len(line)
+        if size > MAX_DOCUMENT:
+            raise PingLlmError(f"more than {MAX_DOCUMENT >> 20} MB of JSON in one piece: ask for a shorter time range")
+        if len(held) == 1 or (line[0] in "}]" and tries < _MAX_TRIES):  # each try reads all of it
+            tries += 1
+            if (found := _objects_in(held)) is not None:
+                held.clear()
+                yield from found
+    if held:
+        if (found := _objects_in(held)) is None:
+            raise PingLlmError(f"the JSON is cut off or damaged near its end: {shown(held[-1].strip(), 60)}")
+        yield from found
+
+
+def _objects_in(lines: list[str]) -> list[dict[str, Any]] | None:
+    """The objects of a JSON document, which is one or a list of them; None if it is none."""
+    try:
+        found = orjson.loads("".join(lines))
+    except orjson.JSONDecodeError:
+        return None
+    return [one for one in (found if isinstance(found, list) else [found]) if isinstance(one, dict)]
 
 
 # A JSON array as lines. Only two facts are needed to cut it up: which brackets and commas stand outside strings, and

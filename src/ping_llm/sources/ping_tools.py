@@ -9,7 +9,8 @@ from itertools import chain
 from typing import Any, Final
 
 from ping_llm.core.errors import PingLlmError
-from ping_llm.sources.tools import Row, Source, count, documents, listed, mapped, moment, number, summary, text
+from ping_llm.sources.objects import documents
+from ping_llm.sources.tools import Row, Source, count, listed, mapped, moment, number, summary, text
 
 # Lines with times before them.
 
@@ -46,33 +47,34 @@ def stamped(line: str) -> tuple[float | None, str]:
     return None, rest
 
 
-# ping: Linux (iputils, busybox), BSD and macOS, Windows in several languages; with the times of `ping -D`.
+# ping: Linux (iputils, busybox), BSD and macOS, Windows in any language; with the times of `ping -D`; and hping3.
 #
 # Lost packets are those that a line says so of, those whose `icmp_seq` is missing, and those that only the statistics
 # at the end count. The time of a missing one is between those of its neighbours.
 
 _ADDRESS: Final = r"(?:\d+\.\d+\.\d+\.\d+|[0-9a-fA-F]*:[0-9a-fA-F:]*(?:\d+\.\d+\.\d+\.\d+)?)(?:%\w+)?"
-_HEADER: Final = re.compile(r"PING (?P<name>[^\s(:]+)")
+_HEADER: Final = re.compile(r"H?PING (?P<name>[^\s(:]+)")
 _IN_BRACKETS: Final = re.compile(rf"\(({_ADDRESS})\)")
 _FROM: Final = re.compile(rf"\) from ({_ADDRESS})(?=[: ])")
 _HEADER_6: Final = re.compile(rf"PING6\(.*?\) ({_ADDRESS}) --> ({_ADDRESS})")
-_FROM_ZERO: Final = re.compile(r": \d+ data bytes")
+_FROM_ZERO: Final = re.compile(r"[:+] \d+ data bytes")
 _REPLY: Final = re.compile(
     rf"\d+ bytes from (?:\S+ \()?(?P<addr>{_ADDRESS}|\S+?)\)?[:,] (?:icmp_)?seq=(?P<seq>\d+) "
     r".*?time[=<](?P<rtt>[\d.]+) ?ms"
 )
+_REPLY_HPING: Final = re.compile(rf"len=\d+ ip=(?P<addr>{_ADDRESS}) .*?seq=(?P<seq>\d+) .*?rtt=(?P<rtt>[\d.]+) ms")
 _UNANSWERED: Final = re.compile(r"(?:Request timeout for |no answer yet for |From \S+.*?:? )icmp_seq[= ](?P<seq>\d+)")
 _TOTAL: Final = re.compile(r"(?P<sent>\d{1,9}) packets transmitted, (?P<received>\d{1,9})")
 _MEAN_PING: Final = re.compile(r"(?:rtt|round-trip) \S+ = [\d.]+/([\d.]+)/")
 
-# Windows: the words are in the language of the system, the figures are not.
+# Windows: the words are in the language of the system, the figures are not. A line that is neither an answer nor the
+# beginning of something, before the empty line that ends them, says that none came.
 _HEADER_WINDOWS: Final = re.compile(rf"\D*?(?:\[({_ADDRESS})\]|({_ADDRESS}))[^=]*\b\d+ [^=]*:\s*")
-_REPLY_WINDOWS: Final = re.compile(rf"\S.*?({_ADDRESS}): (?:.*[^\d=<])?(?P<below>[=<])(?P<rtt>\d+) ?ms(?: TTL=\d+)?\s*")
-_TIMEOUT_WINDOWS: Final = re.compile(
-    r"Request timed out|General failure|Zeit.{1,2}berschreitung der Anf|D.{1,2}lai d.attente de la demande"
-    rf"|Tiempo de espera agotado|Richiesta scaduta|Esgotado o tempo limite|\S.* ?{_ADDRESS}: [^=]*\.\s*$"
+_MS_WINDOWS: Final = re.compile(r"[^\d=<](?P<below>[=<])(?P<rtt>\d+) ?(?:ms|мс)(?: TTL=\d+)?\s*$")
+_FROM_WINDOWS: Final = re.compile(rf"({_ADDRESS})(?<!:)[^=\d]*:")
+_TOTAL_WINDOWS: Final = re.compile(
+    r"[^=]*= (?P<sent>\d{1,9})(?!\d| ?m| ?м)[^=]*= (?P<received>\d{1,9})(?!\d| ?m| ?м)[^=]*= \d+"
 )
-_TOTAL_WINDOWS: Final = re.compile(r"[^=]*= (?P<sent>\d{1,9}),[^=]*= (?P<received>\d{1,9}),[^=]*= \d+")
 
 _WRAP: Final = 1 << 16  # values of icmp_seq
 _INTERVAL_S: Final = 1.0  # between packets, unless the user says otherwise; used for those before the first answer
@@ -81,13 +83,19 @@ _MAX_INFERRED: Final = 1_000_000
 
 def is_ping(head: str) -> bool:
     lines = [stamped(line)[1] for line in short(head.splitlines()[:60])]
-    kinds = (_REPLY, _HEADER_6, _TOTAL, _UNANSWERED)
+    kinds = (_REPLY, _REPLY_HPING, _HEADER_6, _TOTAL, _UNANSWERED)
     if any(kind.match(line) for line in lines for kind in kinds) or any(
         _HEADER.match(line) and "bytes" in line for line in lines
     ):
         return True
-    windows = [line for line in lines if _REPLY_WINDOWS.fullmatch(line) or _HEADER_WINDOWS.fullmatch(line)]
-    return any("ms" in line or "32" in line for line in windows)
+    return any(_answer_of_windows(line) or ("32" in line and _HEADER_WINDOWS.fullmatch(line)) for line in lines)
+
+
+def _answer_of_windows(line: str) -> tuple[str, float] | None:
+    """Who answered, and after how many milliseconds."""
+    took = _MS_WINDOWS.search(line)
+    host = _FROM_WINDOWS.search(line, 0, took.start()) if took else None
+    return (host[1], 0.5 if took["below"] == "<" else float(took["rtt"])) if took and host else None
 
 
 @dataclass(kw_only=True)
@@ -133,10 +141,10 @@ class _Run:
 
 def read_ping(lines: Iterator[str], source: Source) -> Iterator[Row]:
     run, inferred = _Run(src=source.vantage), 0
-    windows, quiet = False, (0, 0)
+    windows, answers, quiet = False, False, (0, 0)
     for line in short(lines):
         time_s, rest = stamped(line)
-        if match := _REPLY.match(rest):
+        if match := _REPLY.match(rest) or _REPLY_HPING.match(rest):
             if "DUP!" not in rest:
                 run.dst = run.dst or match["addr"]
                 inferred += run.step_to(int(match["seq"][:9]), time_s)
@@ -160,19 +168,21 @@ def read_ping(lines: Iterator[str], source: Source) -> Iterator[Row]:
         elif any(quiet) and (match := _MEAN_PING.match(rest)):
             yield from summary(time_s, run.src, run.dst, *quiet, number(match[1]))
             quiet = (0, 0)
-        elif match := _REPLY_WINDOWS.fullmatch(rest):
-            run.dst, windows = run.dst or match[1], True
+        elif answer := _answer_of_windows(rest):
+            run.dst, windows, answers = run.dst or answer[0], True, True
             run.told, run.last_time = run.told + 1, time_s
-            yield Row(time_s, run.src, run.dst, 0.5 if match["below"] == "<" else number(match["rtt"]))
+            yield Row(time_s, run.src, run.dst, answer[1])
         elif match := _HEADER_WINDOWS.fullmatch(rest):
-            if not windows or run.dst != (match[1] or match[2]) or run.told:
+            dst = match[1] or match[2]
+            if not windows or run.dst != dst or run.told:
                 yield from run.lost()
-                dst = match[1] or match[2]
                 run = _Run(src=source.vantage_to(dst), dst=dst, is_whole=True)
-            windows = True
-        elif windows and run.dst and _TIMEOUT_WINDOWS.match(rest):
+            windows = answers = True
+        elif answers and run.dst and rest.strip() and "=" not in rest and rest.rstrip()[-1:] not in ":：":
             run.told, run.last_time = run.told + 1, time_s
             yield Row(time_s, run.src, run.dst, None)
+        elif not rest.strip() and run.told:
+            answers = False
         if inferred > _MAX_INFERRED:
             raise PingLlmError(f"over {_MAX_INFERRED:,} packets are missing by their icmp_seq: the file is damaged")
         if len(run.missing) > 10_000:

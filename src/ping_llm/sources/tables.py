@@ -20,7 +20,8 @@ from pyarrow import csv as arrow_csv
 
 from ping_llm.core.errors import MeasurementError, PingLlmError, explained
 from ping_llm.sources.columns import OPTIONAL_IN_QUESTIONS, InputOptions, find_columns
-from ping_llm.sources.files import BLOCK_BYTES, Piece, Plan, RawBatch, open_text, readable
+from ping_llm.sources.contents import BLOCK_BYTES, open_text, readable
+from ping_llm.sources.files import Piece, Plan, RawBatch
 from ping_llm.sources.layouts import Layout, cells_of, find_delimiter, look_at, triples
 
 _FEW_LINES: Final = 10

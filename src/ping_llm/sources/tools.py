@@ -21,13 +21,14 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-import orjson
 import pyarrow as pa
 
-from ping_llm.core.errors import PingLlmError, shown
+from ping_llm.core.errors import PingLlmError
 from ping_llm.core.measurements import MAX_TIME_US, SCHEMA
 from ping_llm.sources.columns import InputOptions
-from ping_llm.sources.files import BLOCK_BYTES, Piece, Plan, RawBatch, open_text
+from ping_llm.sources.contents import BLOCK_BYTES, open_text
+from ping_llm.sources.files import Piece, Plan, RawBatch
+from ping_llm.sources.objects import MAX_DOCUMENT
 from ping_llm.storage import locate
 
 READERS: Final = {
@@ -41,6 +42,9 @@ READERS: Final = {
     "ping": "ping_tools",
 }
 """The module of each tool, in the order in which they are asked."""
+
+_ANONYMOUS: Final = ("fping", "ping")
+"""Tools that do not always say who pings: then the name of the file does."""
 
 TABLE: Final = pa.schema(
     [
@@ -117,7 +121,11 @@ def _function(task: str, tool: str) -> Any:
 
 def plan_tool(whole: Piece, options: InputOptions, piece_rows: int, optional: frozenset[str]) -> Plan:
     labels = {**options.columns, **({"rtt_unit": options.rtt_unit} if options.rtt_unit else {})}
-    return None, [replace(whole, columns=labels, understood=f"output of {tool_of(_head(whole.path))}")]
+    tool = tool_of(_head(whole.path))
+    said = f"output of {tool}"
+    if tool in _ANONYMOUS:
+        said += f", sent by {Source(name=_stem(locate(whole.path).name), labels=labels).vantage!r} if it does not say"
+    return None, [replace(whole, columns=labels, understood=said)]
 
 
 def read_tool(piece: Piece, batch_rows: int, strict: bool) -> Iterator[RawBatch]:
@@ -175,7 +183,6 @@ def _stem(name: str) -> str:
 
 _BLOCK: Final = 1 << 20
 _MAX_LINE: Final = 64 << 10
-_MAX_JSON: Final = 256 << 20
 
 
 def _blocks(path: str, size: int) -> Iterator[bytes]:
@@ -202,11 +209,11 @@ def _lines(path: str) -> Iterator[str]:
     held = ""
     limit = 0
     for text in _decoded(_blocks(path, _BLOCK)):
-        limit = limit or (_MAX_JSON if text.lstrip()[:1] in ("{", "[") else _MAX_LINE)
+        limit = limit or (MAX_DOCUMENT if text.lstrip()[:1] in ("{", "[") else _MAX_LINE)
         *whole, held = (held + text).split("\n")
         yield from (line + "\n" for line in whole if len(line) <= limit)
         if len(held) > limit:
-            if limit == _MAX_JSON:
+            if limit == MAX_DOCUMENT:
                 raise PingLlmError(f"{path}: a line of more than {limit >> 20} MB: ask for a shorter time range")
             held = held[-1:]
     if held:
@@ -269,44 +276,3 @@ def moment(said: str) -> float | None:
         return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
     except (ValueError, OverflowError):
         return None
-
-
-_MAX_TRIES: Final = 100
-
-
-def documents(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
-    """The JSON objects of a text: one on each line, one or several on many lines, or a list of them.
-
-    A document on many lines ends with a line that begins with a bracket. Where the next one begins before that, it was
-    cut off, and is left out.
-    """
-    held: list[str] = []
-    size = tries = 0
-    for line in lines:
-        if held and line[0] == held[0][0] == "{":
-            held.clear()
-        if not held and not line.strip():
-            continue
-        tries, size = (tries, size) if held else (0, 0)
-        held.append(line)
-        size += len(line)
-        if size > _MAX_JSON:
-            raise PingLlmError(f"more than {_MAX_JSON >> 20} MB of JSON in one piece: ask for a shorter time range")
-        if len(held) == 1 or (line[0] in "}]" and tries < _MAX_TRIES):  # each try reads all of it
-            tries += 1
-            if (found := _objects(held)) is not None:
-                held.clear()
-                yield from found
-    if held:
-        if (found := _objects(held)) is None:
-            raise PingLlmError(f"the JSON is cut off or damaged near its end: {shown(held[-1].strip(), 60)}")
-        yield from found
-
-
-def _objects(lines: list[str]) -> list[dict[str, Any]] | None:
-    """The objects of a JSON document, which is one or a list of them; None if it is none."""
-    try:
-        found = orjson.loads("".join(lines))
-    except orjson.JSONDecodeError:
-        return None
-    return listed(found if isinstance(found, list) else [found])
