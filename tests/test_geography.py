@@ -4,6 +4,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from ping_llm import Predictor
@@ -12,7 +14,7 @@ from ping_llm.core.rtt import Observations, Questions
 from ping_llm.models.completer.geography import DistanceModel, nearness
 from ping_llm.models.completer.network import identities
 from ping_llm.prior.selection import node_words
-from ping_llm.rows.measurement_set import read_observations
+from ping_llm.rows.measurement_set import read_observations, table_observations
 from ping_llm.sources.columns import InputOptions
 
 CITIES = {
@@ -114,7 +116,8 @@ class TestMisplacedNodes:
         without = [name for name, position in zip(told, told.positions, strict=True) if not position.any()]
         assert without == ["frankfurt"]
         assert measured.reading is not None
-        assert "the position of 1 nodes (frankfurt)" in measured.reading.lines[0]
+        assert "positions of 6 nodes" in measured.reading.lines[0]
+        assert "the position of 1 (frankfurt)" in measured.reading.lines[0]
 
 
 class TestDistanceModel:
@@ -136,11 +139,12 @@ class TestDistanceModel:
         assert model.predict(pairs.source, pairs.destination, light) == pytest.approx(1.6 * light + 6.0)
 
 
-class TestAnswers:
-    @pytest.fixture(scope="class")
-    def predictor(self) -> Predictor:
-        return Predictor.from_pretrained(backend="numpy")
+@pytest.fixture(scope="module")
+def predictor() -> Predictor:
+    return Predictor.from_pretrained(backend="numpy")
 
+
+class TestAnswers:
     def test_without_positions_nothing_changes(self, predictor: Predictor) -> None:
         _, pairs = network(20)
         nodes = [f"node {i}" for i in range(20)]
@@ -167,3 +171,60 @@ class TestAnswers:
         answers = predictor.predict(near.take(slice(100, 300)), queries, nodes)
         assert (answers.quantile([0.01])[:, 0] > 0.98 * light).all()
         assert (answers.interval(0.9)[1] > light).all()
+
+
+class TestPositionsBesideMeasurements:
+    @pytest.mark.parametrize(
+        ("header", "rows", "expected"),
+        [
+            (
+                "src,src_lat,src_lon,dst,Destination Latitude,destination longitude,rtt_ms",
+                ["lon,51.5,-0.1,nyc,40.7,-74.0,71", "nyc,40.7,-74.0,fra,50.1,8.7,84"],
+                {"lon": (51.5, -0.1), "nyc": (40.7, -74.0), "fra": (50.1, 8.7)},
+            ),
+            (  # of the probes, as in exports of RIPE Atlas: they are always at the same position
+                "probe,latitude,longitude,dst_addr,rtt_ms",
+                ["lon,51.5,-0.1,192.0.2.1,7", "lon,51.5,-0.1,192.0.2.9,9", "fra,50.1,8.7,192.0.2.1,8"],
+                {"lon": (51.5, -0.1), "fra": (50.1, 8.7)},
+            ),
+            (  # of the targets
+                "probe,lat,lng,dst_addr,rtt_ms",
+                ["a,51.5,-0.1,192.0.2.1,7", "a,50.1,8.7,2001:DB8::9,9", "b,51.5,-0.1,192.0.2.1,8"],
+                {"192.0.2.1": (51.5, -0.1), "2001:db8::9": (50.1, 8.7)},
+            ),
+            (  # no numbers, out of range, and a latitude alone
+                "src,src_lat,src_lon,dst,dst_lat,rtt_ms",
+                ["a,north,5,b,50,7", "b,95,5,c,50,7", "c,0,0,a,50,7"],
+                {},
+            ),
+        ],
+        ids=["both ends", "probes", "targets", "none"],
+    )
+    def test_they_are_found_by_their_names(
+        self, tmp_path: Path, header: str, rows: list[str], expected: dict[str, tuple[float, float]]
+    ) -> None:
+        (tmp_path / "pings.csv").write_text("\n".join([header, *rows]))
+        found = read_observations([tmp_path / "pings.csv"], options=InputOptions(allow_bad_rows=True)).described
+        assert {name: (node.latitude, node.longitude) for name, node in found.items()} == expected
+
+    def test_a_nodes_file_has_the_last_word(self, tmp_path: Path) -> None:
+        (tmp_path / "pings.csv").write_text(
+            "src,src_lat,src_lon,dst,rtt_ms\n10.0.0.1,51.5,-0.1,b,70\nb,50.1,8.7,10.0.0.1,70"
+        )
+        (tmp_path / "nodes.csv").write_text("name,address,lat,lon\na,10.0.0.1,48.9,2.4\n")
+        options = InputOptions(nodes=str(tmp_path / "nodes.csv"))
+        found = read_observations([tmp_path / "pings.csv"], options=options)
+        assert set(found.nodes) == {"a", "b"}
+        assert {name: node.latitude for name, node in found.described.items()} == {"a": 48.9, "b": 50.1}
+
+    def test_parquet_and_data_frames_have_them_too(self, tmp_path: Path) -> None:
+        columns = {
+            "src_addr": ["lon", "nyc"],
+            "src_lat": [51.5, 40.7],
+            "src_lon": [-0.1, -74.0],
+            "dst_addr": ["nyc", "lon"],
+        }
+        table = pa.table({**columns, "rtt": [71.0, 72.0]})
+        pq.write_table(table, tmp_path / "pings.parquet")
+        for measured in (read_observations([tmp_path / "pings.parquet"]), table_observations(table)):
+            assert {name: node.longitude for name, node in measured.described.items()} == {"lon": -0.1, "nyc": -74.0}

@@ -67,7 +67,9 @@ def _support(row: dict[str, Any]) -> str:
     """What a prediction is based on, in few words."""
     if row["pair_measurements"]:
         return f"{row['pair_measurements']:,} of the pair"
-    return "nothing" if row["chain"] is None else f"{row['chain']} hops"
+    if row["chain"] is None:
+        return "nothing" if row["distance_km"] is None else f"{row['distance_km']:,.0f} km"
+    return f"{row['chain']} hops"
 
 
 # A matrix.

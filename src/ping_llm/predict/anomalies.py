@@ -45,7 +45,7 @@ def anomalies(
         found["bits"] = predictor.anomaly_scores(measured, which, advance)
         explained, advance = np.sort(highest(found["bits"], top)), no_progress
     questions = asked.questions.take(explained)
-    support = Support.of(known, questions)
+    support = Support.of(known, questions, measured.addresses_of())
     for rows, answers in predictor.in_parts(known, questions, measured.addresses_of(), support, advance):
         at = explained[rows]
         low, high = answers.interval(0.9)

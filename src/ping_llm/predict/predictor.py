@@ -113,7 +113,7 @@ class Predictor:
         `nodes` are the addresses of the nodes' numbers.
         """
         if isinstance(self.model, Completer):
-            return widened(self.model.predict(known, questions, nodes, advance), Support.of(known, questions))
+            return widened(self.model.predict(known, questions, nodes, advance), Support.of(known, questions, nodes))
         from ping_llm.predict.prompts import prompts_for
 
         answers = self.model.forecast(prompts_for(known, questions, nodes, self.trained.config.max_target_length))
@@ -206,7 +206,7 @@ class Predictor:
         New columns: `p_failed`, `predictions` (the median RTT in ms), and one for each level, named like "0.1"; then
         what the answer rests on: `measured` (the median of the pair's latest 25 answers), `pair_measurements`,
         `src_measurements`, `dst_measurements`, `chain` (hops of the shortest chain of measurements between the two),
-        `extrapolating`, and the `reason` if it is.
+        `distance_km` (if positions are known), `extrapolating`, and the `reason` if it is.
         """
         levels = checked_levels(quantile_levels)
         table, measured = _to_arrow(df, "the questions"), _known(history, input_options)
@@ -247,7 +247,7 @@ class Predictor:
         """A table of questions with the columns that `predict_df` names, in place of any of the same names."""
         questions, nodes = read_questions(table, measured.nodes, measured.described)
         nodes = measured.addresses_of(nodes)
-        support = Support.of(measured.observations, questions)
+        support = Support.of(measured.observations, questions, nodes)
         names = ["p_failed", "predictions", *(f"{level:g}" for level in levels)]
         values = np.full((len(names), table.num_rows), np.nan)
         reasons = np.full(table.num_rows, None, dtype=object)

@@ -5,6 +5,7 @@ hop apart, those that a third node measured are two. Where there is no chain, no
 ends: an answer is then a guess from typical topologies, and `widened` accordingly.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Final, Self
@@ -14,6 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from scipy.sparse import csr_array  # type: ignore[import-untyped]
 
+from ping_llm.core.geography import distance_km, is_known, positions_of
 from ping_llm.core.rtt import (
     Floats,
     History,
@@ -46,9 +48,12 @@ class Support:
     """Hops of the shortest chain, or `NO_CHAIN`."""
     long_ms: Floats
     """Where there is no chain although both ends had answers: the 90 % quantile of all RTTs known; NaN elsewhere."""
+    distance_km: Floats
+    """Between the ends; NaN where a position is not known."""
 
     @classmethod
-    def of(cls, known: Observations, questions: Questions) -> Self:
+    def of(cls, known: Observations, questions: Questions, nodes: Sequence[str] = ()) -> Self:
+        """`nodes` are the addresses of the nodes' numbers, perhaps with their positions."""
         known = known.take((known.source >= 0) & (known.destination >= 0))
         time_s = np.where(np.isnan(known.time_s), -np.inf, known.time_s)  # without a time: before every question
         ends = np.concatenate([known.source, known.destination])
@@ -58,7 +63,13 @@ class Support:
         source, destination = np.split(of_ends, 2)
         chain = _chains(known, time_s, questions, 2 + max(ends.max(initial=0), asked.max(initial=0)))
         long_ms = _long_ms(known.answered, questions, chain)
-        return cls(pair=pair, source=source, destination=destination, chain=chain, long_ms=long_ms)
+        distance = np.full(len(questions), np.nan)
+        if (position := positions_of(nodes)) is not None:
+            one, other = position[questions.source], position[questions.destination]
+            distance = np.where(is_known(one) & is_known(other), distance_km(one, other), np.nan)
+        return cls(
+            pair=pair, source=source, destination=destination, chain=chain, long_ms=long_ms, distance_km=distance
+        )
 
     def __len__(self) -> int:
         return len(self.pair)
@@ -93,6 +104,7 @@ class Support:
             "src_measurements": pa.array(self.source),
             "dst_measurements": pa.array(self.destination),
             "chain": pa.array(self.chain, mask=self.chain == NO_CHAIN),
+            "distance_km": pa.array(self.distance_km.round(1), from_pandas=True),
             "extrapolating": reason.is_valid(),
             "reason": reason,
         }
@@ -209,9 +221,9 @@ def widened(answers: BinDistribution, support: Support, far: Far = FAR) -> BinDi
     """Answers, of which those about two answered ends without a chain are mixed with RTTs between far places.
 
     What is known of each end says how near its neighbours are, and the model believes that the ends are as near each
-    other. Where one end or both never answered, its intervals are wide enough.
+    other. Where one end or both never answered, or it knows how far apart they are, its intervals are wide enough.
     """
-    share = np.nan_to_num(far.share(support.long_ms))[:, None]
+    share = np.where(np.isnan(support.distance_km), np.nan_to_num(far.share(support.long_ms)), 0.0)[:, None]
     if not share.any():
         return answers
     density = np.exp(-(((answers.bins.centres - np.log(far.median_ms)) / far.spread) ** 2) / 2)

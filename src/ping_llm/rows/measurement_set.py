@@ -40,7 +40,17 @@ from ping_llm.sources.columns import (
 )
 from ping_llm.sources.files import Piece, RawBatch, Reading
 from ping_llm.sources.layouts import melted
-from ping_llm.sources.nodes import NO_NODES, Nodes, addresses_of, degrees_of, read_nodes, shown_in_rows, shown_names
+from ping_llm.sources.nodes import (
+    NO_NODES,
+    Nodes,
+    Positions,
+    addresses_of,
+    degrees_of,
+    joined_with,
+    read_nodes,
+    shown_in_rows,
+    shown_names,
+)
 from ping_llm.storage import Location, locate
 
 BATCH_ROWS: Final = 1_000_000  # measurements in work at once; the memory beyond the result grows with it
@@ -142,6 +152,7 @@ def _checked(
     examples: dict[str, str] = {}
     understood: dict[str, None] = {}
     timed: set[bool] = set()
+    positions = Positions()
     for piece, raw in batches:
         understood[piece.understood or piece.format] = None
         batch = raw.batch
@@ -150,6 +161,7 @@ def _checked(
         is_timed = "event_time" in batch.schema.names
         if not is_timed:
             batch = batch.append_column("event_time", pa.array(np.zeros(batch.num_rows, dtype=np.int64)))
+        positions.add(batch)
         valid = validate(batch, piece.spelling)
         dropped.update(+raw.dropped + valid.dropped)
         if raw.examples or valid.first_dropped:
@@ -169,7 +181,7 @@ def _checked(
         notes = [*notes, f"{options.nodes} has none of the nodes"]
     if is_timed:
         known, dropped["duplicate"] = without_copies(known)
-    described, doubts = _without_misplaced(nodes, known, described)
+    described, doubts = _without_misplaced(nodes, known, joined_with(described, positions.nodes()))
     notes = [*notes, *doubts]
     failed = np.isnan(known.rtt_ms)
     begin_s, end_s = (float(known.time_s[0]), float(known.time_s[-1])) if is_timed and len(known) else (None, None)
@@ -194,21 +206,21 @@ def _checked(
 
 
 def _without_misplaced(nodes: Sequence[str], known: Observations, described: Nodes) -> tuple[Nodes, list[str]]:
-    """What is known of nodes, without positions that measurements contradict, and a note of which these are."""
+    """What is known of nodes, without positions that measurements contradict, and a note of what is used."""
     positions = LocatedNodes.of(nodes, degrees_of(nodes, described)).positions
-    answered = known.answered
-    located = is_known(positions)
-    answered = answered.take(located[answered.source] & located[answered.destination])
-    if not len(answered):
+    answered, located = known.answered, is_known(positions)
+    if not located.any():
         return described, []
+    answered = answered.take(located[answered.source] & located[answered.destination])
     pairs = answered.take(np.lexsort((answered.rtt_ms, answered.unordered_pair)))
     _, first, count = np.unique(pairs.unordered_pair, return_index=True, return_counts=True)
     median = pairs.take(first + count // 2)
     wrong = [nodes[node] for node in misplaced(positions, median.source, median.destination, median.rtt_ms).tolist()]
+    note = f"positions of {located.sum() - len(wrong):,} nodes"
     if not wrong:
-        return described, []
+        return described, [note]
     shown = ", ".join(wrong[:3]) + (", …" if len(wrong) > 3 else "")
-    note = f"not used, since light would take longer than measured: the position of {len(wrong)} nodes ({shown})"
+    note += f" (not used, since light takes longer than was measured: the position of {len(wrong)} ({shown}))"
     return {**described, **{name: replace(described[name], latitude=None, longitude=None) for name in wrong}}, [note]
 
 

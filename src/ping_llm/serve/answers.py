@@ -116,7 +116,7 @@ class ModelAnswers:
 
     def _in_parts(self, known: Observations, questions: Questions, nodes: Sequence[str], end: float = np.inf) -> Job:
         """A completer's answers, as many as are ready at `end`: rows of the questions, distributions, supports."""
-        support = Support.of(known, questions)
+        support = Support.of(known, questions, nodes)
         rows: list[Ints] = []
         parts: list[RttDistribution] = []
         for some, answers in self.predictor.in_parts(known, questions, nodes, support):
@@ -140,7 +140,7 @@ class ModelAnswers:
         sizes = sorted({min(size, len(context)) for size in (_CONTEXT_SIZES if sizes is None else sizes)})
         subsets = [observations.take(np.sort(context[:size])) for size in sizes]
         if isinstance(self.model, Completer):
-            parts, support = [], Support.of(observations, questions)
+            parts, support = [], Support.of(observations, questions, nodes)
             if sizes[-1] == len(context):
                 subsets[-1] = observations  # the prediction itself
             for some in subsets:

@@ -143,6 +143,7 @@ class Support(BaseModel):
     src_measurements: int
     dst_measurements: int
     chain: Annotated[int | None, Field(description="Hops of the shortest chain of measurements between the two.")]
+    distance_km: Annotated[float | None, Field(description="Between the two, if the positions of both are known.")]
     extrapolating: Annotated[bool, Field(description="Whether the prediction extrapolates from typical topologies.")]
     reason: Annotated[str | None, Field(description="Why it extrapolates.")]
 

@@ -172,7 +172,29 @@ def understand(
     said.append(f"RTT {columns['rtt']!r} in {unit} ({source})" + (" with decimal commas" if comma else ""))
     if order is not None:
         said.append({"dmy": "days before months", "mdy": "months before days"}[order])
-    return Understood(columns=columns, spelling=spelling, said=", ".join(said))
+    return Understood(columns=columns | position_columns(names), spelling=spelling, said=", ".join(said))
+
+
+_POSITION: Final = re.compile(
+    r"(?:(?P<before>[a-z]+)_)?(?:location_|geo_|gps_)?(?:(?P<latitude>lat|latitude)|lon|lng|long|longitude)"
+    r"(?:_(?P<after>[a-z]+))?"
+)
+
+
+def position_columns(names: Sequence[str]) -> dict[str, str]:
+    """Columns of the latitude and longitude of nodes, as `src_latitude`, `dst_longitude` and so on; as `latitude` and
+    `longitude` if the name does not say of which end they are."""
+    found: dict[str, str] = {}
+    for name in names:
+        match = _POSITION.fullmatch(split_unit(name)[0])
+        if match is None or (match["before"] and match["after"]):
+            continue
+        role = match["before"] or match["after"] or ""
+        ends = [end for end in ("src", "dst") if role and role in COLUMN_NAMES[f"{end}_addr"]]
+        if bool(role) == bool(ends):
+            found.setdefault("_".join([*ends, "latitude" if match["latitude"] else "longitude"]), name)
+    pairs = [[f"{end}latitude", f"{end}longitude"] for end in ("src_", "dst_", "")]
+    return {name: found[name] for pair in pairs if set(pair) <= found.keys() for name in pair}
 
 
 _CHECKS: Final[Mapping[str, Callable[..., Any]]] = {

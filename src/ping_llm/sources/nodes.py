@@ -2,9 +2,12 @@
 
 import csv
 import io
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import pyarrow as pa
 
 from ping_llm.core.errors import PingLlmError
 from ping_llm.core.geography import UNKNOWN
@@ -68,10 +71,9 @@ def read_nodes(path: str) -> dict[str, Node]:
 def _address(text: str | None, where: str) -> str | None:
     if text is None:
         return None
-    families, packed, _ = parse_nodes([text])
-    if families[0] in (UNPARSABLE, NAMED):
+    if parse_nodes([text])[0][0] in (UNPARSABLE, NAMED):
         raise PingLlmError(f"{where}: {text!r} is not an address")
-    return format_address(int(families[0]), packed[0].tobytes())
+    return _canonical(text)
 
 
 def _degrees(text: str | None, most: float, where: str) -> float | None:
@@ -84,6 +86,61 @@ def _degrees(text: str | None, most: float, where: str) -> float | None:
     if not -most <= value <= most:
         raise PingLlmError(f"{where}: {text!r} is not between -{most} and {most} degrees")
     return value
+
+
+class Positions:
+    """Positions that stand beside measurements, as they are read."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, Counter[tuple[str, float, float]]] = {"src": Counter(), "dst": Counter()}
+        self._of_one_end: set[str] = set()
+        """Ends whose columns do not say of which end they are: read as if of either."""
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        for end, of_end in self._found.items():
+            prefix = f"{end}_" if f"{end}_latitude" in batch.schema.names else ""
+            names = [f"{end}_addr", f"{prefix}latitude", f"{prefix}longitude"]
+            if names[1] not in batch.schema.names:
+                continue
+            if not prefix:
+                self._of_one_end.add(end)
+            columns = [batch.column(name) for name in names]
+            table = pa.table([columns[0].cast(pa.string()), *columns[1:]], names=names)
+            for row in table.group_by(names).aggregate([([], "count_all")]).to_pylist():
+                node, latitude, longitude, count = (
+                    row[names[0]],
+                    *(_number(row[name]) for name in names[1:]),
+                    row["count_all"],
+                )
+                if node and abs(latitude) <= 90 and abs(longitude) <= 180 and (latitude, longitude) != (0, 0):
+                    of_end[node.strip(), latitude, longitude] += count
+
+    def nodes(self) -> dict[str, Node]:
+        """Each node with its most frequent position. Columns that may be of either end are of that at which a node is
+        always at the same position."""
+        ends = {end for end, of_end in self._found.items() if len({node for node, *_ in of_end}) == len(of_end)}
+        ends = (self._found.keys() - self._of_one_end) | set(sorted(self._of_one_end & ends, reverse=True)[:1])
+        found: dict[str, Node] = {}
+        for end in sorted(ends, reverse=True):
+            for (text, latitude, longitude), _ in self._found[end].most_common():
+                name = _canonical(text)
+                found.setdefault(name, Node(name=name, latitude=latitude, longitude=longitude))
+        return found
+
+
+def _number(cell: Any) -> float:
+    try:
+        return float(cell.replace(",", ".") if isinstance(cell, str) else cell)
+    except (TypeError, ValueError):
+        return float("nan")
+
+
+def _canonical(text: str) -> str:
+    """An address in its usual spelling; a name as it is."""
+    families, packed, _ = parse_nodes([text])
+    if families[0] in (UNPARSABLE, NAMED):
+        return text
+    return format_address(int(families[0]), packed[0].tobytes())
 
 
 def shown_names(nodes: Nodes) -> dict[str, str]:
@@ -121,6 +178,17 @@ def write_nodes(nodes: Iterable[Node]) -> str:
 def addresses_of(texts: Iterable[str], nodes: Nodes) -> Sequence[str]:
     """The address of each node that has one, else its name."""
     return [(nodes[text].address or text) if text in nodes else text for text in texts]
+
+
+def joined_with(described: Nodes, beside: Mapping[str, Node]) -> Nodes:
+    """What a nodes file says, and where it says nothing of a position, what stands beside the measurements."""
+    names, nodes = shown_names(described), dict(described)
+    for place in beside.values():
+        name = names.get(place.name, place.name)
+        known = nodes.get(name, Node(name=name))
+        if known.latitude is None or known.longitude is None:
+            nodes[name] = replace(known, latitude=place.latitude, longitude=place.longitude)
+    return nodes
 
 
 def degrees_of(texts: Iterable[str], nodes: Nodes) -> list[tuple[float, float]]:

@@ -31,7 +31,7 @@ def plan_parquet(whole: Piece, options: InputOptions, piece_rows: int, optional:
         sample = next(file.iter_batches(_SAMPLE_ROWS, columns=chosen, use_threads=False), None)
         table = file.schema_arrow.empty_table() if sample is None else pa.Table.from_batches([sample])
         found = understand(names, _columns_of(table), options, whole.path, optional)
-    whole = replace(whole, columns=columns, spelling=found.spelling, understood=found.said)
+    whole = replace(whole, columns=found.columns, spelling=found.spelling, understood=found.said)
     groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
     pieces = []
     first = first_row = 0
