@@ -171,6 +171,22 @@ def test_what_strangers_have_is_read_rightly(name: str, tmp_path: Path) -> None:
     assert rtts(read(tmp_path / "file", READ[name])) == {pair: [ms] for pair, ms in MS.items()}
 
 
+def test_london_is_no_longitude(tmp_path: Path) -> None:
+    for content in (
+        "probe,lon,nyc\na,5.5,7.5\nb,6.5,8.5\n",
+        "probe,lat,lon,nyc,x\na,1.5,2.5,5.5,7.5\nb,1.5,2.5,6.5,8.5\n",
+    ):
+        found = rtts(read(tmp_path / "file", content))
+        assert [*found.values()] == [[5.5], [7.5], [6.5], [8.5]]
+    square = "city,lat,lon\nlat,0,5.5\nlon,6.5,0\n"
+    assert rtts(read(tmp_path / "file", square)) == {("lat", "lon"): [5.5], ("lon", "lat"): [6.5]}
+
+
+def test_empty_columns_and_rows_beside_a_matrix_are_nothing(tmp_path: Path) -> None:
+    content = re.sub(r"(?m)$", ",,", square().rstrip("\n")) + "\n" + "," * (COUNT + 2) + "\n"
+    assert rtts(read(tmp_path / "file", content)) == {pair: [ms] for pair, ms in MS.items()}
+
+
 def test_times_that_are_written_out_are_understood(tmp_path: Path) -> None:
     for name, hour in {"ctime": 10, "RFC 2822": 10, "American, written out": 22}.items():
         found = read(tmp_path / "file", str(READ[name]).replace("AM", "PM"))

@@ -209,7 +209,7 @@ def find_columns(
             missing += "" if column in renamed else " or of another usual name"
             has = ", ".join(names[:20]) + (", …" if len(names) > 20 else "")
             remedy = f"name yours with --columns {column}=NAME"
-            if usual.keys() >= {"latitude", "longitude"} and "rtt" not in chosen:
+            if usual.keys() >= {"latitude", "longitude"} and usual.keys().isdisjoint(COLUMN_NAMES["rtt"]):
                 remedy += ", or give a table of nodes as --nodes"
             if column == "event_time" and not renamed:
                 remedy += " (predict, suggest and evaluate do without times)"
