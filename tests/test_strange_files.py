@@ -155,6 +155,10 @@ READ: dict[str, str | bytes] = {
         r"[.](\d+)\n", r",\1\n", table("Datum;Uhrzeit;Quelle;Ziel;Latenz (ms)", "01.05.2024;10:00:02;{a};{b};{ms}")
     ),
     "DIMES": table("SourceIP,DestIP,MinTime,AvgTime,MaxTime", "{a},{b},1.0,{ms},900"),
+    "SamKnows": table(
+        "unit_id,dtime,target,rtt_avg,rtt_min,rtt_max,rtt_std,successes,failures",
+        "{a},2024-05-01 10:00:02,{b},{ms},1.0,900,1,50,0",
+    ),
     "ctime": table("time,src,dst,rtt", "Wed May  1 10:00:02 2024,{a},{b},{ms}"),
     "RFC 2822": table("time,src,dst,rtt", '"Wed, 01 May 2024 10:00:02 GMT",{a},{b},{ms}'),
     "American, written out": table("time,src,dst,rtt", '"May 1, 2024 10:00:02 AM",{a},{b},{ms}'),
