@@ -155,6 +155,10 @@ READ: dict[str, str | bytes] = {
         r"[.](\d+)\n", r",\1\n", table("Datum;Uhrzeit;Quelle;Ziel;Latenz (ms)", "01.05.2024;10:00:02;{a};{b};{ms}")
     ),
     "DIMES": table("SourceIP,DestIP,MinTime,AvgTime,MaxTime", "{a},{b},1.0,{ms},900"),
+    "SamKnows": table(
+        "unit_id,dtime,target,rtt_avg,rtt_min,rtt_max,rtt_std,successes,failures",
+        "{a},2024-05-01 10:00:02,{b},{ms},1.0,900,1,50,0",
+    ),
     "ctime": table("time,src,dst,rtt", "Wed May  1 10:00:02 2024,{a},{b},{ms}"),
     "RFC 2822": table("time,src,dst,rtt", '"Wed, 01 May 2024 10:00:02 GMT",{a},{b},{ms}'),
     "American, written out": table("time,src,dst,rtt", '"May 1, 2024 10:00:02 AM",{a},{b},{ms}'),
@@ -169,6 +173,22 @@ READ: dict[str, str | bytes] = {
 @pytest.mark.parametrize("name", READ)
 def test_what_strangers_have_is_read_rightly(name: str, tmp_path: Path) -> None:
     assert rtts(read(tmp_path / "file", READ[name])) == {pair: [ms] for pair, ms in MS.items()}
+
+
+def test_london_is_no_longitude(tmp_path: Path) -> None:
+    for content in (
+        "probe,lon,nyc\na,5.5,7.5\nb,6.5,8.5\n",
+        "probe,lat,lon,nyc,x\na,1.5,2.5,5.5,7.5\nb,1.5,2.5,6.5,8.5\n",
+    ):
+        found = rtts(read(tmp_path / "file", content))
+        assert [*found.values()] == [[5.5], [7.5], [6.5], [8.5]]
+    square = "city,lat,lon\nlat,0,5.5\nlon,6.5,0\n"
+    assert rtts(read(tmp_path / "file", square)) == {("lat", "lon"): [5.5], ("lon", "lat"): [6.5]}
+
+
+def test_empty_columns_and_rows_beside_a_matrix_are_nothing(tmp_path: Path) -> None:
+    content = re.sub(r"(?m)$", ",,", square().rstrip("\n")) + "\n" + "," * (COUNT + 2) + "\n"
+    assert rtts(read(tmp_path / "file", content)) == {pair: [ms] for pair, ms in MS.items()}
 
 
 def test_times_that_are_written_out_are_understood(tmp_path: Path) -> None:

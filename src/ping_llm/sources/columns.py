@@ -60,13 +60,13 @@ def _rtt_names(word: str, *kinds: str) -> list[str]:
 COLUMN_NAMES: Final = {
     "event_time": words(
         "event_time timestamp time ts datetime date_time epoch unix_time unixtime time_utc timestamp_utc utc utc_time "
-        "when measured_at created_at recorded_at start_time start measurement_time test_time date "
+        "when measured_at created_at recorded_at start_time start measurement_time test_time dtime date "
         "zeitstempel zeit horodatage datum uhrzeit fecha hora heure"
     ),
     "src_addr": _end_names(
         "src_addr",
         "source src from",
-        "sender sending origin probe prb agent client vantage_point vantage observer monitor local",
+        "sender sending origin probe prb unit agent client vantage_point vantage observer monitor local",
         "saddr srcaddr quelle origine origen origem von a",
     ),
     "dst_addr": _end_names(
@@ -231,7 +231,7 @@ def find_columns(
             missing += "" if column in renamed else " or of another usual name"
             has = ", ".join(names[:20]) + (", …" if len(names) > 20 else "")
             remedy = f"name yours with --columns {column}=NAME"
-            if usual.keys() >= {"latitude", "longitude"} and "rtt" not in chosen:
+            if usual.keys() >= {"latitude", "longitude"} and usual.keys().isdisjoint(COLUMN_NAMES["rtt"]):
                 remedy += ", or give a table of nodes as --nodes"
             if column == "event_time" and not renamed:
                 remedy += " (predict, suggest and evaluate do without times)"

@@ -48,16 +48,17 @@ _OF_TOOLS: Final = re.compile(
     rb'|"mtr"|\AMtr_Version,|HOST: \S+\s+Loss%|"asn"|"ping_sent"|"cycle-start"'
     rb'|"status"|"metric"|(?:average_response_ms|rtt_ms|rtt_avg|rtt|response_time)='  # Prometheus, InfluxDB
     rb"|\s: \[\d+\], |\s: xmt/rcv/| is alive| is unreachable|\s:(?: (?:-|\d[\d.]*))+[ \t\r]*$"  # fping
-    rb"|PING|seq[= ]\d| packets transmitted|[=<]\d+ ?(?:ms|\xd0\xbc\xd1\x81)|\b32 [^=\n]*:[ \t\r]*$",
+    rb"|PING|seq[= ]\d| packets transmitted|[=<]\d+ ?(?:ms|\xd0\xbc\xd1\x81)|\b32 [^=\n]{0,200}:[ \t\r]*$",
     re.MULTILINE,
 )
 """What is in whatever a tool writes. Only where it is, the readers of tools are asked."""
+_TOOLS_BYTES: Final = 1 << 14
 
 
 def _is_of_tool(start: bytes) -> bool:
     if start.startswith((b"\xff\xfe", b"\xfe\xff")):  # as PowerShell writes
         start = start.decode("utf-16", errors="replace").encode(errors="replace")
-    if not _OF_TOOLS.search(start):
+    if not _OF_TOOLS.search(start, 0, _TOOLS_BYTES):
         return False
     from ping_llm.sources.tools import is_tool
 

@@ -33,13 +33,11 @@ from ping_llm.sources.columns import (
 
 _DELIMITERS: Final = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars", " ": "spaces"}
 _UNMEASURED: Final = MISSING_TEXT - TIMEOUT_TEXT | {"nan"}
-_NO_NODES: Final = frozenset(
-    words(
-        "average avg mean median min max total count loss lat latitude lon lng long longitude altitude elevation "
-        "distance asn as id index"
-    )
-)
-"""What is beside the nodes of a matrix."""
+_SUMMARIES: Final = frozenset(words("average avg mean median min max total"))
+"""Rows and columns beside the nodes of a matrix."""
+_DESCRIPTIONS: Final = frozenset(words("altitude elevation distance asn id index count loss"))
+_COORDINATES: Final = (words("lat latitude"), words("lon longitude lng long"))
+"""Columns about the nodes of a matrix, unless a row has the name, too; coordinates only both: LON may be London."""
 _TIME_OF_DAY: Final = re.compile(r"^\d{1,2}:\d{2}(:\d{2}([.,]\d+)?)?\s*([AaPp][Mm])?$")
 _NUMBER: Final = re.compile(r"^\s*[-+]?\d[\d.,/]*(e[-+]?\d+)?\s*[a-zµ]{0,2}\s*$", re.IGNORECASE)
 
@@ -279,10 +277,14 @@ def _nodes_of(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Nodes | N
     ):  # as data frames number their rows
         own = 0 if _kind([row[1].strip() for row in rows]) == "number" else 1
     down = [row[own].strip() for row in rows]
-    nodes = [i for i, name in enumerate(header) if i > own and name.lower() not in _NO_NODES]
+    lower = [name.lower() for name in header]
+    about = {*lower} - {name.lower() for name in down}
+    places = [about.intersection(some) for some in _COORDINATES]
+    others = (about & _DESCRIPTIONS).union(*(places if all(places) else ()))
+    nodes = [i for i, name in enumerate(lower) if i > own and name and name not in _SUMMARIES | others]
     if {header[i] for i in nodes} & set(down):  # there may be texts about the nodes, too
         nodes = [i for i in nodes if header[i] in down or _are_rtts([row[i] for row in rows], 0.0)]
-    names = [header[i] for i in nodes], down
+    names = [header[i] for i in nodes], [name for name in down if name]
     across, below = map(set, names)
     families, _, _ = parse_nodes(sorted(across | below))
     if not nodes or (families == UNPARSABLE).any() or len(across) < len(nodes):
@@ -351,7 +353,7 @@ def triples(layout: Layout, rows: Iterable[Sequence[str]]) -> Iterator[tuple[str
     names = [(i, layout.names[i]) for i in layout.nodes]
     for number, row in enumerate(rows, 1):
         source = str(number) if own is None else row[own].strip()
-        if source.lower() in _NO_NODES:
+        if not source or source.lower() in _SUMMARIES:
             continue
         for i, destination in names:
             if destination != source and i < len(row) and _is_measured(cell := row[i].strip()):

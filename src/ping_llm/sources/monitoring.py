@@ -1,4 +1,4 @@
-"""What monitoring systems keep: SmokePing's round-robin databases, Prometheus, and InfluxDB or telegraf."""
+"""What monitoring systems keep: SmokePing's round-robin databases, Prometheus, InfluxDB or telegraf, and Globalping."""
 
 import re
 import shutil
@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from ping_llm.core.errors import PingLlmError, shown
 from ping_llm.sources.objects import documents
-from ping_llm.sources.tools import Row, Source, count, listed, mapped, number, summary
+from ping_llm.sources.tools import Row, Source, count, listed, mapped, moment, number, summary, text
 
 # SmokePing's round-robin databases: `rrdtool dump` (XML), `rrdtool fetch FILE AVERAGE` (text), or the file itself.
 #
@@ -284,3 +284,42 @@ def _host_of(said: str) -> str:
     if host.startswith("["):
         return host[1:].partition("]")[0]
     return host.partition(":")[0] if host.count(":") == 1 else host
+
+
+# Globalping: what `GET /v1/measurements/ID` and `globalping ping --json` answer. A probe is city, country and AS.
+
+
+def is_globalping(head: str) -> bool:
+    return head.lstrip()[:1] in ("{", "[") and all(key in head for key in ('"results"', '"probe"', '"result"', '"asn"'))
+
+
+def read_globalping(lines: Iterator[str], source: Source) -> Iterator[Row]:
+    for measurement in documents(lines):
+        if measurement.get("type", "ping") != "ping":
+            continue
+        time_s = moment(text(measurement.get("createdAt")))
+        for one in listed(measurement.get("results")):
+            result = mapped(one.get("result"))
+            src = source.labels.get("src_addr") or _probe_name(mapped(one.get("probe")))
+            dst = text(result.get("resolvedAddress")) or text(measurement.get("target"))
+            if dst and result.get("status", "finished") == "finished":
+                yield from _globalping_packets(time_s, src, dst, result)
+
+
+def _globalping_packets(time_s: float | None, src: str, dst: str, result: dict[str, Any]) -> Iterator[Row]:
+    stats = mapped(result.get("stats"))
+    rtts = [rtt for packet in listed(result.get("timings")) if (rtt := number(packet.get("rtt"))) is not None]
+    if not rtts:  # only a summary, or nothing but timeouts
+        sent = count(stats.get("total")) or 1
+        received = sent * (1 - count(stats.get("loss")) / 100)
+        yield from summary(time_s, src, dst, sent, round(received), number(stats.get("avg")))
+        return
+    lost = min(count(stats.get("drop")), 1000)
+    yield from (Row(time_s, src, dst, rtt) for rtt in [*rtts, *[None] * lost])
+
+
+def _probe_name(probe: dict[str, Any]) -> str:
+    """Globalping does not tell the address of a probe."""
+    network = f"AS{count(probe['asn'])}" if count(probe.get("asn")) else ""
+    parts = (text(probe.get("city")), text(probe.get("country")), network)
+    return "-".join(part.replace(" ", "_") for part in parts if part) or "unknown"

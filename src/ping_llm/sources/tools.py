@@ -34,7 +34,7 @@ from ping_llm.storage import locate
 READERS: Final = {
     "rrd": "monitoring",
     "mtr": "ping_tools",
-    "globalping": "ping_tools",
+    "globalping": "monitoring",
     "scamper": "ping_tools",
     "prometheus": "monitoring",
     "influx": "monitoring",
