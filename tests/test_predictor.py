@@ -109,7 +109,7 @@ def test_a_data_frame_comes_back_as_the_kind_it_was_with_its_columns_and_the_ans
     names = list(answer.column_names if kind == "arrow" else answer.columns)
     asked_for = ["src_addr", "dst_addr", "rtt", "note", "p_failed", "predictions", "0.25", "0.75"]
     rests_on = ["measured", "pair_measurements", "src_measurements", "dst_measurements"]
-    rests_on += ["chain", "extrapolating", "reason"]
+    rests_on += ["chain", "distance_km", "extrapolating", "reason"]
     assert names == asked_for + rests_on
     low, middle, high = (np.asarray(answer[name]) for name in ("0.25", "predictions", "0.75"))
     assert (low < middle).all()

@@ -123,6 +123,7 @@ class TestPredict:
             "src_measurements": 0,
             "dst_measurements": 0,
             "chain": None,
+            "distance_km": None,
             "extrapolating": True,
             "reason": "neither end was ever measured",
         }
@@ -343,7 +344,7 @@ class TestFiles:
             (b"src_addr,dst_addr,rtt\n1.2,y,1\n", "no usable measurement"),
             (b"\xff\xfe", "must name the columns"),
             (b"\xff\xfe\x00\x00", "no column"),
-            (b"\x93NUMPY\x01\x00", "NumPy array"),
+            (b"\x93NUMPY\x01\x00", "is an array"),
         ],
     )
     def test_what_is_no_file_of_measurements_is_refused_in_one_line(
