@@ -62,6 +62,9 @@ def predict(
     of these pairs, then of either end with other nodes, nearest first, then of similar pairs. A language model
     (`--checkpoint` of your own run) reads the latest measurements of the source.
 
+    Latitude and longitude of nodes, in the file of `--nodes` or in columns such as src_lat and src_lon, make predictions
+    better, above all for nodes that were never measured; then nothing is faster than light in fibre.
+
     A question mark marks an extrapolation, and the reason is below the table: an end was never measured, no chain of
     measurements links the two, or the pair has only timed out.
 
@@ -73,6 +76,7 @@ def predict(
 
         ping-llm predict --history my_pings.csv --src 192.0.2.1 --dst 198.51.100.7
         ping-llm predict --history my_pings.csv --matrix --output predicted.html
+        ping-llm predict --history my_pings.csv --nodes nodes.csv --src a_new_site --dst lon1
         ping-llm predict --history 'prometheus+http://prom:9090/?start=-6h' --matrix --watch 10
         ping-llm predict --history 'data/*.parquet' --questions questions.csv --time 2024-05-01T12:00Z --json
     """
