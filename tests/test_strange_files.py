@@ -282,6 +282,10 @@ REFUSED: dict[str, tuple[str | bytes, str]] = {
         lines({"src": a, "dst": b, "hops": [{"addr": "192.0.2.1", "rtt": 1.5}]} for a, b in MS),
         "no column 'rtt' or of another usual name .it has: src, dst.",
     ),
+    "one who pings": (
+        "target,avg_ms\na,5.5\n",
+        "name yours with --columns src_addr=NAME, or add one that says who pings",
+    ),
     "RTTs 1 to 3": (table("src,dst,rtt1,rtt2", "{a},{b},{ms},{ms}"), "no column 'rtt'"),
     "half of a pair": ("a,b,rtt\nx,y,10/5\nx,y,7/3\n", "2 bad_rtt"),
 }

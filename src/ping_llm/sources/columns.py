@@ -233,6 +233,10 @@ def find_columns(
             remedy = f"name yours with --columns {column}=NAME"
             if usual.keys() >= {"latitude", "longitude"} and usual.keys().isdisjoint(COLUMN_NAMES["rtt"]):
                 remedy += ", or give a table of nodes as --nodes"
+            if column == "src_addr" and all(
+                not usual.keys().isdisjoint(COLUMN_NAMES[one]) for one in ("dst_addr", "rtt")
+            ):
+                remedy += ", or add one that says who pings"
             if column == "event_time" and not renamed:
                 remedy += " (predict, suggest and evaluate do without times)"
             raise PingLlmError(f"{what}: no column {missing} (it has: {has}); {remedy}")
