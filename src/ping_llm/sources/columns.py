@@ -197,6 +197,11 @@ def find_columns(
     return chosen
 
 
+def question_columns(names: Sequence[str], what: str = "the questions") -> dict[str, str]:
+    """The same of a table of pairs, which needs neither times nor RTTs."""
+    return find_columns(names, {}, what, OPTIONAL_IN_QUESTIONS)
+
+
 _UNIT: Final = "|".join(sorted(map(re.escape, UNITS), key=len, reverse=True))
 _BRACKETED: Final = re.compile(rf"^(.*?)[\s_]*[(\[{{<]\s*(?:in\s+)?({_UNIT})\s*[)\]}}>]$", re.IGNORECASE)
 _SUFFIXED: Final = re.compile(rf"^(.+?)(?:[\s_.,/-]+(?:in[\s_]+)?)({_UNIT})$", re.IGNORECASE)
