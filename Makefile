@@ -4,19 +4,22 @@ VENV := .venv
 BIN := $(VENV)/bin
 VENV_MAXTEXT := .venv-maxtext
 VENV_TORCH := .venv-torch
-PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
+# Most modules of an environment are never imported: compiling all 19,000 files to bytecode takes 45 s of CPU.
+INSTALL := -m pip --quiet --disable-pip-version-check install --no-compile
+MAKE_2 := $(MAKE) --no-print-directory --jobs=2
 DEMO := data/demo
 MEASUREMENTS ?= 300000
 STEPS ?= 2000
-# A file's tests stay together: they share fixtures that take long to make.
-PARALLEL := --numprocesses auto --maxprocesses 8 --dist loadfile
+# A file's tests stay together: they share fixtures that take long to make. tests/conftest.py says which begin.
+PARALLEL := --numprocesses auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
-.PHONY: help setup demo test test-slow test-faults test-random test-torch test-maxtext test-tensorflow lint dist architecture config-page bench lock clean
+.PHONY: help setup setup-torch setup-maxtext demo lint types style kernels test test-slow test-both test-faults test-random test-torch test-maxtext test-tensorflow dist architecture config-page bench lock clean
 
 help:
 	@echo "make setup      create .venv from requirements.lock"
 	@echo "make demo       simulate an Internet, prepare probe rows, train a small model, compare it"
 	@echo "make test       linters, type checker, import contract and tests"
+	@echo "make test-both  these and the slower ones in one run, as in .ci/run"
 	@echo "make test-slow  the tests that take longer: runs that are killed, several processes, real data at length"
 	@echo "make test-faults  kill, fill the disk, flip bits and start twice, and compare with the undisturbed result"
 	@echo "make test-random  the property tests with fresh random examples"
@@ -36,21 +39,38 @@ $(VENV)/.ready: requirements.lock pyproject.toml
 		{ echo "Python 3.11 or newer is needed; name one with: make PYTHON=python3.12"; exit 1; }
 	@echo "Setting up $(VENV) (about two minutes the first time)"
 	@$(PYTHON) -m venv $(VENV)
-	@$(PIP) install -r requirements.lock
-	@$(PIP) install --no-deps --no-build-isolation --editable .
+	@$(BIN)/python $(INSTALL) -r requirements.lock
+	@$(BIN)/python $(INSTALL) --no-deps --no-build-isolation --editable .
 	@touch $@
 
 demo: setup
 	@PATH="$(CURDIR)/$(BIN):$$PATH" sh scripts/demo.sh $(DEMO) $(MEASUREMENTS) $(STEPS)
 
 lint: setup
+	@$(MAKE_2) types style
+
+types style kernels: setup
+
+types:
+	@$(BIN)/mypy
+
+style:
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check --quiet .
-	@$(BIN)/mypy
 	@report=$$($(BIN)/lint-imports --no-cache) || { echo "$$report"; exit 1; }
 
-test: lint
+# Once, beside the type checker: otherwise each process of the tests compiles them.
+kernels:
+	@$(BIN)/python -c 'import ping_llm.batches.packing, ping_llm.contexts.segments'
+
+test: setup
+	@$(MAKE_2) types style kernels
 	@$(BIN)/python -m pytest $(PARALLEL)
+
+# `test` and `test-slow` at once, as in .ci/run: what a file's tests share is made once.
+test-both: setup
+	@$(MAKE_2) types style kernels
+	@$(BIN)/python -m pytest $(PARALLEL) -m "slow or not slow"
 
 test-slow: setup
 	@$(BIN)/python -m pytest $(PARALLEL) -m slow
@@ -63,7 +83,9 @@ test-random: setup
 	@HYPOTHESIS_PROFILE=random $(BIN)/python -m pytest $(PARALLEL) $$(grep -lE "^from hypothesis" tests/test_*.py)
 
 # PyTorch is large, and nothing else needs it: it has an environment of its own, on top of the other one.
-test-torch: $(VENV_TORCH)/.ready
+setup-torch: $(VENV_TORCH)/.ready
+
+test-torch: setup-torch
 	@$(VENV_TORCH)/bin/python -m pytest tests/pytorch
 
 $(VENV_TORCH)/.ready: requirements-torch.lock $(VENV)/.ready
@@ -71,32 +93,31 @@ $(VENV_TORCH)/.ready: requirements-torch.lock $(VENV)/.ready
 	@$(BIN)/python -m venv $(VENV_TORCH)
 	@$(BIN)/python -c 'import site, sys; print(*site.getsitepackages())' > $$(ls -d $(VENV_TORCH)/lib/python*/site-packages)/base.pth
 	@echo $(CURDIR)/src >> $$(ls -d $(VENV_TORCH)/lib/python*/site-packages)/base.pth
-	@$(VENV_TORCH)/bin/python -m pip --quiet --disable-pip-version-check install -r requirements-torch.lock
+	@$(VENV_TORCH)/bin/python $(INSTALL) -r requirements-torch.lock
 	@touch $@
+
+# With the environment of MaxText, whose lock file pins TensorFlow, too.
+in_maxtext = @if python=$$($(PYTHON) scripts/find_python.py 3.12 3.13); then \
+	$(MAKE) --no-print-directory MAXTEXT_PYTHON="$$python" $(VENV_MAXTEXT)/.ready && $(1); \
+else \
+	echo "$@ is skipped: MaxText needs Python 3.12 or 3.13, and neither python3.12, python3.13 nor pyenv has one"; \
+fi
+
+setup-maxtext:
+	$(call in_maxtext,true)
 
 # Some tests start four processes of MaxText: not more than two of them at a time.
 test-maxtext:
-	@if python=$$($(PYTHON) scripts/find_python.py 3.12 3.13); then \
-		$(MAKE) --no-print-directory MAXTEXT_PYTHON="$$python" $(VENV_MAXTEXT)/.ready && \
-		$(VENV_MAXTEXT)/bin/python -m pytest --numprocesses auto --maxprocesses 2 --dist loadfile tests/maxtext; \
-	else \
-		echo "test-maxtext is skipped: MaxText needs Python 3.12 or 3.13, and neither python3.12, python3.13 nor pyenv has one"; \
-	fi
+	$(call in_maxtext,$(VENV_MAXTEXT)/bin/python -m pytest --numprocesses auto --maxprocesses 2 --dist loadfile tests/maxtext)
 
-# TensorFlow is in the environment of MaxText: its lock file pins both.
 test-tensorflow:
-	@if python=$$($(PYTHON) scripts/find_python.py 3.12 3.13); then \
-		$(MAKE) --no-print-directory MAXTEXT_PYTHON="$$python" $(VENV_MAXTEXT)/.ready && \
-		$(VENV_MAXTEXT)/bin/python -m pytest tests/tfds; \
-	else \
-		echo "test-tensorflow is skipped: its environment needs Python 3.12 or 3.13, and neither python3.12, python3.13 nor pyenv has one"; \
-	fi
+	$(call in_maxtext,$(VENV_MAXTEXT)/bin/python -m pytest tests/tfds)
 
 $(VENV_MAXTEXT)/.ready: requirements-maxtext.lock pyproject.toml
 	@echo "Setting up $(VENV_MAXTEXT) (about two minutes the first time)"
 	@$(MAXTEXT_PYTHON) -m venv $(VENV_MAXTEXT)
-	@$(VENV_MAXTEXT)/bin/python -m pip --quiet --disable-pip-version-check install -r requirements-maxtext.lock
-	@$(VENV_MAXTEXT)/bin/python -m pip --quiet --disable-pip-version-check install --no-deps --no-build-isolation --editable .
+	@$(VENV_MAXTEXT)/bin/python $(INSTALL) -r requirements-maxtext.lock
+	@$(VENV_MAXTEXT)/bin/python $(INSTALL) --no-deps --no-build-isolation --editable .
 	@touch $@
 
 bench: setup

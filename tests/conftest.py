@@ -2,6 +2,7 @@
 
 import os
 import signal
+from collections import Counter
 from collections.abc import Callable
 from ipaddress import IPv4Address, IPv6Address
 from pathlib import Path
@@ -32,6 +33,30 @@ settings.register_profile("fixed", derandomize=True, deadline=None)
 settings.register_profile("random", derandomize=False, deadline=None, max_examples=500)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
 
+LONGEST_FIRST = (
+    "test_dist.py",
+    "test_multihost_training.py",
+    "test_training.py",
+    "test_completer_model.py",
+    "test_backend_training.py",
+    "test_ray.py",
+    "test_baselines_real.py",
+    "test_serve_models.py",
+    "test_serve_openapi.py",
+    "test_predictor.py",
+    "test_browser_page.py",
+    "test_float8.py",
+    "test_loader.py",
+    "test_notebook.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that take long begin, then those with many tests: the processes shall end at the same time."""
+    tests = Counter(item.path for item in items)
+    rank = {name: number for number, name in enumerate(LONGEST_FIRST)}
+    items.sort(key=lambda item: (rank.get(item.path.name, len(rank)), -tests[item.path], item.path))
+
 
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
@@ -59,14 +84,20 @@ def random_measurements(count: int, *, seed: int = 0, sources: int = 60, whole_s
         target[copies] = rng.integers(0, 40, len(copies))
         time[copies] += unit
 
-    def address(number: int, is_ipv6: bool) -> str:
-        return str(IPv6Address((0x20010DB8 << 96) + number) if is_ipv6 else IPv4Address((10 << 24) + number))
+    def addresses(number: Any) -> pa.Array:
+        """A text for each node, not for each measurement: a million of these takes seconds."""
+        nodes, which = np.unique(2 * number + ipv6, return_inverse=True)
+        texts = [
+            str(IPv6Address((0x20010DB8 << 96) + node // 2) if node % 2 else IPv4Address((10 << 24) + node // 2))
+            for node in nodes.tolist()
+        ]
+        return pa.array(texts).take(pa.array(which))
 
     return pa.table(
         {
             "event_time": pa.array(time, pa.timestamp("us", tz="UTC")),
-            "src_addr": [address(s, v) for s, v in zip(source.tolist(), ipv6.tolist(), strict=True)],
-            "dst_addr": [address(1000 + t, v) for t, v in zip(target.tolist(), ipv6.tolist(), strict=True)],
+            "src_addr": addresses(source),
+            "dst_addr": addresses(1000 + target),
             "ip_version": pa.array(np.where(ipv6, 6, 4), pa.int8()),
             "rtt": pa.array(rtt, mask=rng.random(count) < 0.05),
         },
@@ -75,8 +106,13 @@ def random_measurements(count: int, *, seed: int = 0, sources: int = 60, whole_s
 
 
 def _copies(*columns: Any) -> Any:
-    _, first = np.unique(np.stack(columns), axis=1, return_index=True)
-    return np.setdiff1d(np.arange(len(columns[0])), first)
+    """Rows that are equal to an earlier one."""
+    row = np.zeros(len(columns[0]), dtype=np.int64)
+    for column in columns:
+        values, code = np.unique(column, return_inverse=True)
+        row = row * len(values) + code
+    _, first = np.unique(row, return_index=True)
+    return np.setdiff1d(np.arange(len(row)), first)
 
 
 @pytest.fixture

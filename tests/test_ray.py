@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pyarrow.parquet as pq
 import pytest
 
 from atlas_fixtures import several_files
@@ -34,13 +35,22 @@ def cluster() -> Iterator[Any]:
         yield cluster
 
 
-@pytest.fixture
-def raw(tmp_path: Path, write_parquet: WriteParquet) -> Path:
+@pytest.fixture(scope="module")
+def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Input that makes 16 tasks of step one and 32 of step two."""
+    folder = tmp_path_factory.mktemp("raw")
     for part in range(4):
         table = random_measurements(80_000, seed=part, sources=2_000)
-        write_parquet(table, f"raw/{part}.parquet", row_group_size=20_000)
-    return tmp_path / "raw"
+        pq.write_table(table, folder / f"{part}.parquet", row_group_size=20_000)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def local(raw: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """The files that one machine makes of it."""
+    folder = tmp_path_factory.mktemp("local")
+    run(raw, folder / "rows")
+    return all_files(folder / "rows")
 
 
 def run(raw: Path, output: Path, cluster: Any = None, on_timing: Any = None, **options: Any) -> None:
@@ -56,11 +66,12 @@ def all_files(folder: Path) -> dict[str, bytes]:
 
 
 class TestPreparation:
-    def test_every_file_is_the_same_as_from_one_machine(self, tmp_path: Path, raw: Path, cluster: Any) -> None:
-        run(raw, tmp_path / "local")
+    def test_every_file_is_the_same_as_from_one_machine(
+        self, tmp_path: Path, raw: Path, local: dict[str, bytes], cluster: Any
+    ) -> None:
         timings: list[Timing] = []
         run(raw, tmp_path / "ray", cluster, timings.append)
-        assert all_files(tmp_path / "ray") == all_files(tmp_path / "local")
+        assert all_files(tmp_path / "ray") == local
         assert [t.task for t in timings if t.stage == "partition"] == list(range(16))
         assert [t.task for t in timings if t.stage == "shard"] == list(range(32))
         assert len({t.node for t in timings}) == 2
@@ -68,9 +79,8 @@ class TestPreparation:
 
     @pytest.mark.parametrize("stage", ["partition", "shard"])
     def test_a_node_that_is_lost_in_the_middle_changes_nothing(
-        self, tmp_path: Path, raw: Path, cluster: Any, stage: str
+        self, tmp_path: Path, raw: Path, local: dict[str, bytes], cluster: Any, stage: str
     ) -> None:
-        run(raw, tmp_path / "local")
         timings: list[Timing] = []
         victim = cluster.worker_nodes and max(cluster.worker_nodes, key=lambda node: node.node_id)
 
@@ -81,13 +91,12 @@ class TestPreparation:
 
         run(raw, tmp_path / "ray", cluster, lose_a_node)
         add_node(cluster)
-        assert all_files(tmp_path / "ray") == all_files(tmp_path / "local")
+        assert all_files(tmp_path / "ray") == local
         assert len(timings) == 48, "every task once"
 
     def test_a_worker_that_is_killed_in_the_middle_changes_nothing(
-        self, tmp_path: Path, raw: Path, cluster: Any
+        self, tmp_path: Path, raw: Path, local: dict[str, bytes], cluster: Any
     ) -> None:
-        run(raw, tmp_path / "local")
         killed: list[int] = []
 
         def kill_workers(timing: Timing) -> None:
@@ -98,7 +107,7 @@ class TestPreparation:
 
         run(raw, tmp_path / "ray", cluster, kill_workers)
         assert len(killed) >= 2
-        assert all_files(tmp_path / "ray") == all_files(tmp_path / "local")
+        assert all_files(tmp_path / "ray") == local
 
     def test_a_driver_that_is_killed_is_continued_by_the_same_command(
         self, tmp_path: Path, write_parquet: WriteParquet, cluster: Any

@@ -15,7 +15,8 @@ from rich.text import Text
 
 from ping_llm.cli.options import as_table
 from ping_llm.core.console import out
-from ping_llm.predict.matrix import MARKS, RAMP, Matrix, end_column
+from ping_llm.predict.matrix import MARKS, RAMP, Matrix
+from ping_llm.sources.columns import question_columns
 
 ROWS_SHOWN: Final = 25
 _MATRIX_ROWS_SHOWN: Final = 60
@@ -35,7 +36,8 @@ def answers_table(answered: pa.Table, levels: Sequence[float], width: int | None
 
 def _fitting(rows: list[dict[str, Any]], answered: pa.Table, levels: Sequence[float], width: int) -> Table:
     """Both nodes side by side; if that is too wide, one below the other, then without less important columns."""
-    ends = [end_column(answered, end) for end in ("src_addr", "dst_addr")]
+    columns = question_columns(answered.column_names)
+    ends = [columns["src_addr"], columns["dst_addr"]]
     longest = max((len(str(row[end])) for row in rows for end in ends), default=0)
     numbers = {"measured": "measured"} if any(row["measured"] is not None for row in rows) else {}
     numbers |= {"median" if level == 0.5 else f"{level * 100:.4g} %": f"{level:g}" for level in levels}

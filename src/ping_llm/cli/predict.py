@@ -205,7 +205,7 @@ def _questions(
     import pyarrow as pa
 
     from ping_llm.core.measurements import of_two_families, parse_nodes
-    from ping_llm.sources.columns import OPTIONAL_IN_QUESTIONS, find_columns
+    from ping_llm.sources.columns import question_columns
     from ping_llm.sources.tables import read_table
 
     if [bool(src or dst), questions is not None, matrix_of is not None].count(True) != 1 or bool(src) != bool(dst):
@@ -227,7 +227,7 @@ def _questions(
             raise PingLlmError(f"{len(pairs):,} pairs are more than {_MAX_QUESTIONS:,}: select some by --src and --dst")
         table = pa.table({"src_addr": [p[0] for p in pairs], "dst_addr": [p[1] for p in pairs]})
     if time is not None:
-        if "event_time" in find_columns(table.column_names, {}, "the questions", OPTIONAL_IN_QUESTIONS):
+        if "event_time" in question_columns(table.column_names):
             raise PingLlmError("the questions have a column of times: leave --time out")
         table = table.append_column("event_time", pa.array([time] * table.num_rows))
     return table

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ping_llm.core.rtt import Bools, Floats
-from ping_llm.sources.columns import OPTIONAL_IN_QUESTIONS, find_columns
+from ping_llm.sources.columns import question_columns
 
 MARKS: Final = {"measured": "", "predicted": "~", "extrapolated": "?"}
 """What stands after a value. Whoever wants the number only can drop the last character."""
@@ -36,7 +36,8 @@ class Matrix:
     @classmethod
     def of(cls, answered: pa.Table, levels: Sequence[float], nodes: Sequence[str]) -> Self:
         """From the table of `Predictor.answered`, the levels that it has quantiles of, and all nodes in order."""
-        ends = [answered[end_column(answered, end)] for end in ("src_addr", "dst_addr")]
+        columns = question_columns(answered.column_names)
+        ends = [answered[columns[end]] for end in ("src_addr", "dst_addr")]
         occurring = [set(end.unique().to_pylist()) for end in ends]
         names = [tuple(node for node in nodes if node in those) for those in occurring]
         at = tuple(pc.index_in(end, pa.array(own)).to_numpy() for end, own in zip(ends, names, strict=True))
@@ -80,8 +81,3 @@ class Matrix:
         """Where on the ramp each value is, from 0 to 1; NaN where there is none."""
         low, high = self.scale
         return np.clip(np.log(np.maximum(self.values, 0.01) / low) / np.log(high / low), 0.0, 1.0)
-
-
-def end_column(table: pa.Table, end: str) -> str:
-    """The name that a table has for `src_addr` or `dst_addr`."""
-    return find_columns(table.column_names, {}, "the questions", OPTIONAL_IN_QUESTIONS)[end]

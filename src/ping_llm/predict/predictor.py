@@ -35,7 +35,7 @@ from ping_llm.models.completer.inference import Completer, PredictionSettings
 from ping_llm.predict.support import Support, measured_before, widened
 from ping_llm.rows.measurement_set import MeasurementSet, read_observations, rows_observations, table_observations
 from ping_llm.runs.trained import SHIPPED, Trained, completer_settings, load_trained
-from ping_llm.sources.columns import AS_FOUND, OPTIONAL_IN_QUESTIONS, InputOptions, find_columns
+from ping_llm.sources.columns import AS_FOUND, InputOptions, question_columns
 from ping_llm.sources.nodes import NO_NODES, Nodes, addresses_of, shown_names
 
 if TYPE_CHECKING:
@@ -402,5 +402,5 @@ def _named(table: pa.Table, what: str) -> pa.Table:
     names = table.column_names
     if len(set(names)) < len(names):
         raise PingLlmError(f"{what}: two columns are called {max(names, key=names.count)!r}: rename or drop one")
-    found = find_columns(names, {}, what, OPTIONAL_IN_QUESTIONS)
+    found = question_columns(names, what)
     return table.select(list(found.values())).rename_columns(list(found))

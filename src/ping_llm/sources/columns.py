@@ -255,6 +255,11 @@ def _ends_of(name: str) -> list[str]:
     return [".".join(parts[start:]) for start in range(len(parts) - 1, 0, -1)]
 
 
+def question_columns(names: Sequence[str], what: str = "the questions") -> dict[str, str]:
+    """The same of a table of pairs, which needs neither times nor RTTs."""
+    return find_columns(names, {}, what, OPTIONAL_IN_QUESTIONS)
+
+
 _UNIT: Final = "|".join(sorted(map(re.escape, UNITS), key=len, reverse=True))
 _BRACKETED: Final = re.compile(rf"^(.*?)[\s_]*[(\[{{<]\s*(?:in\s+)?({_UNIT})\s*[)\]}}>]$", re.IGNORECASE)
 _SUFFIXED: Final = re.compile(rf"^(.+?)(?:[\s_.,/-]+(?:in[\s_]+)?)({_UNIT})$", re.IGNORECASE)
