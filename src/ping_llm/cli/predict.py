@@ -36,7 +36,7 @@ def predict(
     time: Annotated[str | None, Option(help="When, as 2024-05-01T12:00Z.", show_default="after the history")] = None,
     checkpoint: options.AnyCheckpoint = None,
     quantiles: Annotated[str, Option(help="Quantile levels, separated by commas.")] = "0.05,0.5,0.95",
-    context: Annotated[int, Option(min=8, help="Measurements selected for a single pair, at most.")] = 1024,
+    context: Annotated[int, Option(min=8, help="Measurements selected for a single pair, at most.")] = 256,
     votes: Annotated[
         int | None,
         Option(min=1, help="Answers to average, each as slow as one.", show_default="4 for less than 2,048 pairs"),
@@ -62,8 +62,8 @@ def predict(
     of these pairs, then of either end with other nodes, nearest first, then of similar pairs. A language model
     (`--checkpoint` of your own run) reads the latest measurements of the source.
 
-    Latitude and longitude of nodes, in the file of `--nodes` or in columns such as src_lat and src_lon, make predictions
-    better, above all for nodes that were never measured; then nothing is faster than light in fibre.
+    Latitude and longitude of nodes, in the file of `--nodes` or in columns such as src_lat and src_lon, improve
+    predictions, above all for nodes that were never measured; then nothing is faster than light in fibre.
 
     A question mark marks an extrapolation, and the reason is below the table: an end was never measured, no chain of
     measurements links the two, or the pair has only timed out.

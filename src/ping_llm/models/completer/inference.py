@@ -3,18 +3,21 @@
 What a query looks at is its context, and `History` decides it from the history, the query and the settings alone, so
 the answer depends on nothing else: not on what else is queried, nor in which order.
 
-A query without a time, about a pair that was never measured, is answered from the other pairs, each of which is
-summarized as one slot, or two if it has timed out, too (`ContextIndex.of_pairs`). Repeats would only distract: on MENOG
-with twelve results of each pair the median relative error falls from .125 to .098. The context is
+A query about a pair that was never measured is answered from the other pairs, each of which is summarized as one slot,
+or two if it has timed out, too (`ContextIndex.of_pairs`). Repeats would only distract: on MENOG with twelve results of
+each pair the median relative error falls from .125 to .098. Of a query without a time, the context is
 
     all pairs                  where they are less than `part`, or less than `whole` and dense
     a part of them             chosen by `prior.selection` for all pairs between two clusters of nodes, of which a
                                history has at most `clusters`
 
-All other queries are answered from single measurements:
+One with a time has a context of its own: of the pairs, as far as they were measured strictly before it, those chosen
+for it, `context` at most.
+
+Queries about a pair that was measured before are answered from single measurements:
 
     all of them                if they are less than `part`, and the query has no time
-    those chosen for the pair  otherwise: of what was measured strictly before the time of the query
+    those chosen for the pair  otherwise: `measured` at most, from strictly before the time of the query
 
 A context is encoded once for all queries that share it, and the latest ones are kept. One of all pairs is encoded
 several times, with other random identities and, every second time, with sources and destinations exchanged (an RTT
@@ -66,10 +69,10 @@ _NOBODY: Final = np.array([[1] * (1 + LEVELS), [2] * (1 + LEVELS)], np.uint32)
 
 @dataclass(frozen=True, kw_only=True)
 class PredictionSettings:
-    context: int = 1024
-    """Measurements that are chosen for a single pair, at most."""
-    measured: int = 256
-    """Likewise, for one that was itself measured: then more help nothing, and take five times as long."""
+    context: int = 256
+    """Slots that are chosen for a single pair, at most. Of pairs, 256 are as good as 1,024 single measurements."""
+    measured: int = 128
+    """Likewise, of single measurements for a pair that was itself measured: then more help nothing."""
     part: int = 2048
     """Slots of a context that many queries share, at most: as in training."""
     whole: int = 8192
@@ -185,6 +188,7 @@ class History:
         self.settings = completer.prediction
         self.words = np.concatenate([index.words, _NOBODY])
         self.positions = None if index.positions is None else np.pad(index.positions, ((0, len(_NOBODY)), (0, 0)))
+        self._of_votes: dict[int, Singles] = {}
 
     def answer(self, questions: Questions, advance: Advance | None = None) -> Iterator[tuple[Ints, "BinDistribution"]]:
         """Rows of the questions and their answers."""
@@ -225,7 +229,7 @@ class History:
             cluster = self._cluster_of_node[index.nodes]
             for number, (one, other) in enumerate(between.T):
                 ends = index.nodes[cluster == one], index.nodes[cluster == other]
-                rows = index.choose(*ends, np.nan, s.part - 1, is_shared=True, of_pairs=True)
+                rows = index.choose(*ends, np.nan, s.part - 1, half_own=True, of_pairs=True)
                 queries = untimed[context_of == number]
                 held = _counts(np.sort(self._pairs[rows]), questions.take(queries).unordered_pair)
                 alone[queries] = held < measured[queries]
@@ -233,10 +237,9 @@ class History:
                     yield _Context(rows, np.nan, queries[~alone[queries]], True, of_pairs=True)
         for row in np.flatnonzero(alone).tolist():
             source, destination, time_s = (column[row : row + 1] for column in vars(questions).values())
-            is_measured = measured[row] > 0 and index.is_measured(source, destination, time_s.item())
-            room = min(s.context, s.measured) if is_measured else s.context
-            of_pairs = bool(np.isnan(time_s[0])) and not is_measured
-            rows = index.choose(source, destination, time_s.item(), room - 1, of_pairs=of_pairs)
+            of_pairs = not (measured[row] and index.is_measured(source.item(), destination.item(), time_s.item()))
+            room = s.context if of_pairs else min(s.context, s.measured)
+            rows = index.choose(source, destination, time_s.item(), room - 1, half_own=not of_pairs, of_pairs=of_pairs)
             yield _Context(rows, time_s.item(), np.array([row]), of_pairs=of_pairs)
 
     @cached_property
@@ -296,7 +299,7 @@ class History:
             votes = []
             for vote, of_vote in enumerate(encoded):
                 one, other = (destination, source) if _is_exchanged(vote) else (source, destination)
-                bins, failed = network.answer(of_vote, self._identities[vote][one], self._identities[vote][other])
+                bins, failed = network.answer(of_vote, self._identities(vote)[one], self._identities(vote)[other])
                 votes.append((bins[is_query], failed[is_query].astype(np.float64)))
             p_failed = np.mean([failed for _, failed in votes], axis=0)
             probability = _pooled([bins for bins, _ in votes])
@@ -317,7 +320,7 @@ class History:
         if len(columns) > 1:  # a single question does not wait for the padding of a whole batch
             columns += columns[:1] * (network.contexts_at_once - len(columns))
         batch: dict[str, Any] = {name: np.stack([one[name] for one in columns]) for name in columns[0]}
-        ends = {end: self._identities[vote][batch[end]] for end in ("source", "destination")}
+        ends = {end: self._identities(vote)[batch[end]] for end in ("source", "destination")}
         if _is_exchanged(vote):
             ends = {"source": ends["destination"], "destination": ends["source"]}
         measurements = Measurements(**(batch | ends))
@@ -339,13 +342,14 @@ class History:
         found[some] = pooled(answers, model, source[some], destination[some], light[some])
         return found
 
-    @cached_property
-    def _identities(self) -> list[npt.NDArray[np.float32]]:
-        """Of all nodes, for each vote."""
-        votes = self.settings.votes or _VOTES
-        salts = np.random.default_rng(self.settings.seed).integers(1 << 32, size=votes, dtype=np.uint32)
-        position, size = None if self.positions is None else self.positions[None], self.completer.settings.identity
-        return [identities((self.words ^ salt)[None], size, position)[0] for salt in salts]
+    def _identities(self, vote: int) -> Singles:
+        """Of all nodes; of a quarter of a million they take two seconds, and most answers have a single vote."""
+        if vote not in self._of_votes:
+            salts = np.random.default_rng(self.settings.seed).integers(1 << 32, size=vote + 1, dtype=np.uint32)
+            position = None if self.positions is None else self.positions[None]
+            words = (self.words ^ salts[vote])[None]
+            self._of_votes[vote] = identities(words, self.completer.settings.identity, position)[0]
+        return self._of_votes[vote]
 
 
 def _votes_of(rows: Ints) -> int:
