@@ -1,5 +1,6 @@
 """Simulated worlds: a pure function of the step, and Internets of a believable kind."""
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -47,6 +48,28 @@ def test_a_batch_depends_on_seed_and_step_only(batch: dict[str, Any]) -> None:
         assert np.array_equal(again[name], batch[name])
         assert not np.array_equal(other_step[name], batch[name])
         assert not np.array_equal(other_seed[name], batch[name])
+
+
+@compiles_worlds
+def test_worlds_with_positions_tell_where_most_nodes_are_and_ask_about_unmeasured_ones(batch: dict[str, Any]) -> None:
+    located = world_batch(replace(SMALL, geography=True), 7, 3, 0, 64)
+    position = np.asarray(located["node_position"])
+    length = np.linalg.norm(position, axis=-1)
+    is_given = length > 0
+    np.testing.assert_allclose(length[is_given], 1.0, rtol=1e-5)
+    assert 0.5 < is_given.mean() < 0.95
+    assert (is_given.all(axis=1)).mean() > 0.3, "in about half of the worlds they are known of all nodes"
+    usual = world_batch(SMALL, 7, 3, 0, 64)
+    assert _share_of_unmeasured_sources(located) > 0.1 + _share_of_unmeasured_sources(usual)
+    assert "node_position" not in batch, "and other worlds are as they were"
+
+
+def _share_of_unmeasured_sources(batch: dict[str, Any]) -> float:
+    holds = np.asarray(batch["context_kind"]) != EMPTY
+    ends = [np.asarray(batch[f"context_{end}"]) for end in ("source", "destination")]
+    measured = [np.append(*(end[world][holds[world]] for end in ends)) for world in range(len(holds))]
+    asked = np.asarray(batch["question_source"])[:, 0]
+    return float(np.mean([node not in nodes for node, nodes in zip(asked, measured, strict=True)]))
 
 
 @compiles_worlds
