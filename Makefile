@@ -13,13 +13,13 @@ STEPS ?= 2000
 # A file's tests stay together: they share fixtures that take long to make. tests/conftest.py says which begin.
 PARALLEL := --numprocesses auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
-.PHONY: help setup setup-torch setup-maxtext demo lint types style kernels test test-slow test-both test-faults test-random test-torch test-maxtext test-tensorflow dist architecture config-page bench lock clean
+.PHONY: help setup setup-torch setup-maxtext demo lint types style kernels test test-slow test-faults test-random test-torch test-maxtext test-tensorflow dist architecture config-page bench lock clean
 
 help:
 	@echo "make setup      create .venv from requirements.lock"
 	@echo "make demo       simulate an Internet, prepare probe rows, train a small model, compare it"
 	@echo "make test       linters, type checker, import contract and tests"
-	@echo "make test-both  these and the slower ones in one run, as in .ci/run"
+	@echo "make  these and the slower ones in one run, as in .ci/run"
 	@echo "make test-slow  the tests that take longer: runs that are killed, several processes, real data at length"
 	@echo "make test-faults  kill, fill the disk, flip bits and start twice, and compare with the undisturbed result"
 	@echo "make test-random  the property tests with fresh random examples"
@@ -66,11 +66,6 @@ kernels:
 test: setup
 	@$(MAKE_2) types style kernels
 	@$(BIN)/python -m pytest $(PARALLEL)
-
-# `test` and `test-slow` at once, as in .ci/run: what a file's tests share is made once.
-test-both: setup
-	@$(MAKE_2) types style kernels
-	@$(BIN)/python -m pytest $(PARALLEL) -m "slow or not slow"
 
 test-slow: setup
 	@$(BIN)/python -m pytest $(PARALLEL) -m slow

@@ -5,6 +5,7 @@ import datetime
 import decimal
 import io
 import json
+import random
 import re
 import subprocess
 import sys
@@ -306,11 +307,39 @@ def test_days_since_1900_are_seconds_if_one_insists(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "content",
-    ['{"a":' * 900 + "1" + "}" * 900, '{"a":[{"b":1},' * 400 + "{}" + "]}" * 400, '{"a":[' * 40 + "{}" + "]}" * 40],
+    [
+        '{"a":[{"src":{},"dst":{},"rtt":{}}]}',
+        '{"a":' * 900 + "1" + "}" * 900,
+        '{"a":[{"b":1},' * 400 + "{}" + "]}" * 400,
+        '{"a":[' * 40 + "{}" + "]}" * 40,
+    ],
 )
 def test_json_of_any_depth_is_refused_at_once(content: str, tmp_path: Path) -> None:
     with pytest.raises(PingLlmError, match=r"no column '\w+_addr'|holds no JSON object"):
         read(tmp_path / "file", content)
+
+
+def test_json_of_any_shape_is_read_or_refused_in_one_line(tmp_path: Path) -> None:
+    rng = random.Random(5)
+    names = ["src", "dst", "rtt", "a", "b", "index", "columns", "data", "avg", "hops", "", "x.y"]
+
+    def value(depth: int) -> Any:
+        kind = rng.randrange(3) if depth else 0
+        if kind == 0:
+            return rng.choice([1, 5.5, None, "a", "12.5", True, -1, "", []])
+        if kind == 1:
+            return {rng.choice(names): value(depth - 1) for _ in range(rng.randrange(5))}
+        return [value(depth - 1)] * rng.randrange(4) or [value(depth - 1) for _ in range(rng.randrange(5))]
+
+    refusals = []
+    for _ in range(150):
+        content = "\n".join(json.dumps({rng.choice(names): value(4)}, indent=rng.choice([None, 1])) for _ in range(2))
+        try:
+            read(tmp_path / "file", content)
+        except PingLlmError as refused:
+            refusals.append(str(refused))
+    assert refusals
+    assert "\n" not in "".join(refusals)
 
 
 def test_a_matrix_of_more_cells_than_a_server_takes_is_refused(tmp_path: Path) -> None:

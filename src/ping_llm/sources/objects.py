@@ -94,7 +94,7 @@ def rows_of(document: dict[str, Any], columns: Mapping[str, str], depth: int = 3
             yield {**beside, **{f"{name}.{key}": value for key, value in one.items()}}
 
     def promise(name: str) -> tuple[bool, int]:
-        return are_columns(list(next(rows_in(name))), columns, OPTIONAL_WITHOUT_TIME), len(lists[name])
+        return are_columns(list(next(rows_in(name), ())), columns, OPTIONAL_WITHOUT_TIME), len(lists[name])
 
     return list(rows_in(max(lists, key=promise)))
 
@@ -122,8 +122,9 @@ def _table_in(document: Mapping[str, Any], columns: Mapping[str, str], depth: in
         return are_columns(list(names), columns, OPTIONAL_WITHOUT_TIME)
 
     def nested(names: Sequence[str], rows: Sequence[Any]) -> list[dict[str, Any]] | None:
-        cells = [dict(zip(names, row, strict=False)) for row in rows]
-        return cells if make_rows(names) else _matrix_of(dict(zip(document.get("index", names), cells, strict=False)))
+        cells, index = [dict(zip(names, row, strict=False)) for row in rows], document.get("index")
+        down = index if isinstance(index, list) and _all(index, str) else names
+        return cells if make_rows(names) else _matrix_of(dict(zip(down, cells, strict=False)))
 
     if len(inner) > 1 and _all(inner, dict):
         if make_rows(document) and all(one.keys() == inner[0].keys() for one in inner):
