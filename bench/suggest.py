@@ -1,8 +1,13 @@
 """What `ping-llm suggest` is worth: `python bench/suggest.py FOLDER [--seeds 2]`.
 
 Of PlanetLab 1 % of the pairs are known, of MENOG 20 % (FOLDER holds them, see `real_data_sets.py`). More are measured:
-random ones, the suggested ones, or those of the nodes with the fewest measurements, one after the other. Then the model
-is queried about held-out pairs, which nobody could choose. Errors are means over the seeds.
+random ones, the suggested ones, or one after the other of the node with the fewest measurements, with
+
+    rarest nodes first      the other node with the fewest measurements
+    landmarks               that which had most measurements at the start
+    nearest, in hindsight   that to which its true RTT is the shortest: nobody can, but it is a limit to compare with
+
+Then the model is queried about held-out pairs, which nobody could choose. Errors are means over the seeds.
 
 `--judge classical` asks Vivaldi + log factors about thousands of held-out pairs instead: seconds, and less noise.
 """
@@ -23,7 +28,7 @@ from ping_llm.evaluate.protocols import is_mesh
 from ping_llm.rows.measurement_set import MeasurementSet
 from real_data_sets import menog_pairs, menog_pings, parted, planetlab_pairs
 
-WAYS = ("random", "rarest nodes first", "suggested")
+WAYS = ("random", "rarest nodes first", "landmarks", "suggested", "nearest, in hindsight")
 
 
 def main() -> None:
@@ -35,9 +40,10 @@ def main() -> None:
     parser.add_argument("--judge", choices=("completer", "classical"), default="completer")
     parser.add_argument("--held-out", type=int, default=300)
     parser.add_argument("--context", type=int, default=512)
+    parser.add_argument("--votes", type=int, default=None)
     options = parser.parse_args()
     classical = options.judge == "classical"
-    model = Predictor.from_pretrained(options.model, context=options.context)
+    model = Predictor.from_pretrained(options.model, context=options.context, votes=options.votes)
     for name, pairs, nodes, share in _sets(options.folder):
         sys.stdout.write(f"\n{name}\n{'':30s}{'median RE':>10s}{'MAE ms':>9s}{'mean |ln|':>11s}\n")
         for budget in (0, *map(int, options.budgets.split(","))):
@@ -81,7 +87,7 @@ def _after(
     elif way == "random":
         chosen = np.arange(min(budget, len(possible)))
     else:
-        chosen = _rarest_first(known, possible, budget, len(nodes)) if budget else np.zeros(0, np.int64)
+        chosen = _rarest_first(known, possible, budget, len(nodes), way)
     new = possible.take(chosen)
     more = {name: np.append(column, vars(new)[name]) for name, column in vars(known).items()}
     if classical:
@@ -102,17 +108,21 @@ def _suggested(model: Predictor, known: MeasurementSet, possible: Observations, 
     return np.asarray(model.suggest(known, budget=budget, among=among)["row"].to_numpy())
 
 
-def _rarest_first(known: Observations, possible: Observations, budget: int, nodes: int) -> Ints:
-    """The pair of the node with the fewest measurements whose other end has the fewest, then again."""
+def _rarest_first(known: Observations, possible: Observations, budget: int, nodes: int, way: str) -> Ints:
+    """The pair of the node with the fewest measurements that is the best by the way's second key, then again."""
     count = np.bincount(np.append(known.source, known.destination), minlength=nodes)
-    taken = np.zeros(len(possible), dtype=bool)
-    for _ in range(min(budget, len(possible))):
+    at_first, left = count.copy(), np.ones(len(possible), dtype=bool)
+    chosen = np.zeros(min(budget, len(possible)), np.int64)
+    for number in range(len(chosen)):
         one, other = count[possible.source], count[possible.destination]
-        rarity = np.minimum(one, other) * len(known) + np.maximum(one, other)
-        best = int(np.argmin(np.where(taken, np.iinfo(np.int64).max, rarity)))
-        taken[best] = True
+        partner = np.where(one <= other, possible.destination, possible.source)
+        second = {"landmarks": -at_first[partner], "nearest, in hindsight": possible.rtt_ms}.get(way, count[partner])
+        rarity = np.minimum(one, other)
+        rows = np.flatnonzero(left & (rarity == rarity[left].min()))
+        best = chosen[number] = rows[np.argmin(second[rows])]
+        left[best] = False
         count[[possible.source[best], possible.destination[best]]] += 1
-    return np.flatnonzero(taken)
+    return chosen
 
 
 if __name__ == "__main__":
