@@ -140,7 +140,9 @@ class TestExpectations:
         with watched(store, pairs=((SOURCE, DESTINATION),)) as server:
             server.wait(lambda samples: samples["watched_pairs"] == 1)
             server.arrive(now(400.0))
-            found = server.wait(lambda samples: samples["known_measurements"] == 21)
+            counted = key("observations_total").replace(SOURCE, "here")
+            found = server.wait(lambda samples: samples.get(counted) == 1)
+        assert found["known_measurements"] == 21
         named = {name.replace("here", SOURCE): value for name, value in found.items()}
         assert named[key("observations_total")] == 1
         assert named[key("anomalies_total")] == 1
