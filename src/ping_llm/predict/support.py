@@ -72,7 +72,7 @@ class Support:
         distance = np.full(len(questions), np.nan)
         if (position := positions_of(nodes)) is not None:
             one, other = position[questions.source], position[questions.destination]
-            distance = np.where(is_known(one) & is_known(other), distance_km(one, other), np.nan)
+            distance = np.where(is_known(one) & is_known(other), distance_km(one, other), np.nan).astype(np.float64)
         return cls(
             pair=pair, source=source, destination=destination, chain=chain, long_ms=long_ms, distance_km=distance
         )
