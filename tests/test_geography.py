@@ -228,3 +228,15 @@ class TestPositionsBesideMeasurements:
         pq.write_table(table, tmp_path / "pings.parquet")
         for measured in (read_observations([tmp_path / "pings.parquet"]), table_observations(table)):
             assert {name: node.longitude for name, node in measured.described.items()} == {"lon": -0.1, "nyc": -74.0}
+
+
+def test_a_data_frame_of_answers_has_the_distance(predictor: Predictor, tmp_path: Path) -> None:
+    (tmp_path / "nodes.csv").write_text("name,lat,lon\nlon,51.5,-0.1\nnyc,40.7,-74.0\nsyd,-33.9,151.2\n")
+    history = pa.table(
+        {"src_addr": ["lon", "nyc", "fra"], "dst_addr": ["nyc", "fra", "lon"], "rtt": [71.0, 84.0, 14.0]}
+    )
+    questions = pa.table({"src_addr": ["syd", "fra"], "dst_addr": ["lon", "syd"]})
+    answered = predictor.predict_df(questions, history=history, nodes=str(tmp_path / "nodes.csv"))
+    assert answered["distance_km"].to_pylist() == [pytest.approx(16_990, abs=40), None]
+    assert answered["0.1"][0].as_py() > 165, "light needs 170 ms from Sydney to London"
+    assert answered["extrapolating"].to_pylist() == [True, True]
