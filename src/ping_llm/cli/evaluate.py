@@ -72,7 +72,7 @@ def evaluate(
     ] = None,
     questions: Annotated[int, Option(min=1, help="Questions of each protocol, at most.")] = 1000,
     seed: Annotated[int, Option(min=0, help="Each seed selects other questions.")] = 0,
-    context: Annotated[int, Option(min=8, help="Measurements a completer selects for a question with a time.")] = 256,
+    context: Annotated[int, Option(min=8, help="Measurements a completer selects for a question with a time.")] = 1024,
     world: Annotated[Path | None, Option(help="Folder of simulated measurements: adds the true distributions.")] = None,
     plots: Annotated[Path | None, Option(help="Folder for plots, one for each protocol.")] = None,
     how: options.HowToRead = None,

@@ -36,7 +36,7 @@ def predict(
     time: Annotated[str | None, Option(help="When, as 2024-05-01T12:00Z.", show_default="after the history")] = None,
     checkpoint: options.AnyCheckpoint = None,
     quantiles: Annotated[str, Option(help="Quantile levels, separated by commas.")] = "0.05,0.5,0.95",
-    context: Annotated[int, Option(min=8, help="Measurements selected for a single pair, at most.")] = 256,
+    context: Annotated[int, Option(min=8, help="Measurements selected for a single pair, at most.")] = 1024,
     votes: Annotated[
         int | None,
         Option(min=1, help="Answers to average, each as slow as one.", show_default="4 for less than 2,048 pairs"),

@@ -28,7 +28,7 @@ def serve(
     ] = None,
     token_file: Annotated[Path | None, Option(help="File whose first line is the token.")] = None,
     open_to_all: Annotated[bool, Option("--open-to-all", help="Serve other machines without a token.")] = False,
-    context: Annotated[int, Option(min=8, max=4095, help="As in `ping-llm predict`.")] = 256,
+    context: Annotated[int, Option(min=8, max=4095, help="As in `ping-llm predict`.")] = 1024,
     follow: Annotated[
         list[str] | None,
         Option(help="A growing file of CSV or JSON lines, or prometheus+http://HOST:PORT; may be repeated."),

@@ -74,7 +74,7 @@ class ServeSettings:
     port: int = 8000
     token: str | None = field(default=None, repr=False)
     open_to_all: bool = False  # whether other machines may send requests without a token
-    context: int = 256  # measurements that the completer selects for a single pair
+    context: int = 1024  # measurements that the completer selects for a single pair
     accept: bool = False  # whether clients may add measurements
     limits: Limits = field(default_factory=Limits)
 

@@ -3,21 +3,18 @@
 What a query looks at is its context, and `History` decides it from the history, the query and the settings alone, so
 the answer depends on nothing else: not on what else is queried, nor in which order.
 
-A query about a pair that was never measured is answered from the other pairs, each of which is summarized as one slot,
-or two if it has timed out, too (`ContextIndex.of_pairs`). Repeats would only distract: on MENOG with twelve results of
-each pair the median relative error falls from .125 to .098. Of a query without a time, the context is
+A query without a time, about a pair that was never measured, is answered from the other pairs, each of which is
+summarized as one slot, or two if it has timed out, too (`ContextIndex.of_pairs`). Repeats would only distract: on MENOG
+with twelve results of each pair the median relative error falls from .125 to .098. The context is
 
     all pairs                  where they are less than `part`, or less than `whole` and dense
     a part of them             chosen by `prior.selection` for all pairs between two clusters of nodes, of which a
                                history has at most `clusters`
 
-One with a time has a context of its own: of the pairs, as far as they were measured strictly before it, those chosen
-for it, `context` at most.
-
-Queries about a pair that was measured before are answered from single measurements:
+All other queries are answered from single measurements:
 
     all of them                if they are less than `part`, and the query has no time
-    those chosen for the pair  otherwise: `measured` at most, from strictly before the time of the query
+    those chosen for the pair  otherwise: of what was measured strictly before the time of the query
 
 A context is encoded once for all queries that share it, and the latest ones are kept. One of all pairs is encoded
 several times, with other random identities and, every second time, with sources and destinations exchanged (an RTT
@@ -69,8 +66,8 @@ _NOBODY: Final = np.array([[1] * (1 + LEVELS), [2] * (1 + LEVELS)], np.uint32)
 
 @dataclass(frozen=True, kw_only=True)
 class PredictionSettings:
-    context: int = 256
-    """Slots that are chosen for a single pair, at most. Of pairs, 256 are as good as 1,024 single measurements."""
+    context: int = 1024
+    """Measurements that are chosen for a single pair, at most."""
     measured: int = 128
     """Likewise, of single measurements for a pair that was itself measured: then more help nothing."""
     part: int = 2048
@@ -144,6 +141,7 @@ class Completer:
         is_known = np.ones(len(nodes), bool)
         is_known[np.concatenate([questions.source, questions.destination])] = False
         is_known[np.concatenate([known.source, known.destination])] = True  # one that is only queried decides nothing
+        self._last.clear()  # the index of a large history is gigabytes: not two at a time
         index = ContextIndex(known, node_words(nodes, is_known), positions_of(nodes))
         self._last[:] = [History(self, known, nodes, index)]
         return self._last[0]
@@ -237,9 +235,10 @@ class History:
                     yield _Context(rows, np.nan, queries[~alone[queries]], True, of_pairs=True)
         for row in np.flatnonzero(alone).tolist():
             source, destination, time_s = (column[row : row + 1] for column in vars(questions).values())
-            of_pairs = not (measured[row] and index.is_measured(source.item(), destination.item(), time_s.item()))
-            room = s.context if of_pairs else min(s.context, s.measured)
-            rows = index.choose(source, destination, time_s.item(), room - 1, half_own=not of_pairs, of_pairs=of_pairs)
+            is_measured = bool(measured[row]) and index.is_measured(source.item(), destination.item(), time_s.item())
+            room = min(s.context, s.measured) if is_measured else s.context
+            of_pairs = bool(np.isnan(time_s[0])) and not is_measured
+            rows = index.choose(source, destination, time_s.item(), room - 1, half_own=is_measured, of_pairs=of_pairs)
             yield _Context(rows, time_s.item(), np.array([row]), of_pairs=of_pairs)
 
     @cached_property
