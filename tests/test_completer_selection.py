@@ -112,8 +112,10 @@ def test_many_measurements_of_one_pair_do_not_displace_other_pairs() -> None:
 def test_what_is_measured_is_what_was_before() -> None:
     known = observations([(2, 1, 5.0, 50.0)] + [(1, k, 0.0, 10.0 + k) for k in range(10, 32)])
     index = index_of(known)
-    found = [index.is_measured(np.array([1]), np.array([2]), time_s) for time_s in (4.0, 5.0, 6.0, np.nan)]
+    found = [index.is_measured(2, 1, time_s) for time_s in (4.0, 5.0, 6.0, np.nan)]
     assert found == [False, False, True, True]
+    assert not index.is_measured(1, 9, np.nan)
+    assert not index.is_measured(2, 10, np.nan)
 
 
 def test_a_slot_of_a_pair_summarizes_its_latest_measurements_before_the_question() -> None:
@@ -183,6 +185,23 @@ def test_training_and_prediction_choose_the_same(seed: int, nodes: int, count: i
     class_, keys, _ = rank_measurements(measured, jnp.asarray(groups_of(addresses)), source, is_queried)
     rows, length = select(class_, keys, 100, room)
     assert np.asarray(rows)[: int(length)].tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("of_pairs", [False, True])
+@pytest.mark.parametrize("room", [40, 700])
+def test_looking_at_few_of_many_pairs_chooses_the_same(
+    monkeypatch: pytest.MonkeyPatch, room: int, *, of_pairs: bool
+) -> None:
+    known = random_observations(3000, 300, 1)
+    index, rng = ContextIndex(known, node_words(some_addresses(300, 1))), np.random.default_rng(2)
+    ends, times = rng.integers(0, 300, (30, 2, 1)), rng.choice(known.time_s, 30).tolist()
+    chosen = []
+    for few in (0, 10**9):
+        monkeypatch.setattr("ping_llm.prior.selection._FEW_PAIRS", few)
+        asked = zip(ends, times, strict=True)
+        rows = [index.choose(one, other, time_s, room, of_pairs=of_pairs) for (one, other), time_s in asked]
+        chosen.append([each.tolist() for each in rows])
+    assert chosen[0] == chosen[1]
 
 
 def test_nodes_with_the_prefixes_of_both_ends_stand_in_for_them_before_all_others() -> None:

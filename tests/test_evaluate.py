@@ -12,6 +12,7 @@ from ping_llm.baselines.factors import PairMedian
 from ping_llm.baselines.forecasts import PointWithResiduals, cumulative
 from ping_llm.baselines.interface import Baseline, GlobalMedian, Predict
 from ping_llm.baselines.sequential import LastValue, MedianOfLast
+from ping_llm.core.errors import PingLlmError
 from ping_llm.core.rtt import Observations, Questions, RttDistribution
 from ping_llm.evaluate.protocols import baseline_forecasts, evaluate, is_mesh
 from ping_llm.evaluate.sampling import sufficient
@@ -183,6 +184,18 @@ class TestEvaluation:
 
         evaluate(parts, {"mine": Always()}, baselines=BASELINES[:1], questions=5, advance=advance)
         assert sum(steps) == totals[0] == 8
+
+    def test_the_error_of_a_model_is_raised_whatever_baselines_do(self, parts: Split) -> None:
+        class Broken:
+            def predict(self, known: Observations, questions: Questions, nodes: Sequence[str]) -> RttDistribution:
+                raise PingLlmError("no such thing")
+
+        with pytest.raises(PingLlmError, match="no such thing"):
+            evaluate(parts, {"mine": Broken()}, baselines=BASELINES, questions=5)
+
+    def test_whoever_finishes_first_the_order_of_predictors_is_the_same(self, found: Evaluation) -> None:
+        expected = [baseline.name for baseline in BASELINES] + ["mine", "other", "oracle"]
+        assert all(list(result.answers) == expected for result in found.protocols.values())
 
     def test_two_predictors_cannot_share_a_name(self, parts: Split) -> None:
         for name in ("last value", "oracle"):

@@ -26,9 +26,13 @@ def plain_support(known: Observations, source: int, destination: int, time_s: fl
     return counts[0], counts[1], counts[2], hops
 
 
+@pytest.mark.parametrize("few", [0, 1000])
 @pytest.mark.parametrize("timeless", [False, True])
 @pytest.mark.parametrize("measured", [0, 6, 25, 60])
-def test_counts_and_chains_are_those_of_a_plain_search(measured: int, *, timeless: bool) -> None:
+def test_counts_and_chains_are_those_of_a_plain_search(
+    monkeypatch: pytest.MonkeyPatch, measured: int, few: int, *, timeless: bool
+) -> None:
+    monkeypatch.setattr("ping_llm.predict.support._FEW", few)
     random = np.random.default_rng(measured)
     known = Observations(
         source=random.integers(0, 20, measured),

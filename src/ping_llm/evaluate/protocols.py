@@ -13,9 +13,10 @@ part that is enough for the questions (see `sampling`).
 """
 
 import fnmatch
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
+from queue import SimpleQueue
 from typing import Protocol
 
 import numpy as np
@@ -30,6 +31,9 @@ from ping_llm.evaluate.sampling import sufficient
 from ping_llm.evaluate.scores import ORACLE, Evaluation, ProtocolResult, ScoredAnswers, Scores
 from ping_llm.evaluate.split import Split, sampled
 from ping_llm.sources.simulator import World
+
+Answer = tuple[str, str, RttDistribution]
+"""Protocol, name of the predictor, and what it answers."""
 
 
 class EvaluatedPredictor(Protocol):
@@ -90,16 +94,8 @@ def evaluate(
         for protocol, rows in asked.items()
     )
     advance(0, total=len(asked) * len(names))
-    of_baselines: Iterator[tuple[str, str, RttDistribution]] = iter(())
-    if baselines:
-        fitted_to = sufficient(split, asked.values(), seed)
-        if fitted_to is not split:
-            fewer, every = len(fitted_to.train), len(split.train)
-            note(f"baselines are fitted to {fewer:,} of {every:,} measurements: those near the questions")
-        for text in shortcuts(fitted_to.train, baselines):
-            note(text)
-        of_baselines = baseline_forecasts(fitted_to, asked, baselines, seed)
-    for protocol, name, predicted in chain(of_baselines, of_models):
+    of_baselines = baseline_forecasts(split, asked, baselines, seed, note)
+    for protocol, name, predicted in side_by_side(of_baselines, of_models):
         answers[protocol][name] = ScoredAnswers.of(predicted, asked[protocol])
         advance()
         if all(name in by_name for by_name in answers.values()):
@@ -108,11 +104,45 @@ def evaluate(
         models=tuple(name for name in models if name in names),
         protocols={
             protocol: ProtocolResult(
-                questions=rows, known_before=_known_before(_timed(histories[protocol]), rows), answers=answers[protocol]
+                questions=rows,
+                known_before=_known_before(_timed(histories[protocol]), rows),
+                answers={name: answers[protocol][name] for name in names},
             )
             for protocol, rows in asked.items()
         },
     )
+
+
+def side_by_side(*streams: Iterator[Answer]) -> Iterator[Answer]:
+    """What each of them yields, as it comes: each runs in a thread of its own, for most of a baseline computes on one
+    core. The first error ends them all."""
+    results: SimpleQueue[Answer | BaseException | None] = SimpleQueue()
+    is_over = threading.Event()
+
+    def run(stream: Iterator[Answer]) -> None:
+        try:
+            for answer in stream:
+                results.put(answer)
+                if is_over.is_set():
+                    return
+        except BaseException as error:
+            results.put(error)
+        results.put(None)
+
+    for stream in streams:
+        threading.Thread(target=run, args=[stream], daemon=True).start()
+    running = len(streams)
+    try:
+        while running:
+            found = results.get()
+            if isinstance(found, BaseException):
+                raise found
+            if found is None:
+                running -= 1
+            else:
+                yield found
+    finally:
+        is_over.set()
 
 
 def _matching(names: Sequence[str], patterns: Sequence[str]) -> list[str]:
@@ -123,9 +153,19 @@ def _matching(names: Sequence[str], patterns: Sequence[str]) -> list[str]:
 
 
 def baseline_forecasts(
-    split: Split, asked: Mapping[str, Observations], baselines: Sequence[Baseline], seed: int
-) -> Iterator[tuple[str, str, RttDistribution]]:
-    """Protocol, name and answers."""
+    split: Split,
+    asked: Mapping[str, Observations],
+    baselines: Sequence[Baseline],
+    seed: int,
+    note: Callable[[str], None] = lambda text: None,
+) -> Iterator[Answer]:
+    if not baselines:
+        return
+    every, split = len(split.train), sufficient(split, asked.values(), seed)
+    if len(split.train) < every:
+        note(f"baselines are fitted to {len(split.train):,} of {every:,} measurements: those near the questions")
+    for text in shortcuts(split.train, baselines):
+        note(text)
     train, history = _timed(split.train), _timed(split.history)
     heard = history if split.timeless else history.take(history.time_s < split.cut_time_s)
     known_of = dict.fromkeys(asked, (history, heard))

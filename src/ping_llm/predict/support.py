@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 from scipy.sparse import csr_array  # type: ignore[import-untyped]
+from scipy.sparse.csgraph import connected_components  # type: ignore[import-untyped]
 
 from ping_llm.core.rtt import Floats, History, Ints, Observations, Questions, RttDistribution
 from ping_llm.models.completer.inference import BinDistribution
@@ -19,6 +20,8 @@ from ping_llm.models.completer.inference import BinDistribution
 NO_CHAIN: Final = -1
 _LATEST: Final = 25
 """Measurements of a pair whose median is what was measured."""
+_FEW: Final = 16
+"""Of so many questions with one time or less, chains are looked for one by one."""
 _AT_ONCE: Final = 256
 """Sources from which paths are followed together, a byte for each of them and each node."""
 
@@ -37,14 +40,17 @@ class Support:
 
     @classmethod
     def of(cls, known: Observations, questions: Questions) -> Self:
-        known = known.take((known.source >= 0) & (known.destination >= 0))
+        is_usable = (known.source >= 0) & (known.destination >= 0)
+        known = known if is_usable.all() else known.take(is_usable)
         time_s = np.where(np.isnan(known.time_s), -np.inf, known.time_s)  # without a time: before every question
-        ends = np.concatenate([known.source, known.destination])
-        asked = np.concatenate([questions.source, questions.destination])
         pair = _counts(known.unordered_pair, time_s, questions.unordered_pair, questions.time_s)
-        of_ends = _counts(ends, np.tile(time_s, 2), asked, np.tile(questions.time_s, 2))
-        source, destination = np.split(of_ends, 2)
-        chain = _chains(known, time_s, questions, 2 + max(ends.max(initial=0), asked.max(initial=0)))
+        source, destination = (
+            _counts(known.source, time_s, end, questions.time_s)
+            + _counts(known.destination, time_s, end, questions.time_s)
+            for end in (questions.source, questions.destination)
+        )
+        columns = (known.source, known.destination, questions.source, questions.destination)
+        chain = _chains(known, time_s, questions, 2 + max(int(column.max(initial=0)) for column in columns))
         return cls(pair=pair, source=source, destination=destination, chain=chain)
 
     def __len__(self) -> int:
@@ -116,12 +122,37 @@ def _chains(known: Observations, time_s: Floats, questions: Questions, nodes: in
     low, high = pairs >> 32, pairs & 0xFFFFFFFF
     ends = np.concatenate([low, high]), np.concatenate([high, low])
     links = csr_array((np.tile(first_s, 2), ends), shape=(nodes, nodes))
-    rest = np.flatnonzero(chain == NO_CHAIN)
+    _, component = connected_components(links, directed=False)  # what is never linked need not be looked for
+    linked = component[questions.source] == component[questions.destination]
+    rest = np.flatnonzero((chain == NO_CHAIN) & linked)
     for time in np.unique(now[rest]):
         rows = rest[now[rest] == time]
+        if len(rows) <= _FEW:
+            some = questions.take(rows)
+            ends_of = zip(some.source.tolist(), some.destination.tolist(), strict=True)
+            chain[rows] = [_hops_of_one(links, time, *both) for both in ends_of]
+            continue
         graph = csr_array((links.data < time, links.indices, links.indptr), shape=links.shape)
         chain[rows] = _hops(graph, questions.take(rows))
     return chain
+
+
+def _hops_of_one(links: Any, time: float, source: int, destination: int) -> int:
+    """Breadth first from both ends, a level at a time on the side that has fewer links: a thousandth of all links."""
+    fronts, reached = [np.array([source]), np.array([destination])], np.zeros((2, links.shape[0]), dtype=bool)
+    reached[0, source] = reached[1, destination] = True
+    hops = 0
+    while all(map(len, fronts)):
+        counts = [links.indptr[front + 1] - links.indptr[front] for front in fronts]
+        side = int(counts[1].sum() < counts[0].sum())
+        front, count, hops = fronts[side], counts[side], hops + 1
+        at = np.repeat(links.indptr[front] - np.cumsum(count) + count, count) + np.arange(count.sum())
+        found = links.indices[at[links.data[at] < time]]
+        if reached[1 - side, found].any():
+            return hops
+        fronts[side] = np.unique(found[~reached[side, found]])
+        reached[side, found] = True
+    return NO_CHAIN
 
 
 def _hops(graph: Any, questions: Questions) -> Ints:

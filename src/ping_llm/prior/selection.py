@@ -9,9 +9,11 @@ sets of nodes, of which the first is a single node in training and for a single 
                       third node
     round             of a measurement, how many later ones its pair has
 
-1. Measurements of the queried pairs, latest first, in up to a quarter of the slots.
-2. Measurements that share one end with them, in up to half of the slots: first those whose other end is near both the
-   source and a queried node, nearest to either first. Distances over a third node do not count here.
+1. Measurements of the queried pairs, latest first, in up to a quarter of the slots (half of them in a context that many
+   pairs share, or of a single measured pair).
+2. Measurements that share one end with them, in up to half of the slots (two thirds of what is left): first those whose
+   other end is near both the source and a queried node, nearest to either first. Distances over a third node do not
+   count here.
 3. All others, by how well they stand in for a queried pair: one end near the source, the other near a queried node.
    The best are between nodes of the same prefixes, or between nodes that were measured with both.
 4. If slots remain, the rest of 2, then the rest of 1.
@@ -36,7 +38,7 @@ from scipy.sparse.csgraph import dijkstra  # type: ignore[import-untyped]
 
 from ping_llm.core.measurements import UNPARSABLE, parse_addresses, source_hash
 from ping_llm.core.randomness import mix64
-from ping_llm.core.rtt import MIN_RTT_MS, Floats, Ints, Observations
+from ping_llm.core.rtt import MIN_RTT_MS, Bools, Floats, Ints, Observations
 
 Array = Any
 """An array of NumPy or of JAX."""
@@ -81,15 +83,14 @@ def score_pairs(one: Array, other: Array, rtt_ms: Array, source: Target, queried
     are the distances of nodes to the source and to the queried nodes, [2, nodes], of which `stand-in` is made.
     """
     xp = rtt_ms.__array_namespace__()
-    direct_source, near_source = _near(one, other, rtt_ms, source)
-    direct_queried, near_queried = _near(one, other, rtt_ms, queried)
+    direct_source, direct_queried = (_direct(one, other, rtt_ms, end) for end in (source, queried))
     is_source, is_queried = source.is_target, queried.is_target
     is_end = is_source | is_queried
     is_own = (is_source[one] & is_queried[other]) | (is_source[other] & is_queried[one])
     class_ = xp.where(is_own, OWN, xp.where(is_end[one] | is_end[other], SHARED, OTHERS))
     by_both = (direct_source < FAR_MS) & (direct_queried < FAR_MS)
     shared = xp.minimum(direct_source, direct_queried) + xp.where(by_both, 0.0, FAR_MS).astype(np.float32)
-    near = xp.stack([near_source, near_queried])
+    near = xp.stack([_shortened(direct, one, other, rtt_ms) for direct in (direct_source, direct_queried)])
     return class_, shared, pair_distance(near, one, other), near
 
 
@@ -98,14 +99,15 @@ def pair_distance(near: Array, one: Array, other: Array) -> Array:
     return near.__array_namespace__().minimum(near[0, one] + near[1, other], near[0, other] + near[1, one])
 
 
-def quotas(count: Any, room: Any, xp: Any = np, *, is_shared: bool = False) -> list[Any]:
+def quotas(count: Any, room: Any, xp: Any = np, *, half_own: bool = False) -> list[Any]:
     """The numbers to choose (own, shared, others, more shared, more own), from the `count` there is of each class.
 
-    A context that many pairs share gets more of their own measurements: with half of PlanetLab known, the median RE is
-    .006 instead of .009.
+    `half_own`: a context that many pairs share gets more of their own measurements (with half of PlanetLab known, the
+    median RE is .006 instead of .009), and so does one of a single pair that was measured, which can then be half as
+    large.
     """
-    own = xp.minimum(count[OWN], room // 2 if is_shared else (room + 3) // 4)
-    shared = xp.minimum(count[SHARED], (room - own) * 2 // 3 if is_shared else room // 2)
+    own = xp.minimum(count[OWN], room // 2 if half_own else (room + 3) // 4)
+    shared = xp.minimum(count[SHARED], (room - own) * 2 // 3 if half_own else room // 2)
     others = xp.minimum(count[OTHERS], room - own - shared)
     more_shared = xp.minimum(count[SHARED] - shared, room - own - shared - others)
     more_own = xp.minimum(count[OWN] - own, room - own - shared - others - more_shared)
@@ -135,16 +137,11 @@ def slot_columns(
     return {**moved, "length": length + 1}
 
 
-def _near(one: Array, other: Array, rtt_ms: Array, target: Target) -> tuple[Array, Array]:
-    """For each node, the distance to the nearest target: direct, and over at most one third node."""
-    xp, is_target = rtt_ms.__array_namespace__(), target.is_target
-    start = xp.where(is_target, 0.0, FAR_MS).astype(np.float32)
-    touching: Any = slice(None)
-    if xp is np:  # few of many pairs: no other pair can shorten anything yet
-        touching = np.flatnonzero(is_target[one] | is_target[other])
-    measured = _shortened(start, one[touching], other[touching], rtt_ms[touching])
-    direct = xp.minimum(measured, target.prefix_ms)
-    return direct, _shortened(direct, one, other, rtt_ms)
+def _direct(one: Array, other: Array, rtt_ms: Array, target: Target) -> Array:
+    """For each node, the direct distance to the nearest target; only pairs of which an end is a target count."""
+    xp = rtt_ms.__array_namespace__()
+    start = xp.where(target.is_target, 0.0, FAR_MS).astype(np.float32)
+    return xp.minimum(_shortened(start, one, other, rtt_ms), target.prefix_ms)
 
 
 def _shortened(distance: Array, one: Array, other: Array, rtt_ms: Array) -> Array:
@@ -194,6 +191,10 @@ def node_words(nodes: Sequence[str], is_known: npt.NDArray[np.bool_] | None = No
 _TWICE: Final = 1 << 22
 """Doubling a distance adds this to its key."""
 _WORST_KEY: Final = 1 << 31
+_REACHES_MS: Final = (25.0, 100.0, 400.0, np.inf)
+"""Distances within which measurements are looked for that stand in for others, one after the other."""
+_FEW_PAIRS: Final = 20_000
+"""Of so many, all are looked at together."""
 _LATEST: Final = 25
 """Measurements of a pair that count in its summary."""
 
@@ -208,17 +209,21 @@ class ContextIndex:
     def __init__(self, known: Observations, words: Words) -> None:
         """`words` of all nodes, also of those that were never measured."""
         self.words = words
-        ends = np.stack([known.source, known.destination])
         is_measured = np.zeros(len(words), bool)
-        is_measured[ends[ends >= 0]] = True
+        for end in (known.source, known.destination):
+            is_measured[end[end >= 0]] = True
         self.nodes = np.flatnonzero(is_measured)
-        source, destination = np.cumsum(is_measured)[ends] - 1
-        pair = np.minimum(source, destination) * len(self.nodes) + np.maximum(source, destination)
+        number = (np.cumsum(is_measured) - 1).astype(np.int32)  # half the memory, of columns as long as the history
+        source, destination = number[known.source], number[known.destination]
+        pair = np.minimum(source, destination) * np.int64(len(self.nodes)) + np.maximum(source, destination)
         time = np.where(np.isnan(known.time_s), -np.inf, known.time_s)
-        usable = np.flatnonzero((ends >= 0).all(axis=0))
+        usable = np.flatnonzero((known.source >= 0) & (known.destination >= 0))
         if (time[1:] < time[:-1]).any():
             usable = usable[np.argsort(time[usable], kind="stable")]
-        given = usable[np.argsort(pair[usable], kind="stable")]
+        order = np.argsort(pair[usable], kind="stable")
+        self._in_time_order = np.empty_like(order)
+        self._in_time_order[order] = np.arange(len(order))
+        given = usable[order]
         is_equal = (np.diff(pair[given]) == 0) & (time[given[1:]] == time[given[:-1]])
         equal = np.flatnonzero(np.append(is_equal, False) | np.append(False, is_equal))
         some = given[equal]  # in an order that is not that of the history: it decides between equals
@@ -228,10 +233,11 @@ class ContextIndex:
         self.time_s = time[self.given]
         self.source, self.destination = source[self.given], destination[self.given]
         self.rtt_ms = known.rtt_ms[self.given].astype(np.float64)
-        self.pair = np.cumsum(np.diff(pair[given], prepend=pair[given[:1]]) != 0)
+        self.pair = np.cumsum(np.diff(pair[given], prepend=pair[given[:1]]) != 0, dtype=np.int32)
         self.starts = np.flatnonzero(np.diff(self.pair, prepend=-1))
         self.counts = np.diff(self.starts, append=len(self.pair))
-        self.low, self.high = np.sort(np.stack([self.source, self.destination])[:, self.starts], axis=0)
+        ends = np.stack([self.source[self.starts], self.destination[self.starts]]).astype(np.int64)
+        self.low, self.high = np.sort(ends, axis=0)
         self.fastest = _least_so_far(np.fmin(self.rtt_ms, FAR_MS).astype(np.float32), self.pair)  # failed: far
         self._usable = np.zeros(len(self.starts), np.int64)
         self._counted = 0
@@ -244,26 +250,21 @@ class ContextIndex:
         """For each pair, the number of measurements strictly before a time."""
         if np.isnan(time_s):
             return self.counts
-        before = int(np.searchsorted(self._times, time_s))
+        before = int(np.searchsorted(self.time_s, time_s, sorter=self._in_time_order))
         changed = self._in_time_order[min(before, self._counted) : max(before, self._counted)]  # few, of the next time
-        change = np.bincount(self.pair[changed], minlength=len(self.starts))
-        self._usable = self._usable + (change if before > self._counted else -change)
-        self._counted = before
-        return self._usable
+        usable = self._usable.copy()
+        np.add.at(usable, self.pair[changed].astype(np.int64), 1 if before > self._counted else -1)
+        self._usable, self._counted = usable, before
+        return usable
 
-    @cached_property
-    def _in_time_order(self) -> Ints:
-        return np.argsort(self.time_s, kind="stable")
-
-    @cached_property
-    def _times(self) -> Floats:
-        return self.time_s[self._in_time_order]
-
-    def is_measured(self, source: Ints, destination: Ints, time_s: float) -> bool:
-        """Whether two of the nodes were measured before, in either direction."""
-        ends = np.searchsorted(self.nodes, np.sort(np.concatenate([source, destination])))
-        pair = np.flatnonzero((self.low == ends[0]) & (self.high == ends[1]))
-        return bool(self.usable(time_s)[pair].any())
+    def is_measured(self, source: int, destination: int, time_s: float) -> bool:
+        """Whether two nodes were measured before, in either direction."""
+        if not np.isin([source, destination], self.nodes).all():
+            return False
+        low, high = np.sort(np.searchsorted(self.nodes, [source, destination]))
+        first, end = np.searchsorted(self.low, [low, low + 1])  # pairs are in the order of both ends
+        pair = first + np.searchsorted(self.high[first:end], high)
+        return bool(pair < end and self.high[pair] == high and self.usable(time_s)[pair])
 
     @cached_property
     def _hashes(self) -> npt.NDArray[np.uint64]:
@@ -319,67 +320,100 @@ class ContextIndex:
         time_s: float,
         room: int,
         *,
-        is_shared: bool = False,
+        half_own: bool = False,
         of_pairs: bool = False,
     ) -> Ints:
         """At most `room` rows for the context of questions between two sets of nodes, in either direction, best first;
         with `of_pairs`, those that stand for their pairs."""
-        usable = self.usable(time_s)
-        pairs = np.flatnonzero(usable)
-        usable = usable[pairs]
-        parts, distances = self._distances(pairs, usable, sources, destinations)
-        most = 1 if of_pairs else int(usable.max(initial=0))
-        count = [int(np.minimum(usable[part], most).sum()) for part in parts]
-        own, shared, rest, more_shared, more_own = map(int, quotas(count, room, is_shared=is_shared))
-        numbers = own + more_own, shared + more_shared, rest
-        of_own, of_shared, of_rest = (
-            self._best(pairs[part], usable[part], distance, number, most)
-            for part, distance, number in zip(parts, distances, numbers, strict=True)
-        )
+        usable, most = self.usable(time_s), 1 if of_pairs else len(self)
+        ends = self._target(sources), self._target(destinations)
+        is_end = ends[0].is_target | ends[1].is_target
+        touching = self._touching(is_end, usable)
+        columns = self._columns_of(touching, usable)
+        class_, distance, _, _ = score_pairs(*columns, *ends)
+        count = [int(np.minimum(usable[touching[class_ == number]], most).sum()) for number in (OWN, SHARED)]
+        count.append(int(np.minimum(usable, most).sum()) - sum(count))
+        own, shared, rest, more_shared, more_own = map(int, quotas(count, room, half_own=half_own))
+
+        of_own = self._best(touching[class_ == OWN], usable, None, own + more_own, most)
+        low, high = (column[class_ == SHARED] for column in columns[:2])
+        thirds = np.stack([np.where(is_end[low], high, low), np.where(is_end[high], low, high)])
+        of_shared = self._best(touching[class_ == SHARED], usable, distance[thirds], shared + more_shared, most)
+        direct = [_direct(*columns, end) for end in ends]
+        stand_ins, distance = self._stand_ins(usable, direct, is_end, rest, most)
+        of_rest = self._best(stand_ins, usable, distance, rest, most)
         rows = np.concatenate([of_own[:own], of_shared[:shared], of_rest, of_shared[shared:], of_own[own:]])
         return self.of_pairs(rows, room) if of_pairs else rows
 
-    def _distances(
-        self, pairs: Ints, usable: Ints, sources: Ints, destinations: Ints
-    ) -> tuple[list[Ints], tuple[Singles | None, ...]]:
-        """The pairs of each class, as indices into `pairs`, and the distances of their measurements: [low to high, high
-        to low]."""
-        low, high, rtt = self.low[pairs], self.high[pairs], self.fastest[self.starts[pairs] + usable - 1]
-        ends = self._target(sources), self._target(destinations)
-        class_, shared, stand_in, _ = score_pairs(low, high, rtt, *ends)
-        parts = [np.flatnonzero(class_ == number) for number in range(UNKNOWN)]
-        is_end, low, high = ends[0].is_target | ends[1].is_target, low[parts[SHARED]], high[parts[SHARED]]
-        thirds = np.where(is_end[low], high, low), np.where(is_end[high], low, high)
-        return parts, (
-            None,
-            shared[np.stack(thirds)],
-            np.broadcast_to(stand_in[parts[OTHERS]], (2, len(parts[OTHERS]))),
-        )
+    def _stand_ins(
+        self, usable: Ints, direct: list[Singles], is_end: Bools, count: int, most: int
+    ) -> tuple[Ints, Singles]:
+        """Pairs between other nodes than those of the question, among them all that have one of the `count` best
+        measurements, and their distances. Most often a small part of the pairs is near enough."""
+        for reach_ms in _REACHES_MS if len(self.starts) > _FEW_PAIRS else _REACHES_MS[-1:]:
+            near_by = self._touching(np.minimum(*direct) <= reach_ms, usable)  # all that decide who is in reach
+            near = np.stack([_shortened(part, *self._columns_of(near_by, usable)) for part in direct])
+            pairs = self._touching(near[0] <= reach_ms, usable)
+            pairs = pairs[~(is_end[self.low[pairs]] | is_end[self.high[pairs]])]
+            distance = pair_distance(near, self.low[pairs], self.high[pairs])
+            pairs, distance = pairs[distance <= reach_ms], distance[distance <= reach_ms]
+            below = _keys(np.array(reach_ms, np.float32)) - 1
+            if np.minimum(_rounds(_keys(distance), usable[pairs], below), most).sum() >= count:
+                break
+        return pairs, np.broadcast_to(distance, (2, len(distance)))
+
+    def _touching(self, is_node: Bools, usable: Ints) -> Ints:
+        """The usable pairs of these nodes."""
+        if is_node.all():
+            return np.flatnonzero(usable)
+        nodes = np.flatnonzero(is_node)
+        first, count = self._pairs_of_nodes[0][nodes], self._pairs_of_nodes[1][nodes]
+        at = np.repeat(first - np.cumsum(count) + count, count) + np.arange(count.sum())
+        is_pair = np.zeros(len(self.starts), bool)
+        is_pair[self._pairs_of_nodes[2][at]] = True
+        pairs = np.flatnonzero(is_pair)
+        return pairs[usable[pairs] > 0]
+
+    @cached_property
+    def _pairs_of_nodes(self) -> tuple[Ints, Ints, Ints]:
+        """For each measured node, where its pairs begin in the third column, and how many it has."""
+        ends = np.concatenate([self.low, self.high])
+        count = np.bincount(ends, minlength=len(self.nodes))
+        return np.cumsum(count) - count, count, np.argsort(ends, kind="stable") % max(len(self.low), 1)
+
+    def _columns_of(self, pairs: Ints, usable: Ints) -> tuple[Ints, Ints, Singles]:
+        """Both ends, and the least RTT."""
+        return self.low[pairs], self.high[pairs], self.fastest[self.starts[pairs] + usable[pairs] - 1]
 
     def _target(self, targets: Ints) -> Target:
         """These nodes as a `Target`, whose columns are of the measured nodes."""
         targets = targets[targets >= 0]
         distance = np.full(len(self.nodes), FAR_MS, dtype=np.float32)
         for level in reversed(range(1, 1 + LEVELS)):
-            distance[np.isin(self.words[self.nodes, level], self.words[targets, level])] = PREFIX_MS[level - 1]
+            distance[np.isin(self._node_words[level], self.words[targets, level])] = PREFIX_MS[level - 1]
         return Target(np.isin(self.nodes, targets), distance)
+
+    @cached_property
+    def _node_words(self) -> Words:
+        """[1 + levels, measured nodes]"""
+        return np.ascontiguousarray(self.words[self.nodes].T)
 
     def _best(self, pairs: Ints, usable: Ints, distance: Singles | None, count: int, most: int) -> Ints:
         """Measurements of these pairs, at most so many of each, best first: by distance, or without distances the
-        latest first.
+        latest first. `usable` is that of all pairs.
 
         Ties are broken by their contents, so the order of the history does not matter.
         """
         if count == 0:
             return np.zeros(0, np.int64)
+        usable = usable[pairs]
         rounds = np.minimum(usable, count)
         if distance is not None:  # at least `count` measurements have keys up to the worst
             nearest, farthest = _keys(np.minimum(*distance)), _keys(np.maximum(*distance))
             worst = np.partition(farthest, count - 1)[count - 1] if count <= len(pairs) else _WORST_KEY
             near = np.flatnonzero(nearest <= worst)
             pairs, usable, distance = pairs[near], usable[near], distance[:, near]
-            in_reach = (worst - nearest[near]) // _TWICE + 1  # rounds whose keys are not above the worst
-            rounds = np.where(in_reach > MAX_ROUNDS, usable, np.minimum(in_reach, usable))
+            rounds = _rounds(nearest[near], usable, worst)
         rounds = np.minimum(rounds, most)
         member = np.repeat(np.arange(len(rounds)), rounds)
         round_ = np.arange(len(member)) - np.repeat(np.cumsum(rounds) - rounds, rounds)
@@ -455,7 +489,13 @@ def _keys(distance: Singles) -> Ints:
     return ((distance + np.float32(HALF_MS)).view(np.uint32) >> 1).astype(np.int64)
 
 
-def _least_so_far(values: Singles, group: Ints) -> Singles:
+def _rounds(nearest: Ints, usable: Ints, worst: Any) -> Ints:
+    """How many measurements of each pair have keys that are not above the worst."""
+    in_reach = (worst - nearest) // _TWICE + 1
+    return np.where(in_reach > MAX_ROUNDS, usable, np.minimum(in_reach, usable))
+
+
+def _least_so_far(values: Singles, group: npt.NDArray[np.integer[Any]]) -> Singles:
     """The running minimum within each group of consecutive values."""
     falling = group.astype(np.int64) << 32  # the bits of non-negative floats are ordered like the floats
     least = np.minimum.accumulate(values.view(np.uint32).astype(np.int64) - falling) + falling

@@ -66,8 +66,8 @@ _NOBODY: Final = np.array([[1] * (1 + LEVELS), [2] * (1 + LEVELS)], np.uint32)
 class PredictionSettings:
     context: int = 1024
     """Measurements that are chosen for a single pair, at most."""
-    measured: int = 256
-    """Likewise, for one that was itself measured: then more help nothing, and take five times as long."""
+    measured: int = 128
+    """Likewise, of single measurements for a pair that was itself measured: then more help nothing."""
     part: int = 2048
     """Slots of a context that many queries share, at most: as in training."""
     whole: int = 8192
@@ -139,6 +139,7 @@ class Completer:
         is_known = np.ones(len(nodes), bool)
         is_known[np.concatenate([questions.source, questions.destination])] = False
         is_known[np.concatenate([known.source, known.destination])] = True  # one that is only queried decides nothing
+        self._last.clear()  # the index of a large history is gigabytes: not two at a time
         self._last[:] = [History(self, known, nodes, ContextIndex(known, node_words(nodes, is_known)))]
         return self._last[0]
 
@@ -181,6 +182,7 @@ class History:
         self.completer, self.known, self.nodes, self.index = completer, known, nodes, index
         self.settings = completer.prediction
         self.words = np.concatenate([index.words, _NOBODY])
+        self._of_votes: dict[int, Singles] = {}
 
     def answer(self, questions: Questions, advance: Advance | None = None) -> Iterator[tuple[Ints, "BinDistribution"]]:
         """Rows of the questions and their answers."""
@@ -221,7 +223,7 @@ class History:
             cluster = self._cluster_of_node[index.nodes]
             for number, (one, other) in enumerate(between.T):
                 ends = index.nodes[cluster == one], index.nodes[cluster == other]
-                rows = index.choose(*ends, np.nan, s.part - 1, is_shared=True, of_pairs=True)
+                rows = index.choose(*ends, np.nan, s.part - 1, half_own=True, of_pairs=True)
                 queries = untimed[context_of == number]
                 held = _counts(np.sort(self._pairs[rows]), questions.take(queries).unordered_pair)
                 alone[queries] = held < measured[queries]
@@ -229,10 +231,10 @@ class History:
                     yield _Context(rows, np.nan, queries[~alone[queries]], True, of_pairs=True)
         for row in np.flatnonzero(alone).tolist():
             source, destination, time_s = (column[row : row + 1] for column in vars(questions).values())
-            is_measured = measured[row] > 0 and index.is_measured(source, destination, time_s.item())
+            is_measured = bool(measured[row]) and index.is_measured(source.item(), destination.item(), time_s.item())
             room = min(s.context, s.measured) if is_measured else s.context
             of_pairs = bool(np.isnan(time_s[0])) and not is_measured
-            rows = index.choose(source, destination, time_s.item(), room - 1, of_pairs=of_pairs)
+            rows = index.choose(source, destination, time_s.item(), room - 1, half_own=is_measured, of_pairs=of_pairs)
             yield _Context(rows, time_s.item(), np.array([row]), of_pairs=of_pairs)
 
     @cached_property
@@ -286,7 +288,7 @@ class History:
             votes = []
             for vote, of_vote in enumerate(encoded):
                 one, other = (destination, source) if _is_exchanged(vote) else (source, destination)
-                bins, failed = network.answer(of_vote, self._identities[vote][one], self._identities[vote][other])
+                bins, failed = network.answer(of_vote, self._identities(vote)[one], self._identities(vote)[other])
                 votes.append((bins[is_query], failed[is_query].astype(np.float64)))
             p_failed = np.mean([failed for _, failed in votes], axis=0)
             yield filled[is_query], BinDistribution(p_failed=p_failed, probability=_pooled([bins for bins, _ in votes]))
@@ -302,7 +304,7 @@ class History:
         if len(columns) > 1:  # a single question does not wait for the padding of a whole batch
             columns += columns[:1] * (network.contexts_at_once - len(columns))
         batch: dict[str, Any] = {name: np.stack([one[name] for one in columns]) for name in columns[0]}
-        ends = {end: self._identities[vote][batch[end]] for end in ("source", "destination")}
+        ends = {end: self._identities(vote)[batch[end]] for end in ("source", "destination")}
         if _is_exchanged(vote):
             ends = {"source": ends["destination"], "destination": ends["source"]}
         measurements = Measurements(**(batch | ends))
@@ -311,12 +313,12 @@ class History:
         content = hashlib.sha256(b"".join(np.asarray(column).tobytes() for column in measurements))
         return self.completer.encoded(content.digest(), lambda: network.encode(measurements))
 
-    @cached_property
-    def _identities(self) -> list[npt.NDArray[np.float32]]:
-        """Of all nodes, for each vote."""
-        votes = self.settings.votes or _VOTES
-        salts = np.random.default_rng(self.settings.seed).integers(1 << 32, size=votes, dtype=np.uint32)
-        return [identities((self.words ^ salt)[None], self.completer.settings.identity)[0] for salt in salts]
+    def _identities(self, vote: int) -> Singles:
+        """Of all nodes; of a quarter of a million they take two seconds, and most answers have a single vote."""
+        if vote not in self._of_votes:
+            salts = np.random.default_rng(self.settings.seed).integers(1 << 32, size=vote + 1, dtype=np.uint32)
+            self._of_votes[vote] = identities((self.words ^ salts[vote])[None], self.completer.settings.identity)[0]
+        return self._of_votes[vote]
 
 
 def _votes_of(rows: Ints) -> int:
