@@ -10,7 +10,7 @@ sets of nodes, of which the first is a single node in training and for a single 
     round             of a measurement, how many later ones its pair has
 
 1. Measurements of the queried pairs, latest first, in up to a quarter of the slots (half of them in a context that many
-   pairs share, or of a single measured pair).
+   pairs share).
 2. Measurements that share one end with them, in up to half of the slots (two thirds of what is left): first those whose
    other end is near both the source and a queried node, nearest to either first. Distances over a third node do not
    count here.
@@ -103,15 +103,14 @@ def pair_distance(near: Array, one: Array, other: Array) -> Array:
     return near.__array_namespace__().minimum(near[0, one] + near[1, other], near[0, other] + near[1, one])
 
 
-def quotas(count: Any, room: Any, xp: Any = np, *, half_own: bool = False) -> list[Any]:
+def quotas(count: Any, room: Any, xp: Any = np, *, is_shared: bool = False) -> list[Any]:
     """The numbers to choose (own, shared, others, more shared, more own), from the `count` there is of each class.
 
-    `half_own`: a context that many pairs share gets more of their own measurements (with half of PlanetLab known, the
-    median RE is .006 instead of .009), and so does one of a single pair that was measured, which can then be half as
-    large.
+    `is_shared`: a context that many pairs share gets more of their own measurements: with half of PlanetLab known, the
+    median RE is .006 instead of .009.
     """
-    own = xp.minimum(count[OWN], room // 2 if half_own else (room + 3) // 4)
-    shared = xp.minimum(count[SHARED], (room - own) * 2 // 3 if half_own else room // 2)
+    own = xp.minimum(count[OWN], room // 2 if is_shared else (room + 3) // 4)
+    shared = xp.minimum(count[SHARED], (room - own) * 2 // 3 if is_shared else room // 2)
     others = xp.minimum(count[OTHERS], room - own - shared)
     more_shared = xp.minimum(count[SHARED] - shared, room - own - shared - others)
     more_own = xp.minimum(count[OWN] - own, room - own - shared - others - more_shared)
@@ -324,7 +323,7 @@ class ContextIndex:
         time_s: float,
         room: int,
         *,
-        half_own: bool = False,
+        is_shared: bool = False,
         of_pairs: bool = False,
     ) -> Ints:
         """At most `room` rows for the context of questions between two sets of nodes, in either direction, best first;
@@ -337,7 +336,7 @@ class ContextIndex:
         class_, distance, _, _ = score_pairs(*columns, *ends)
         count = [int(np.minimum(usable[touching[class_ == number]], most).sum()) for number in (OWN, SHARED)]
         count.append(int(np.minimum(usable, most).sum()) - sum(count))
-        own, shared, rest, more_shared, more_own = map(int, quotas(count, room, half_own=half_own))
+        own, shared, rest, more_shared, more_own = map(int, quotas(count, room, is_shared=is_shared))
 
         of_own = self._best(touching[class_ == OWN], usable, None, own + more_own, most)
         low, high = (column[class_ == SHARED] for column in columns[:2])

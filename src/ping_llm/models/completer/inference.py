@@ -68,8 +68,8 @@ _NOBODY: Final = np.array([[1] * (1 + LEVELS), [2] * (1 + LEVELS)], np.uint32)
 class PredictionSettings:
     context: int = 1024
     """Measurements that are chosen for a single pair, at most."""
-    measured: int = 128
-    """Likewise, of single measurements for a pair that was itself measured: then more help nothing."""
+    measured: int = 256
+    """Likewise, for one that was itself measured: then more help nothing, and take five times as long."""
     part: int = 2048
     """Slots of a context that many queries share, at most: as in training."""
     whole: int = 8192
@@ -227,7 +227,7 @@ class History:
             cluster = self._cluster_of_node[index.nodes]
             for number, (one, other) in enumerate(between.T):
                 ends = index.nodes[cluster == one], index.nodes[cluster == other]
-                rows = index.choose(*ends, np.nan, s.part - 1, half_own=True, of_pairs=True)
+                rows = index.choose(*ends, np.nan, s.part - 1, is_shared=True, of_pairs=True)
                 queries = untimed[context_of == number]
                 held = _counts(np.sort(self._pairs[rows]), questions.take(queries).unordered_pair)
                 alone[queries] = held < measured[queries]
@@ -238,7 +238,7 @@ class History:
             is_measured = bool(measured[row]) and index.is_measured(source.item(), destination.item(), time_s.item())
             room = min(s.context, s.measured) if is_measured else s.context
             of_pairs = bool(np.isnan(time_s[0])) and not is_measured
-            rows = index.choose(source, destination, time_s.item(), room - 1, half_own=is_measured, of_pairs=of_pairs)
+            rows = index.choose(source, destination, time_s.item(), room - 1, of_pairs=of_pairs)
             yield _Context(rows, time_s.item(), np.array([row]), of_pairs=of_pairs)
 
     @cached_property
