@@ -8,7 +8,9 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -31,6 +33,7 @@ from ping_llm.contexts.source import RowSequences, global_batches
 from ping_llm.contexts.spec import ContextSettings, RowsSpec, data_spec
 from ping_llm.core.errors import PingLlmError
 from ping_llm.data.registry import make_eval_loader, make_train_loader
+from ping_llm.rows.dataset import RowSet
 from ping_llm.rows.prepare import PrepareSettings, prepare
 from ping_llm.tokens.decode import decode
 
@@ -439,6 +442,22 @@ class TestWorkers:
     def test_grain_can_read_the_same_batches(self, rows: Path) -> None:
         dataset = grain.MapDataset.source(BatchSource(spec_of(rows)))
         assert [digest(batch) for batch in dataset[2:5]] == digests(spec_of(rows), 2, 5)
+
+    def test_threads_map_a_shard_once(self, rows: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A second map would take the place of the first, which would be unmapped while it is read."""
+        mapped, map_shard = [], RowSet.shard_bytes
+
+        def slow(rows: RowSet, shard: int) -> Any:
+            mapped.append(shard)
+            time.sleep(0.02)
+            return map_shard(rows, shard)
+
+        monkeypatch.setattr(RowSet, "shard_bytes", slow)
+        source = BatchSource(spec_of(rows))
+        with ThreadPoolExecutor(8) as pool:
+            batches = list(pool.map(source.__getitem__, [2, 3, 4] * 8))
+        assert [digest(batch) for batch in batches[:3]] == digests(spec_of(rows), 2, 5)
+        assert len(mapped) == 2 * len(set(mapped)), "by the threads, and for the digests"
 
 
 class TestVisibility:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from functools import cached_property
+from threading import RLock
 from typing import Any
 
 import numpy as np
@@ -19,16 +20,21 @@ class BatchSource:
 
     It is a random-access data source as Grain and PyTorch define them: `grain.MapDataset.source(BatchSource(spec))` is
     the dataset of all global batches, and `DataLoader(BatchSource(spec), batch_size=None, sampler=steps)` loads some of
-    them. With `host` and `hosts`, each batch is that host's part of the global batch.
+    them. With `host` and `hosts`, each batch is that host's part of the global batch. Where threads read, as Grain's do,
+    one batch is made at a time: maps and caches of the sources are for one thread.
     """
 
     def __init__(self, spec: DataSpec, mixture: Mixture | None = None, *, host: int = 0, hosts: int = 1) -> None:
         self.spec, self.mixture, self.stages = spec, mixture or spec.mixture(), Stages()
         self._share = host_share(spec.global_batch_size, host, hosts)
+        self._one_at_a_time = RLock()
 
     def __getstate__(self) -> dict[str, Any]:
         """Without what is open: another process opens the files itself."""
-        return {name: value for name, value in vars(self).items() if name != "sources"}
+        return {name: value for name, value in vars(self).items() if name not in ("sources", "_one_at_a_time")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _one_at_a_time=RLock())
 
     def __len__(self) -> int:
         return self.batches_per_epoch if self.spec.finite else _ENDLESS
@@ -59,11 +65,12 @@ class BatchSource:
     def packed(self, step: int, begin: int, end: int) -> PackedTokens:
         """Sequences `begin` to `end` of the global batch of a step."""
         parts = []
-        for number, sequences, index in self.shares(step, begin, end):
-            packed = self.sources[number].packed(sequences)
-            if len(sequences) == end - begin:
-                return packed
-            parts.append(PackedTokens(tokens=packed.tokens, sizes=packed.sizes, sequence=index[packed.sequence]))
+        with self._one_at_a_time:
+            for number, sequences, index in self.shares(step, begin, end):
+                packed = self.sources[number].packed(sequences)
+                if len(sequences) == end - begin:
+                    return packed
+                parts.append(PackedTokens(tokens=packed.tokens, sizes=packed.sizes, sequence=index[packed.sequence]))
         return _interleaved(parts)
 
     def max_segments(self, step: int) -> int:
