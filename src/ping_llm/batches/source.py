@@ -20,8 +20,8 @@ class BatchSource:
 
     It is a random-access data source as Grain and PyTorch define them: `grain.MapDataset.source(BatchSource(spec))` is
     the dataset of all global batches, and `DataLoader(BatchSource(spec), batch_size=None, sampler=steps)` loads some of
-    them. With `host` and `hosts`, each batch is that host's part of the global batch. Where threads read, as Grain's do,
-    one batch is made at a time: maps and caches of the sources are for one thread.
+    them. With `host` and `hosts`, each batch is that host's part of the global batch. Threads (Grain has some) make one
+    batch at a time: maps and caches of the sources are for one thread.
     """
 
     def __init__(self, spec: DataSpec, mixture: Mixture | None = None, *, host: int = 0, hosts: int = 1) -> None:
