@@ -11,7 +11,8 @@ DEMO := data/demo
 MEASUREMENTS ?= 300000
 STEPS ?= 2000
 # A file's tests stay together: they share fixtures that take long to make. tests/conftest.py says which begin.
-PARALLEL := --numprocesses auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
+# A process that crashes ends the run: with another in its stead, xdist would wait forever at the end.
+PARALLEL := --numprocesses auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 .PHONY: help setup setup-torch setup-maxtext demo lint types style kernels test test-slow test-faults test-random test-torch test-maxtext test-tensorflow dist architecture config-page bench lock clean
 
