@@ -113,6 +113,7 @@ class TestMisplacedNodes:
         described.write_text("\n".join(["name,lat,lon", *(f"{n},{lat},{lon}" for n, (lat, lon) in places.items())]))
         measured = read_observations([history], options=InputOptions(nodes=str(described)))
         told = measured.addresses_of()
+        assert isinstance(told, LocatedNodes)
         without = [name for name, position in zip(told, told.positions, strict=True) if not position.any()]
         assert without == ["frankfurt"]
         assert measured.reading is not None

@@ -74,9 +74,11 @@ class MeasurementSet:
     described: Nodes = field(default_factory=dict)
     """What a nodes file says, by name."""
 
-    def addresses_of(self, nodes: Sequence[str] | None = None) -> LocatedNodes:
+    def addresses_of(self, nodes: Sequence[str] | None = None) -> tuple[str, ...]:
         """What a model is told of nodes (None: all): addresses and positions, as far as they have any."""
         nodes = self.nodes if nodes is None else nodes
+        if not self.described:
+            return tuple(nodes)
         return LocatedNodes.of(addresses_of(nodes, self.described), degrees_of(nodes, self.described))
 
 
