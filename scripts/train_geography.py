@@ -2,8 +2,8 @@
 
 The completer of the package answers queries about worlds whose nodes have positions. What it says, what the distance
 model of the same context says, and what the RTT was are then all that the small network learns from: how much to trust
-either, by the features of a query. Takes half an hour on two cores, nearly all of it for the answers, which `--answers`
-keeps.
+either, by the features of a query. Takes a quarter of an hour on two cores, nearly all of it for the answers, which
+`--answers` keeps.
 """
 
 import argparse
@@ -37,7 +37,7 @@ COLUMNS = ("features", "log_predicted", "probability", "bin")
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--worlds", type=int, default=2400)
+    parser.add_argument("--worlds", type=int, default=4800)
     parser.add_argument("--seed", type=int, default=20)
     parser.add_argument("--steps", type=int, default=3000)
     parser.add_argument("--answers", type=Path, help="a .npz file: read if it is there, else written")

@@ -10,6 +10,8 @@ from typing import Any, Final, Self
 import numpy as np
 import numpy.typing as npt
 
+from ping_llm.core.rtt import Ints
+
 EARTH_KM: Final = 6371.0
 KM_PER_MS: Final = 100.0
 """Length of fibre per ms of RTT: light in glass covers 200 km in a millisecond, one way."""
@@ -17,8 +19,6 @@ KM_PER_MS: Final = 100.0
 Array = Any
 Positions = npt.NDArray[np.float32]
 """[nodes, 3]."""
-
-Ints = npt.NDArray[np.int64]
 
 UNKNOWN: Final = (float("nan"), float("nan"))
 _TOLERANCE: Final = 0.9

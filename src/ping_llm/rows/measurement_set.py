@@ -43,7 +43,7 @@ from ping_llm.sources.layouts import melted
 from ping_llm.sources.nodes import (
     NO_NODES,
     Nodes,
-    Positions,
+    PositionReader,
     addresses_of,
     degrees_of,
     joined_with,
@@ -154,7 +154,7 @@ def _checked(
     examples: dict[str, str] = {}
     understood: dict[str, None] = {}
     timed: set[bool] = set()
-    positions = Positions()
+    positions = PositionReader()
     for piece, raw in batches:
         understood[piece.understood or piece.format] = None
         batch = raw.batch
@@ -209,6 +209,8 @@ def _checked(
 
 def _without_misplaced(nodes: Sequence[str], known: Observations, described: Nodes) -> tuple[Nodes, list[str]]:
     """What is known of nodes, without positions that measurements contradict, and a note of what is used."""
+    if not described:
+        return described, []
     positions = LocatedNodes.of(nodes, degrees_of(nodes, described)).positions
     answered, located = known.answered, is_known(positions)
     if not located.any():

@@ -88,7 +88,7 @@ def _degrees(text: str | None, most: float, where: str) -> float | None:
     return value
 
 
-class Positions:
+class PositionReader:
     """Positions that stand beside measurements, as they are read."""
 
     def __init__(self) -> None:
